@@ -19,9 +19,9 @@
 #include <CLI/CLI.hpp>
 
 #include <pufferfish/compress/compression.hpp>
-#include <pufferfish/dist/exchange.hpp>
-#include <pufferfish/dist/mpi_environment.hpp>
-#include <pufferfish/dist/tune.hpp>
+#include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/mpi_environment.hpp>
+#include <pufferfish/distributed/tune.hpp>
 
 #include "../examples/common/exchange_choice.hpp"
 #include "../examples/common/session.hpp"

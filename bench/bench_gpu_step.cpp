@@ -10,7 +10,7 @@
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "forget"}                               frees the memory of kept steps
 
-#include <pufferfish/gpu/products.hpp>
+#include <pufferfish/gpu/ops/products.hpp>
 
 #include <cstdio>
 #include <fstream>

@@ -4,7 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include <pufferfish/ops/linear.hpp>
+#include <pufferfish/ops/linear/linear.hpp>
 
 #include <fstream>
 #include <memory>

@@ -4,7 +4,7 @@
 // rank a quarter of the output channels. One thread. With PUFFERFISH_BENCH_EIGEN (and bench_svd_eigen.cpp in
 // the program) Eigen's BDCSVD runs on the same matrices.
 
-#include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/linalg/svd/svd.hpp>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
 
-#include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/linalg/svd/svd.hpp>
 
 /// Thin SVD of a by Eigen's BDCSVD in double, truncated to `rank`. In bench_svd_eigen.cpp: it takes long to
 /// compile.

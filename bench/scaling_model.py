@@ -22,7 +22,7 @@ import dataclasses
 import functools
 import math
 
-PIECE = 60 << 10  # dist/message_stream.hpp cuts messages into pieces of this size: one is worked on while the next comes
+PIECE = 60 << 10  # distributed/collectives/message_stream.hpp cuts messages into pieces of this size: one is worked on while the next comes
 WINDOW = 8 * PIECE  # and has so many bytes under way
 PARTITION = 4_096_000  # BytePS cuts tensors into parts of at most so many bytes
 
@@ -101,7 +101,7 @@ class Rounds:
 
 
 def ring(size, ranks):
-    """dist/all_reduce.hpp: reduce-scatter and all-gather of n / p bytes, 2 (p - 1) messages."""
+    """distributed/collectives/all_reduce.hpp: reduce-scatter and all-gather of n / p bytes, 2 (p - 1) messages."""
     return [Rounds(2 * (ranks - 1), size / ranks)]
 
 
@@ -117,7 +117,7 @@ def narrow(size, ranks):
 
 
 def all_gather(size, ranks):
-    """gather_blocks and exchange_blocks of dist/block_exchange.hpp: a message for each other rank, one after the other."""
+    """gather_blocks and exchange_blocks of distributed/collectives/block_exchange.hpp: a message for each other rank, one after the other."""
     return [Rounds(ranks - 1, size)]
 
 
@@ -351,7 +351,7 @@ def finished(network, cluster, computed, timeline, sent):
 
 
 def overlapped(network, cluster, kind="sum", factor=1.0):
-    """A step whose buckets go one after the other while the backward pass still runs (dist/exchange.hpp)."""
+    """A step whose buckets go one after the other while the backward pass still runs (distributed/exchange.hpp)."""
     computing, wires, timeline, sent = Computing(network.compute), cluster.wires(), [], 0.0
     if cluster.ranks == 1:
         return Step(network.compute, 0.0, 0.0, 0.0, network.update, 0.0)

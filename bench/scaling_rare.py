@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Rare exchanges (dist/rare_exchange.hpp) for bench/scaling: every rank takes H local steps of L seconds, then the ranks
+"""Rare exchanges (distributed/rare_exchange.hpp) for bench/scaling: every rank takes H local steps of L seconds, then the ranks
 exchange the change of their parameters, in F fragments which are due after step ceil(H (f + 1) / F) of a round, f = 0 .. F - 1.
 
 A fragment takes X = (encoding + decoding) / F + the collectives of a fragment. Without delay steps a rank waits for it: a step

@@ -2,7 +2,7 @@
 #include "conv_case.hpp"
 
 #include <pufferfish/core/random.hpp>
-#include <pufferfish/lowrank/conv.hpp>
+#include <pufferfish/lowrank/layers/conv.hpp>
 
 #include <utility>
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/network.hpp>
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include <pufferfish/core/random.hpp>
-#include <pufferfish/gpu/context.hpp>
-#include <pufferfish/gpu/graph.hpp>
+#include <pufferfish/gpu/runtime/context.hpp>
+#include <pufferfish/gpu/runtime/graph.hpp>
 
 namespace bench {
 

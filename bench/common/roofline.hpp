@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include <pufferfish/ops/conv_shape.hpp>
+#include <pufferfish/ops/conv/conv_shape.hpp>
 
 #include "bandwidth.hpp"
 

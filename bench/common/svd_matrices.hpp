@@ -5,7 +5,7 @@
 /// The matrices whose truncated SVDs turn a dense ResNet-18 (CIFAR) into a factorized one.
 
 #include <pufferfish/core/random.hpp>
-#include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/linalg/svd/svd.hpp>
 
 #include <array>
 #include <vector>

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include <pufferfish/compress/two_hop_codes.hpp>
-#include <pufferfish/dist/compression_options.hpp>
+#include <pufferfish/compress/codes/two_hop_codes.hpp>
+#include <pufferfish/distributed/compression_options.hpp>
 
 namespace examples {
 

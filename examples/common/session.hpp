@@ -19,9 +19,9 @@
 #include <CLI/CLI.hpp>
 
 #include <pufferfish/core/error.hpp>
-#include <pufferfish/dist/self.hpp>
+#include <pufferfish/distributed/self.hpp>
 #if defined(PUFFERFISH_EXAMPLES_MPI)
-#include <pufferfish/dist/mpi_environment.hpp>
+#include <pufferfish/distributed/mpi_environment.hpp>
 #endif
 
 namespace examples {

@@ -7,7 +7,7 @@
 #include <dlib/data_io.h>
 #include <dlib/dnn.h>
 #include <pufferfish/adapters/dlib.hpp>
-#include <pufferfish/dist/mpi_environment.hpp>
+#include <pufferfish/distributed/mpi_environment.hpp>
 
 #include <chrono>
 #include <cstdio>

@@ -7,8 +7,8 @@
 #include <exception>
 #include <vector>
 
-#include <pufferfish/dist/mpi_environment.hpp>
 #include <pufferfish/distributed.hpp>
+#include <pufferfish/distributed/mpi_environment.hpp>
 #include <pufferfish/models/small_resnet.hpp>
 #include <pufferfish/nn.hpp>
 

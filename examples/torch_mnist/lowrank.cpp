@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 #include <pufferfish/adapters/torch.hpp>
-#include <pufferfish/dist/mpi_environment.hpp>
+#include <pufferfish/distributed/mpi_environment.hpp>
 
 #include <chrono>
 #include <cstdio>

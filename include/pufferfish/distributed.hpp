@@ -21,10 +21,10 @@
 /// Compressors and `self` need no MPI: <pufferfish/pufferfish.hpp> includes them without it.
 
 #include <pufferfish/compress/compression.hpp>
-#include <pufferfish/dist/communicator.hpp>
-#include <pufferfish/dist/exchange.hpp>
-#include <pufferfish/dist/micro_batches.hpp>
-#include <pufferfish/dist/mpi.hpp>
-#include <pufferfish/dist/mpi_environment.hpp>
-#include <pufferfish/dist/self.hpp>
-#include <pufferfish/dist/tune.hpp>
+#include <pufferfish/distributed/communicator.hpp>
+#include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/micro_batches.hpp>
+#include <pufferfish/distributed/mpi.hpp>
+#include <pufferfish/distributed/mpi_environment.hpp>
+#include <pufferfish/distributed/self.hpp>
+#include <pufferfish/distributed/tune.hpp>

@@ -20,7 +20,7 @@
 #include <pufferfish/io/image_set.hpp>
 #include <pufferfish/io/token_streams.hpp>
 #include <pufferfish/lowrank.hpp>
-#include <pufferfish/lowrank/attention.hpp>
+#include <pufferfish/lowrank/layers/attention.hpp>
 #include <pufferfish/models/beam_search.hpp>
 #include <pufferfish/models/by_name.hpp>
 #include <pufferfish/models/imagenet_resnet.hpp>
@@ -36,19 +36,19 @@
 #include <pufferfish/models/vgg.hpp>
 #include <pufferfish/models/zoo.hpp>
 #include <pufferfish/nn.hpp>
-#include <pufferfish/nn/attention.hpp>
-#include <pufferfish/nn/embedding.hpp>
-#include <pufferfish/nn/feed_forward.hpp>
-#include <pufferfish/nn/key_value_cache.hpp>
-#include <pufferfish/nn/layer_norm.hpp>
-#include <pufferfish/nn/positional_encoding.hpp>
+#include <pufferfish/nn/layers/attention.hpp>
+#include <pufferfish/nn/layers/embedding.hpp>
+#include <pufferfish/nn/layers/feed_forward.hpp>
+#include <pufferfish/nn/layers/key_value_cache.hpp>
+#include <pufferfish/nn/layers/layer_norm.hpp>
+#include <pufferfish/nn/layers/positional_encoding.hpp>
 #include <pufferfish/nn/token_loss.hpp>
 
 #if PUFFERFISH_EXCEPTIONS
 #include <pufferfish/compress/compression.hpp>
-#include <pufferfish/dist/exchange.hpp>
-#include <pufferfish/dist/micro_batches.hpp>
-#include <pufferfish/dist/self.hpp>
+#include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/micro_batches.hpp>
+#include <pufferfish/distributed/self.hpp>
 
 #if __has_include(<zlib.h>) && __has_include(<nlohmann/json.hpp>)
 #include <pufferfish/models/weights.hpp>

@@ -15,7 +15,7 @@
 /// run.run(silent);  // dense epochs, factorization, low-rank epochs
 /// \endcode
 
-#include <pufferfish/dist/self.hpp>
+#include <pufferfish/distributed/self.hpp>
 #include <pufferfish/io/dataset.hpp>
 #include <pufferfish/nn.hpp>
 #include <pufferfish/train/carry_state.hpp>

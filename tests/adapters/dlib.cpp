@@ -3,8 +3,8 @@
 // The dlib adapter against dlib itself: one file, since dlib takes its time to compile.
 
 #include <pufferfish/adapters/dlib.hpp>
-#include <pufferfish/dist/mpi_environment.hpp>
 #include <pufferfish/distributed.hpp>
+#include <pufferfish/distributed/mpi_environment.hpp>
 
 #include <dlib/data_io.h>
 #include <doctest/doctest.h>

@@ -11,8 +11,8 @@
 #include <string>
 
 #include <pufferfish/adapters/torch.hpp>
-#include <pufferfish/dist/mpi_environment.hpp>
 #include <pufferfish/distributed.hpp>
+#include <pufferfish/distributed/mpi_environment.hpp>
 
 // libtorch's headers bring glog's macros, which end the program.
 #undef CHECK

@@ -3,4 +3,4 @@
 // expected-error: need exceptions: leave out -fno-exceptions
 // last-error: stopped_by_the_error_above
 
-#include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/distributed/exchange.hpp>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // expected-error: this argument must be a gradient compressor of the network's scalar
 // expected-error: for which there is new_compressor(store, options)
-#include <pufferfish/compress/power_sgd.hpp>
-#include <pufferfish/dist/exchange.hpp>
-#include <pufferfish/dist/self.hpp>
+#include <pufferfish/compress/low_rank/power_sgd.hpp>
+#include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/self.hpp>
 
 namespace not_compressor_options {
 namespace pf = pufferfish;

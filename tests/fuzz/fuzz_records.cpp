@@ -15,8 +15,8 @@
 
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/core/record_line.hpp>
-#include <pufferfish/dist/exchange_plan.hpp>
-#include <pufferfish/lowrank/layer_times.hpp>
+#include <pufferfish/distributed/exchange/exchange_plan.hpp>
+#include <pufferfish/lowrank/statistics/layer_times.hpp>
 #include <pufferfish/optim/schedule.hpp>
 #include <pufferfish/train/progress_record.hpp>
 #include <pufferfish/train/switch_moment.hpp>

@@ -6,7 +6,7 @@ What PyTorch computes, in double, for small instances of this library's layers a
 beside this script (Debian: python3-torch). --check computes again and compares with the files instead of writing them.
 
 Nothing random goes in: parameters, inputs and labels are functions of their names and of the position in the tensor as
-PyTorch sees it (`hashed`), which tests/unit/golden.hpp computes too. So a file holds results only.
+PyTorch sees it (`hashed`), which tests/unit/support/golden.hpp computes too. So a file holds results only.
 
 The cases are in convolutional.py and sequences.py. To add one, write a function that returns a Case (cases.py) and
 decorate it with @case("name"). A Case is a module whose parameters have the names that the library gives them, its
@@ -95,7 +95,7 @@ def problems_with(path, tensors):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Reference results of PyTorch for tests/unit/golden_*.cpp")
+    parser = argparse.ArgumentParser(description="Reference results of PyTorch for tests/unit/golden/*.cpp")
     parser.add_argument("cases", nargs="*", metavar="CASE", help="all of them if none is named")
     parser.add_argument("--check", action="store_true", help="compare with the files instead of writing them")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """make_bleu.py [--cases N] FILE: what sacreBLEU 2.6.0 (pip install sacrebleu==2.6.0) says about segments that try its
-rules; tests/unit/train_bleu.cpp compares ours with tests/golden/bleu.json. More cases: --cases 2000 and
+rules; tests/unit/train/bleu.cpp compares ours with tests/golden/bleu.json. More cases: --cases 2000 and
 PUFFERFISH_BLEU_GOLDEN=FILE for the test."""
 import argparse
 import json

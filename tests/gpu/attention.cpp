@@ -2,7 +2,7 @@
 // Attention on the device against the CPU's.
 #include "support.hpp"
 
-#include <pufferfish/gpu/attention.hpp>
+#include <pufferfish/gpu/ops/attention.hpp>
 
 using namespace gpu_test;
 

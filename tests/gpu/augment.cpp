@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "support.hpp"
 
-#include <pufferfish/gpu/augment.hpp>
+#include <pufferfish/gpu/train/augment.hpp>
 
 using namespace gpu_test;
 

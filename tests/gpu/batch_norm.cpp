@@ -3,8 +3,8 @@
 
 #include <limits>
 
-#include <pufferfish/gpu/batch_norm.hpp>
-#include <pufferfish/gpu/kernels/relu_mask.hpp>
+#include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
+#include <pufferfish/gpu/ops/batch_norm.hpp>
 
 using namespace gpu_test;
 

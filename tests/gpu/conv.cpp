@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include <pufferfish/gpu/conv.hpp>
-#include <pufferfish/gpu/kernels/transpose.hpp>
+#include <pufferfish/gpu/kernels/copy/transpose.hpp>
+#include <pufferfish/gpu/ops/conv.hpp>
 
 #include "conv_cases.hpp"
 

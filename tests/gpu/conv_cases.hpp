@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include <pufferfish/gpu/conv.hpp>
+#include <pufferfish/gpu/ops/conv.hpp>
 
 #include "support.hpp"
 

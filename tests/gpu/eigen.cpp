@@ -5,9 +5,9 @@
 #include <functional>
 
 #include <pufferfish/gpu/cusolver.hpp>
-#include <pufferfish/gpu/eigen.hpp>
-#include <pufferfish/gpu/kernels/eigen_functors.hpp>
-#include <pufferfish/linalg/symmetric_eigen.hpp>
+#include <pufferfish/gpu/kernels/linalg/eigen_functors.hpp>
+#include <pufferfish/gpu/linalg/eigen.hpp>
+#include <pufferfish/linalg/svd/symmetric_eigen.hpp>
 
 using namespace gpu_test;
 using pf::gpu::eigenvalues;

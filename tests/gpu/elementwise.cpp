@@ -3,9 +3,9 @@
 
 #include <limits>
 
-#include <pufferfish/gpu/elementwise.hpp>
-#include <pufferfish/gpu/kernels/relu_mask.hpp>
-#include <pufferfish/gpu/positions.hpp>
+#include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
+#include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/gpu/ops/positions.hpp>
 
 using namespace gpu_test;
 

@@ -4,7 +4,7 @@
 #include "support.hpp"
 
 #include <pufferfish/gpu.hpp>
-#include <pufferfish/nn/embedding.hpp>
+#include <pufferfish/nn/layers/embedding.hpp>
 #include <pufferfish/nn/model.hpp>
 
 using namespace gpu_test;

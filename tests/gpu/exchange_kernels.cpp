@@ -5,7 +5,7 @@
 #include <limits>
 
 #include <pufferfish/core/scalar.hpp>
-#include <pufferfish/gpu/kernels/exchange.hpp>
+#include <pufferfish/gpu/kernels/comm/exchange.hpp>
 
 using namespace gpu_test;
 namespace kernels = pf::gpu::kernels;

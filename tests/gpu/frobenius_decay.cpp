@@ -6,7 +6,7 @@
 
 #include <pufferfish/gpu.hpp>
 #include <pufferfish/nn.hpp>
-#include <pufferfish/nn/lstm.hpp>
+#include <pufferfish/nn/layers/lstm.hpp>
 #include <pufferfish/train/carry_state.hpp>
 
 using namespace gpu_test;

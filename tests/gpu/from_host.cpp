@@ -13,8 +13,8 @@
 #include <pufferfish/models/mlp.hpp>
 #include <pufferfish/models/weights.hpp>
 
-#include "../unit/host_attention.hpp"
-#include "../unit/host_kinds.hpp"
+#include "../unit/support/host_attention.hpp"
+#include "../unit/support/host_kinds.hpp"
 
 using namespace gpu_test;
 

@@ -12,14 +12,14 @@
 #include <thrust/transform.h>
 
 #include <pufferfish/core/random.hpp>
-#include <pufferfish/gpu/kernels/elementwise_functors.hpp>
-#include <pufferfish/gpu/kernels/layer_dropout.hpp>
-#include <pufferfish/gpu/kernels/lstm_functors.hpp>
-#include <pufferfish/gpu/kernels/optimizer_functors.hpp>
+#include <pufferfish/gpu/kernels/elementwise/elementwise_functors.hpp>
+#include <pufferfish/gpu/kernels/elementwise/layer_dropout.hpp>
+#include <pufferfish/gpu/kernels/optim/optimizer_functors.hpp>
 #include <pufferfish/gpu/kernels/random.hpp>
-#include <pufferfish/ops/activation.hpp>
-#include <pufferfish/ops/lstm.hpp>
-#include <pufferfish/ops/relu.hpp>
+#include <pufferfish/gpu/kernels/recurrent/lstm_functors.hpp>
+#include <pufferfish/ops/elementwise/activation.hpp>
+#include <pufferfish/ops/elementwise/relu.hpp>
+#include <pufferfish/ops/recurrent/lstm.hpp>
 #include <pufferfish/optim/adam.hpp>
 #include <pufferfish/optim/sgd.hpp>
 

@@ -4,9 +4,9 @@
 /// \file
 /// Kernels of launch_kernels.hpp.
 
-#include <pufferfish/gpu/kernels/async_copy.cuh>
+#include <pufferfish/gpu/kernels/gemm/async_copy.cuh>
+#include <pufferfish/gpu/kernels/gemm/mma.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
-#include <pufferfish/gpu/kernels/mma.cuh>
 
 #include "launch_kernels.hpp"
 

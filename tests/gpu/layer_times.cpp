@@ -9,8 +9,8 @@
 #include <pufferfish/gpu.hpp>
 #include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/models/small_resnet.hpp>
-#include <pufferfish/nn/profile_stages.hpp>
-#include <pufferfish/nn/stable_ranks.hpp>
+#include <pufferfish/nn/measure/profile_stages.hpp>
+#include <pufferfish/nn/measure/stable_ranks.hpp>
 
 using namespace gpu_test;
 

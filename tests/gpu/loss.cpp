@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include <pufferfish/gpu/loss.hpp>
+#include <pufferfish/gpu/ops/loss.hpp>
 
 using namespace gpu_test;
 

@@ -2,7 +2,7 @@
 // Time steps of an LSTM on the device against the CPU's.
 #include "support.hpp"
 
-#include <pufferfish/gpu/lstm.hpp>
+#include <pufferfish/gpu/ops/lstm.hpp>
 
 using namespace gpu_test;
 

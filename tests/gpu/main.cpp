@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include <pufferfish/core/arena.hpp>
-#include <pufferfish/gpu/error.hpp>
+#include <pufferfish/gpu/runtime/error.hpp>
 
 int main(int argc, char** argv) {
   doctest::Context context(argc, argv);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Networks that compute in 16 bits, with parameters of 32: passes near those of float, training near that of
 // float, loss scaling.
-#include "../unit/embedding_slots.hpp"
+#include "../unit/support/embedding_slots.hpp"
 #include "support.hpp"
 
 #include <string>

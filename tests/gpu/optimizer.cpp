@@ -3,9 +3,9 @@
 
 #include <limits>
 
-#include <pufferfish/gpu/elementwise.hpp>
-#include <pufferfish/gpu/graph.hpp>
-#include <pufferfish/gpu/optimizer.hpp>
+#include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/gpu/optim/optimizer.hpp>
+#include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/optim/clip.hpp>
 
 using namespace gpu_test;

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include <pufferfish/gpu/pooling.hpp>
+#include <pufferfish/gpu/ops/pooling.hpp>
 
 using namespace gpu_test;
 

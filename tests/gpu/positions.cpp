@@ -3,7 +3,7 @@
 #include "support.hpp"
 
 #include <pufferfish/core/tensor.hpp>
-#include <pufferfish/gpu/positions.hpp>
+#include <pufferfish/gpu/ops/positions.hpp>
 
 using namespace gpu_test;
 

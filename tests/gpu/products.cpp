@@ -2,7 +2,7 @@
 #include "support.hpp"
 
 #include <pufferfish/core/error.hpp>
-#include <pufferfish/gpu/products.hpp>
+#include <pufferfish/gpu/ops/products.hpp>
 
 using namespace gpu_test;
 

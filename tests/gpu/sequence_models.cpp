@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // The language model, the Transformer and their layers on a device: losses, states and gradients of every
 // parameter as on the CPU.
-#include "../unit/embedding_slots.hpp"
+#include "../unit/support/embedding_slots.hpp"
 #include "support.hpp"
 
 #include <pufferfish/gpu.hpp>
-#include <pufferfish/lowrank/attention.hpp>
+#include <pufferfish/lowrank/layers/attention.hpp>
 #include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/models/transformer.hpp>
 #include <pufferfish/nn.hpp>

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <pufferfish/core/random.hpp>
-#include <pufferfish/gpu/context.hpp>
+#include <pufferfish/gpu/runtime/context.hpp>
 
 namespace gpu_test {
 

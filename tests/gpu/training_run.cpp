@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Whole training runs on a device: as on the CPU, captured or not, interrupted or not.
-#include <pufferfish/compress/power_sgd.hpp>
+#include <pufferfish/compress/low_rank/power_sgd.hpp>
 
 #include "training_support.hpp"
 

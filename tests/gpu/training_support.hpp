@@ -15,7 +15,7 @@
 #include <pufferfish/train/language_task.hpp>
 #include <pufferfish/train/translation_task.hpp>
 
-#include "../unit/train_support.hpp"
+#include "../unit/support/train_support.hpp"
 
 namespace gpu_test {
 

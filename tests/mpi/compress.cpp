@@ -7,7 +7,7 @@
 #include <pufferfish/distributed.hpp>
 #include <pufferfish/nn.hpp>
 
-#include "../unit/compress_support.hpp"
+#include "../unit/support/compress_support.hpp"
 
 // Every rank runs every case in the same order. No REQUIRE before a collective.
 

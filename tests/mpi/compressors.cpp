@@ -8,8 +8,8 @@
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/distributed.hpp>
 
-#include "../unit/compress_support.hpp"
-#include "../unit/compressor_list.hpp"
+#include "../unit/support/compress_support.hpp"
+#include "../unit/support/compressor_list.hpp"
 
 // What every compressor must do. Every rank runs every case in the same order. No REQUIRE before a
 // collective.

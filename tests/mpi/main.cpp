@@ -18,7 +18,7 @@
 #include <thread>
 
 #if defined(PUFFERFISH_TEST_NEEDS_DEVICE)
-#include <pufferfish/gpu/error.hpp>
+#include <pufferfish/gpu/runtime/error.hpp>
 #endif
 
 namespace {

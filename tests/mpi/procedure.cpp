@@ -6,12 +6,12 @@
 #include <cmath>
 #include <limits>
 
-#include <pufferfish/compress/power_sgd.hpp>
-#include <pufferfish/compress/signum.hpp>
-#include <pufferfish/compress/top_k.hpp>
-#include <pufferfish/dist/mpi.hpp>
+#include <pufferfish/compress/low_rank/power_sgd.hpp>
+#include <pufferfish/compress/sign/signum.hpp>
+#include <pufferfish/compress/sparse/top_k.hpp>
+#include <pufferfish/distributed/mpi.hpp>
 
-#include "../unit/train_support.hpp"
+#include "../unit/support/train_support.hpp"
 
 namespace {
 

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include <pufferfish/compress/block_top_k.hpp>
+#include <pufferfish/compress/sparse/block_top_k.hpp>
 #include <pufferfish/core/hash.hpp>
-#include <pufferfish/dist/mpi.hpp>
-#include <pufferfish/dist/rare_exchange.hpp>
+#include <pufferfish/distributed/mpi.hpp>
+#include <pufferfish/distributed/rare_exchange.hpp>
 
-#include "../unit/outer_ranks.hpp"
+#include "../unit/support/outer_ranks.hpp"
 
 // Every rank runs every case in the same order. No REQUIRE before a collective.
 

@@ -2,7 +2,7 @@
 // Batch norms of every network of the zoo folded, at full width: the same outputs.
 #include <limits>
 
-#include "../unit/fold_checks.hpp"
+#include "../unit/support/fold_checks.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // The networks of the zoo as they are: a training pass in every mode, and the switch of those for ImageNet.
-#include "../unit/model_checks.hpp"
+#include "../unit/support/model_checks.hpp"
 
 namespace {
 

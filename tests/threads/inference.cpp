@@ -8,13 +8,13 @@
 #include <thread>
 #include <vector>
 
-#include <pufferfish/lowrank/attention.hpp>
-#include <pufferfish/lowrank/factorize.hpp>
-#include <pufferfish/lowrank/lstm.hpp>
+#include <pufferfish/lowrank/factorization/factorize.hpp>
+#include <pufferfish/lowrank/layers/attention.hpp>
+#include <pufferfish/lowrank/layers/lstm.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/fold_batch_norm.hpp>
 
-#include "../unit/train_support.hpp"
+#include "../unit/support/train_support.hpp"
 
 namespace {
 

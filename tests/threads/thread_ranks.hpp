@@ -20,8 +20,8 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/dist/all_reduce.hpp>
-#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/distributed/collectives/all_reduce.hpp>
+#include <pufferfish/distributed/communicator.hpp>
 
 namespace thread_ranks {
 

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include <pufferfish/compress/compression.hpp>
-#include <pufferfish/dist/exchange.hpp>
-#include <pufferfish/dist/micro_batches.hpp>
+#include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/micro_batches.hpp>
 
-#include "../unit/train_support.hpp"
+#include "../unit/support/train_support.hpp"
 #include "thread_ranks.hpp"
 
 namespace {

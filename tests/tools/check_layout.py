@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """check_layout.py ROOT
 
-Holds the sources against the rules of the layout: the order of the folders, what umbrella headers may pull in, no
+Holds the sources against the rules of the layout: the order and size of the folders, what umbrella headers may pull in, no
 <iostream>, the length of headers, SPDX lines. Includes are followed whether or not the compiler would reach them: an
 include within #if counts, and so do those of headers that need what is not installed.
 """
+import collections
 import functools
 import os
 import pathlib
@@ -15,12 +16,12 @@ import sys
 from sources import headers, includes, need_of
 
 # A folder may include itself and what stands before it.
-ORDER = ["core", "io", "linalg", "ops", "lowrank", "nn", "optim", "dist", "compress", "prune", "weights", "models",
+ORDER = ["core", "io", "linalg", "ops", "lowrank", "nn", "optim", "distributed", "compress", "prune", "weights", "models",
          "train", "adapters"]
 # Folders that stand before another in ORDER and may still not be included by it: computation reads no files, and files
 # of weights are factorized without the network.
-MAY_NOT = {folder: {"io"} for folder in ("linalg", "ops", "lowrank", "nn", "optim", "dist", "compress", "prune")}
-MAY_NOT["weights"] = {"nn", "optim", "dist", "compress", "prune"}
+MAY_NOT = {folder: {"io"} for folder in ("linalg", "ops", "lowrank", "nn", "optim", "distributed", "compress", "prune")}
+MAY_NOT["weights"] = {"nn", "optim", "distributed", "compress", "prune"}
 # gpu stands apart: it may use all of ORDER but the adapters, and only gpu.hpp may include it.
 GPU_MAY = ORDER[: ORDER.index("train") + 1] + ["gpu"]
 # Umbrella headers: the last folder of ORDER they may reach, folders left out, third parties they may pull in. One may
@@ -34,9 +35,10 @@ UMBRELLAS = {
     "pufferfish.hpp": ("train", set(), {"zlib", "json", "mpi"}),
 }
 # Third parties that a folder's own headers may name.
-MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "dist": {"mpi"}, "gpu": {"cuda", "mpi", "nccl"},
-            "adapters": {"eigen", "torch", "dlib", "tiny_dnn"}}
+MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "distributed": {"mpi"}, "gpu": {"cuda", "mpi", "nccl"},
+            "adapters": {"eigen", "torch", "dlib"}}
 MAX_LINES = 500
+MAX_FILES = 30  # of a folder
 # Numbers as text and back, in the locale of the process.
 FOLLOWS_LOCALE = re.compile(r"\b(strto[dfl]d?|sto[df]|stold|atof|v?sn?printf)\(")
 # What an #error of ours is followed by, so that the compiler stops there.
@@ -130,6 +132,20 @@ def check_header(root, path):
     return problems
 
 
+def check_folders(root):
+    """No folder of headers is wide, and README's table names each of them."""
+    base = root / "include" / "pufferfish"
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    problems = []
+    for folder, count in sorted(collections.Counter(p.parent for p in base.rglob("*") if p.is_file()).items()):
+        name = folder.relative_to(base).as_posix()
+        if count > MAX_FILES:
+            problems.append(f"{name} has {count} files, more than {MAX_FILES}")
+        if folder != base and f"`{name}`" not in readme:
+            problems.append(f"README.md does not name the folder {name}")
+    return problems
+
+
 def check_spdx(root):
     problems = []
     for directory, folders, files in os.walk(root):
@@ -158,6 +174,7 @@ def main():
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > MAX_LINES:
             problems.append(f"{path.relative_to(root)} has {lines} lines, more than {MAX_LINES}")
+    problems += check_folders(root)
     problems += check_spdx(root)
     print("\n".join(problems))
     print(f"{len(files)} headers checked, {len(problems)} problems")

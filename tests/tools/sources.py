@@ -4,10 +4,12 @@
 
 sources.py ROOT HAVE headers        every public header
 sources.py ROOT HAVE DIR            every .cpp directly in DIR (not main.cpp)
+sources.py ROOT HAVE 'DIR/**'       also those in the folders of DIR
 
 HAVE names the needs that are installed, joined by commas. Prints one line a file: path relative to ROOT, needs that
-are installed, needs that are not, `alone` if it cannot share a program with others (see group.py); with semicolons
-between and commas within. Meson cannot glob, and no list written by hand stays true.
+are installed, needs that are not, `alone` if it cannot share a program with others (see group.py), the name; with
+semicolons between and commas within. The name of DIR/a/b/c.cpp is a_c, the name of DIR/c.cpp is c. Lines have the
+order of the names. Meson cannot glob, and no list written by hand stays true.
 """
 import pathlib
 import re
@@ -29,7 +31,6 @@ THIRD_PARTY = {
     "nccl.h": "nccl",
     "torch/": "torch",
     "dlib/": "dlib",
-    "tiny_dnn/": "tiny_dnn",
 }
 # What would mean something else within a namespace, or behind another file.
 ALONE = re.compile(r"^(#\s*(define|undef|pragma)|template <>|struct \w+::\w+<|namespace \w+ \{|.*\boperator new\b)", re.MULTILINE)
@@ -85,18 +86,28 @@ def headers(root):
     return sorted((root / "include" / "pufferfish").rglob("*.hpp"))
 
 
+def name_of(path, base):
+    """The folder directly in `base` that holds the file, if there is one, and the file's name without its ending."""
+    below = path.relative_to(base)
+    return "_".join([*below.parent.parts[:1], below.stem])
+
+
 def main():
     root = pathlib.Path(sys.argv[1]).resolve()
     have = set(sys.argv[2].split(","))
     if sys.argv[3] == "headers":
-        files = headers(root)
+        base, files = root / "include" / "pufferfish", headers(root)
     else:
-        files = sorted(p for p in (root / sys.argv[3]).glob("*.cpp") if p.name != "main.cpp")
+        base = root / sys.argv[3].removesuffix("/**")
+        files = sorted((p for p in root.glob(f"{sys.argv[3]}/*.cpp") if p.name != "main.cpp"), key=lambda p: name_of(p, base))
+        names = [name_of(path, base) for path in files]
+        if len(set(names)) != len(names):
+            sys.exit(f"{sys.argv[3]}: two files with one name: {sorted(n for n in set(names) if names.count(n) > 1)}")
     for path in files:
         need = needs(path, root)
         alone = "alone" if ALONE.search(path.read_text(encoding="utf-8")) else ""
         name = path.relative_to(root).as_posix()
-        print(f"{name};{','.join(sorted(need & have))};{','.join(sorted(need - have))};{alone}")
+        print(f"{name};{','.join(sorted(need & have))};{','.join(sorted(need - have))};{alone};{name_of(path, base)}")
 
 
 if __name__ == "__main__":

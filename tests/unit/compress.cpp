@@ -4,11 +4,11 @@
 #include <limits>
 
 #include <pufferfish/core/hash.hpp>
-#include <pufferfish/dist/micro_batches.hpp>
-#include <pufferfish/dist/self.hpp>
+#include <pufferfish/distributed/micro_batches.hpp>
+#include <pufferfish/distributed/self.hpp>
 #include <pufferfish/models/resnet.hpp>
 
-#include "compress_support.hpp"
+#include "support/compress_support.hpp"
 
 namespace {
 

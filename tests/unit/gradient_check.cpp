@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // That the shared checks can fail: a layer with a mistake of each kind.
-#include "gradient_check.hpp"
+#include "support/gradient_check.hpp"
 
 namespace {
 using namespace test;

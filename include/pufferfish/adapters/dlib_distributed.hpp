@@ -16,7 +16,7 @@
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/distributed/communicator.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -20,7 +20,7 @@
 #include <string>
 #include <utility>
 
-#include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/factorization/factorize.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -18,7 +18,7 @@
 #include <type_traits>
 #include <utility>
 
-#include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/factorization/factorize.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

@@ -3,7 +3,7 @@
 
 /// \file
 /// `gradient_codec`: turns gradients into a short code and back. Codes are sent between ranks by
-/// gathered_codes (compress/gathered_codes.hpp) and two_hop_codes (compress/two_hop_codes.hpp).
+/// gathered_codes (compress/codes/gathered_codes.hpp) and two_hop_codes (compress/codes/two_hop_codes.hpp).
 
 #include <algorithm>
 #include <concepts>
@@ -15,11 +15,11 @@
 #include <vector>
 
 #include <pufferfish/core/random.hpp>
-#include <pufferfish/dist/compressor.hpp>
+#include <pufferfish/distributed/compressor.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
-#include <pufferfish/ops/chunks.hpp>
-#include <pufferfish/ops/passes.hpp>
+#include <pufferfish/ops/elementwise/chunks.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

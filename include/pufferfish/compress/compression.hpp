@@ -21,19 +21,19 @@
 /// or the momentum; decode overwrites `gradients`. The result has the same bits on all ranks and for every
 /// number of threads.
 
-#include <pufferfish/compress/accordion.hpp>
-#include <pufferfish/compress/atomo.hpp>
-#include <pufferfish/compress/block_top_k.hpp>
-#include <pufferfish/compress/dgc.hpp>
-#include <pufferfish/compress/entry_atomo.hpp>
-#include <pufferfish/compress/one_bit.hpp>
-#include <pufferfish/compress/power_sgd.hpp>
-#include <pufferfish/compress/qsgd.hpp>
-#include <pufferfish/compress/random_k.hpp>
-#include <pufferfish/compress/sign_codec.hpp>
-#include <pufferfish/compress/signum.hpp>
-#include <pufferfish/compress/stochastic_binary.hpp>
-#include <pufferfish/compress/tern_grad.hpp>
-#include <pufferfish/compress/top_k.hpp>
-#include <pufferfish/compress/two_hop_signum.hpp>
-#include <pufferfish/dist/compression_options.hpp>
+#include <pufferfish/compress/accordion/accordion.hpp>
+#include <pufferfish/compress/atomo/atomo.hpp>
+#include <pufferfish/compress/atomo/entry_atomo.hpp>
+#include <pufferfish/compress/low_rank/power_sgd.hpp>
+#include <pufferfish/compress/quantize/qsgd.hpp>
+#include <pufferfish/compress/quantize/stochastic_binary.hpp>
+#include <pufferfish/compress/quantize/tern_grad.hpp>
+#include <pufferfish/compress/sign/one_bit.hpp>
+#include <pufferfish/compress/sign/sign_codec.hpp>
+#include <pufferfish/compress/sign/signum.hpp>
+#include <pufferfish/compress/sign/two_hop_signum.hpp>
+#include <pufferfish/compress/sparse/block_top_k.hpp>
+#include <pufferfish/compress/sparse/dgc.hpp>
+#include <pufferfish/compress/sparse/random_k.hpp>
+#include <pufferfish/compress/sparse/top_k.hpp>
+#include <pufferfish/distributed/compression_options.hpp>

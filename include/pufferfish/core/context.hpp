@@ -29,7 +29,8 @@ struct context_options {
   int threads = 1;
   std::uint64_t seed = 0;
   /// Whether float convolutions with 3x3 kernels and stride 1 may use Winograd's algorithm
-  /// (ops/winograd.hpp): less work, about twice the rounding error. False: all convolutions are direct sums.
+  /// (ops/conv/winograd.hpp): less work, about twice the rounding error. False: all convolutions are direct
+  /// sums.
   bool winograd = true;
 };
 

@@ -74,7 +74,8 @@ class random_stream {
   }
 
   /// 32 random bits at a position, for runs of numbers: position 32 g + 16 h + 2 i + l is word 2 h + l of
-  /// block 8 g + i, so that vectors of any width compute adjacent positions at once (ops/dropout.hpp).
+  /// block 8 g + i, so that vectors of any width compute adjacent positions at once
+  /// (ops/elementwise/dropout.hpp).
   constexpr std::uint32_t word(std::uint64_t position) const {
     const auto in_block = static_cast<std::size_t>(position / 16 % 2 * 2 + position % 2);
     return block(position / 32 * 8 + position % 16 / 2)[in_block];

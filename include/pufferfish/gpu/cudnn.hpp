@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include <pufferfish/gpu/conv.hpp>
+#include <pufferfish/gpu/ops/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include <pufferfish/gpu/eigen.hpp>
+#include <pufferfish/gpu/linalg/eigen.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {

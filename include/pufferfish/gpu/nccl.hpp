@@ -6,7 +6,7 @@
 /// Programs that include this header link libnccl; <pufferfish/gpu.hpp> does not include it.
 
 #include <pufferfish/core/needs_exceptions.hpp>
-#include <pufferfish/gpu/nccl_handle.hpp>
+#include <pufferfish/gpu/comm/nccl_handle.hpp>
 
 #include <array>
 #include <cstddef>
@@ -20,9 +20,9 @@
 #include <type_traits>
 #include <vector>
 
-#include <pufferfish/dist/communicator.hpp>
-#include <pufferfish/gpu/context.hpp>
-#include <pufferfish/gpu/kernels/exchange.hpp>
+#include <pufferfish/distributed/communicator.hpp>
+#include <pufferfish/gpu/kernels/comm/exchange.hpp>
+#include <pufferfish/gpu/runtime/context.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
@@ -46,7 +46,7 @@ constexpr ncclDataType_t nccl_type() {
 
 /// A communicator that executes collectives on host memory by `Host` (any communicator: mpi::communicator),
 /// and collectives on device memory by NCCL. It is a `communicator` itself, so it can stand in for one. A
-/// gradient_exchange on device::gpu with this communicator (gpu/nccl_exchange.hpp, included below) sends
+/// gradient_exchange on device::gpu with this communicator (gpu/comm/nccl_exchange.hpp, included below) sends
 /// buckets from the gradient arena.
 ///
 ///     mpi::communicator hosts(MPI_COMM_WORLD);
@@ -297,4 +297,4 @@ class nccl {
 }  // namespace gpu
 PUFFERFISH_NAMESPACE_END
 
-#include <pufferfish/gpu/nccl_exchange.hpp>
+#include <pufferfish/gpu/comm/nccl_exchange.hpp>

@@ -3,12 +3,12 @@
 
 /// \file
 /// The matrix product by Eigen (3.4 or 5): an opt-in back end, and a reference for tests and benchmarks.
-/// Layers use native_gemm (linalg/native_gemm.hpp) instead. It needs no Eigen, and objects compiled with
+/// Layers use native_gemm (linalg/gemm/native_gemm.hpp) instead. It needs no Eigen, and objects compiled with
 /// different -march flags can be linked, which Eigen's templates do not allow.
 
 #include <Eigen/Core>
 
-#include <pufferfish/linalg/gemm.hpp>
+#include <pufferfish/linalg/gemm/gemm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -9,7 +9,7 @@
 
 #include <Eigen/SVD>
 
-#include <pufferfish/linalg/svd.hpp>
+#include <pufferfish/linalg/svd/svd.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

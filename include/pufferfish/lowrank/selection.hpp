@@ -16,10 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/linalg/svd.hpp>
-#include <pufferfish/lowrank/factors.hpp>
+#include <pufferfish/linalg/svd/svd.hpp>
+#include <pufferfish/lowrank/budget/network_budget.hpp>
+#include <pufferfish/lowrank/factorization/factors.hpp>
 #include <pufferfish/lowrank/kind_traits.hpp>
-#include <pufferfish/lowrank/network_budget.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include <pufferfish/core/view.hpp>
-#include <pufferfish/ops/conv_shape.hpp>
+#include <pufferfish/ops/conv/conv_shape.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -17,7 +17,7 @@
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
-#include <pufferfish/ops/log_sum_exp.hpp>
+#include <pufferfish/ops/loss/log_sum_exp.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <utility>
 
-#include <pufferfish/nn/activation.hpp>
+#include <pufferfish/nn/containers/residual.hpp>
 #include <pufferfish/nn/init.hpp>
-#include <pufferfish/nn/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/layers/activation.hpp>
+#include <pufferfish/nn/layers/low_rank_norm_conv.hpp>
 #include <pufferfish/nn/network.hpp>
-#include <pufferfish/nn/residual.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

@@ -8,9 +8,9 @@
 #include <string>
 
 #include <pufferfish/nn/accounting.hpp>
-#include <pufferfish/nn/any_layer.hpp>
-#include <pufferfish/nn/embedding.hpp>
+#include <pufferfish/nn/containers/any_layer.hpp>
 #include <pufferfish/nn/init.hpp>
+#include <pufferfish/nn/layers/embedding.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

@@ -13,8 +13,8 @@
 
 #include <pufferfish/models/blocks.hpp>
 #include <pufferfish/nn/factorize.hpp>
-#include <pufferfish/nn/linear.hpp>
-#include <pufferfish/nn/pooling.hpp>
+#include <pufferfish/nn/layers/linear.hpp>
+#include <pufferfish/nn/layers/pooling.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -19,14 +19,14 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/models/embedding_slot.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/init.hpp>
-#include <pufferfish/nn/lstm.hpp>
-#include <pufferfish/ops/output_loss.hpp>
-#include <pufferfish/ops/sequence_dropout.hpp>
+#include <pufferfish/nn/layers/lstm.hpp>
+#include <pufferfish/ops/elementwise/sequence_dropout.hpp>
+#include <pufferfish/ops/loss/output_loss.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

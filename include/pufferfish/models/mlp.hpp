@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <pufferfish/models/blocks.hpp>
-#include <pufferfish/nn/flatten.hpp>
-#include <pufferfish/nn/linear.hpp>
+#include <pufferfish/nn/layers/flatten.hpp>
+#include <pufferfish/nn/layers/linear.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

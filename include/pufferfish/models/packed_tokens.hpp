@@ -12,7 +12,7 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
-#include <pufferfish/ops/token_runs.hpp>
+#include <pufferfish/ops/attention/token_runs.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

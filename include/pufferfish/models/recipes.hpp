@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <pufferfish/core/view.hpp>
-#include <pufferfish/ops/softmax_cross_entropy.hpp>
+#include <pufferfish/ops/loss/softmax_cross_entropy.hpp>
 #include <pufferfish/optim/adam.hpp>
 #include <pufferfish/optim/schedule.hpp>
 #include <pufferfish/optim/sgd.hpp>

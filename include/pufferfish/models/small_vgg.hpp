@@ -9,10 +9,10 @@
 #include <utility>
 
 #include <pufferfish/models/blocks.hpp>
-#include <pufferfish/nn/dropout.hpp>
-#include <pufferfish/nn/flatten.hpp>
-#include <pufferfish/nn/linear.hpp>
-#include <pufferfish/nn/pooling.hpp>
+#include <pufferfish/nn/layers/dropout.hpp>
+#include <pufferfish/nn/layers/flatten.hpp>
+#include <pufferfish/nn/layers/linear.hpp>
+#include <pufferfish/nn/layers/pooling.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

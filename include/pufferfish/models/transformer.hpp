@@ -25,15 +25,15 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/models/embedding_slot.hpp>
 #include <pufferfish/models/transformer_layers.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/init.hpp>
-#include <pufferfish/nn/positional_encoding.hpp>
-#include <pufferfish/ops/output_loss.hpp>
-#include <pufferfish/ops/upload.hpp>
+#include <pufferfish/nn/layers/positional_encoding.hpp>
+#include <pufferfish/ops/copy/upload.hpp>
+#include <pufferfish/ops/loss/output_loss.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

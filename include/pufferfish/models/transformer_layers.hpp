@@ -5,8 +5,8 @@
 /// Internal: the layers of a Transformer's two stacks over packed tokens, and memory for their activations.
 
 #include <pufferfish/models/packed_tokens.hpp>
-#include <pufferfish/nn/attention.hpp>
-#include <pufferfish/nn/feed_forward.hpp>
+#include <pufferfish/nn/layers/attention.hpp>
+#include <pufferfish/nn/layers/feed_forward.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

@@ -19,10 +19,10 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/nn/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/containers/residual.hpp>
+#include <pufferfish/nn/layers/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/layers/pooling.hpp>
 #include <pufferfish/nn/network.hpp>
-#include <pufferfish/nn/pooling.hpp>
-#include <pufferfish/nn/residual.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

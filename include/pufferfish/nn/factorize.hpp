@@ -21,8 +21,8 @@
 #include <vector>
 
 #include <pufferfish/core/parallel.hpp>
-#include <pufferfish/lowrank/factorize.hpp>
-#include <pufferfish/lowrank/network_ranks.hpp>
+#include <pufferfish/lowrank/budget/network_ranks.hpp>
+#include <pufferfish/lowrank/factorization/factorize.hpp>
 #include <pufferfish/nn/network.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -255,9 +255,9 @@ factorization factorize_on_host(model<Root, Device>& net, const factorize_policy
 /// buffers are carried over bit for bit. New arenas, a new generation: optimizers and exchanges of
 /// the old generation throw from now on.
 ///
-/// `statistics`, if given, are statistics of the network's training (collect_statistics.hpp). The truncations
-/// and, with policy.budget or policy.share, the ranks of the layers depend on them. A layer without
-/// statistics gets a plain truncation, and cannot share a budget with layers that have statistics.
+/// `statistics`, if given, are statistics of the network's training (nn/measure/collect_statistics.hpp). The
+/// truncations and, with policy.budget or policy.share, the ranks of the layers depend on them. A layer
+/// without statistics gets a plain truncation, and cannot share a budget with layers that have statistics.
 ///
 /// policy.threads layers are decomposed at once, the largest first; the result does not depend on the number.
 /// The new layers exist beside the old ones until all are made.

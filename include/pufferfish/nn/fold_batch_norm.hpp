@@ -15,13 +15,13 @@
 #include <string>
 #include <vector>
 
-#include <pufferfish/nn/annealing.hpp>
-#include <pufferfish/nn/batch_norm.hpp>
-#include <pufferfish/nn/conv.hpp>
+#include <pufferfish/nn/containers/sequential.hpp>
 #include <pufferfish/nn/factorize.hpp>
-#include <pufferfish/nn/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/layers/batch_norm.hpp>
+#include <pufferfish/nn/layers/conv.hpp>
+#include <pufferfish/nn/layers/low_rank_norm_conv.hpp>
 #include <pufferfish/nn/model.hpp>
-#include <pufferfish/nn/sequential.hpp>
+#include <pufferfish/nn/switch/annealing.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -4,8 +4,8 @@
 /// \file
 /// `SoftmaxCrossEntropy`: the loss of a classifier.
 
-#include <pufferfish/lowrank/shape_check.hpp>
-#include <pufferfish/ops/softmax_cross_entropy.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/ops/loss/softmax_cross_entropy.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -27,8 +27,8 @@
 #include <utility>
 
 #include <pufferfish/core/record_line.hpp>
-#include <pufferfish/lowrank/shape_check.hpp>
-#include <pufferfish/nn/any_layer.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/nn/containers/any_layer.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include <pufferfish/nn/containers/sequential.hpp>
 #include <pufferfish/nn/model.hpp>
-#include <pufferfish/nn/sequential.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -17,8 +17,8 @@
 
 #include <pufferfish/core/memory.hpp>
 #include <pufferfish/core/move_mark.hpp>
-#include <pufferfish/lowrank/shape_check.hpp>
-#include <pufferfish/nn/layer_visitors.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/nn/containers/layer_visitors.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

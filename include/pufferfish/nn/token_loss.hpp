@@ -3,10 +3,10 @@
 
 /// \file
 /// `TokenLoss`: the loss of language models and translators from logits. For a large vocabulary see
-/// ops/output_loss.hpp, which never has the logits in memory twice.
+/// ops/loss/output_loss.hpp, which never has the logits in memory twice.
 
-#include <pufferfish/lowrank/shape_check.hpp>
-#include <pufferfish/ops/token_loss.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/ops/loss/token_loss.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -9,7 +9,7 @@
 #include <string>
 
 #include <pufferfish/core/number_text.hpp>
-#include <pufferfish/ops/passes.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

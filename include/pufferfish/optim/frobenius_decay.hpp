@@ -18,9 +18,9 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
-#include <pufferfish/ops/chunks.hpp>
-#include <pufferfish/ops/rows.hpp>
-#include <pufferfish/ops/wide_product.hpp>
+#include <pufferfish/ops/copy/rows.hpp>
+#include <pufferfish/ops/elementwise/chunks.hpp>
+#include <pufferfish/ops/linear/wide_product.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -21,7 +21,7 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/lowrank/shape_check.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/nn/parameter_store.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -10,7 +10,7 @@
 
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
-#include <pufferfish/ops/passes.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

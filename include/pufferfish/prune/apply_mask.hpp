@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/compress/tern_codes.hpp>
-#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/compress/quantize/tern_codes.hpp>
+#include <pufferfish/distributed/communicator.hpp>
 #include <pufferfish/prune/mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/compress/tern_grad.hpp>
+#include <pufferfish/compress/quantize/tern_grad.hpp>
 #include <pufferfish/prune/survivor_lists.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -4,7 +4,7 @@
 /// \file
 /// `prune_by_magnitude`: removes the weights of smallest |w|.
 
-#include <pufferfish/compress/kth_largest.hpp>
+#include <pufferfish/compress/sparse/kth_largest.hpp>
 #include <pufferfish/prune/removal.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include <pufferfish/compress/signum.hpp>
+#include <pufferfish/compress/sign/signum.hpp>
 #include <pufferfish/linalg/isa.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/distributed/communicator.hpp>
 #include <pufferfish/prune/mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

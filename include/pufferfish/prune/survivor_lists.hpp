@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <pufferfish/compress/entry_lists.hpp>
+#include <pufferfish/compress/sparse/entry_lists.hpp>
 #include <pufferfish/prune/mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -14,7 +14,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/parallel.hpp>
 #include <pufferfish/core/tensor.hpp>
-#include <pufferfish/linalg/double_product.hpp>
+#include <pufferfish/linalg/gemm/double_product.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 

@@ -25,9 +25,9 @@
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/io/json_numbers.hpp>
 #include <pufferfish/io/safetensors.hpp>
-#include <pufferfish/nn/annealing.hpp>
-#include <pufferfish/nn/factor_norms.hpp>
 #include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/switch/annealing.hpp>
+#include <pufferfish/nn/switch/factor_norms.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

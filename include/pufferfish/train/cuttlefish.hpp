@@ -18,7 +18,7 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/record_line.hpp>
-#include <pufferfish/lowrank/stable_rank.hpp>
+#include <pufferfish/lowrank/statistics/stable_rank.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/distributed/communicator.hpp>
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/nn/network.hpp>
 #include <pufferfish/train/device_parts.hpp>

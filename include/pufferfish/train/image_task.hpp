@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <pufferfish/core/hash.hpp>
-#include <pufferfish/nn/layer_inputs.hpp>
+#include <pufferfish/nn/measure/layer_inputs.hpp>
 #include <pufferfish/prune/grasp.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/loader.hpp>

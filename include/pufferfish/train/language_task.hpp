@@ -15,7 +15,7 @@
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/io/token_streams.hpp>
-#include <pufferfish/nn/layer_inputs.hpp>
+#include <pufferfish/nn/measure/layer_inputs.hpp>
 #include <pufferfish/train/training_run.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

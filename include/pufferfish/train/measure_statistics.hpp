@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/nn/collect_statistics.hpp>
+#include <pufferfish/nn/measure/collect_statistics.hpp>
 #include <pufferfish/train/step_position.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include <pufferfish/dist/compression_options.hpp>
-#include <pufferfish/dist/exchange.hpp>
-#include <pufferfish/dist/local_steps.hpp>
-#include <pufferfish/dist/rare_exchange_options.hpp>
+#include <pufferfish/distributed/compression_options.hpp>
+#include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/local_steps.hpp>
+#include <pufferfish/distributed/rare_exchange_options.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/loss.hpp>
-#include <pufferfish/nn/soft_projection.hpp>
+#include <pufferfish/nn/switch/soft_projection.hpp>
 #include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 #include <pufferfish/optim/schedule.hpp>

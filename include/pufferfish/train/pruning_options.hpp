@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include <pufferfish/compress/tern_codec.hpp>
+#include <pufferfish/compress/quantize/tern_codec.hpp>
 #include <pufferfish/core/number_text.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

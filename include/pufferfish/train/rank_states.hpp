@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
-#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/distributed/communicator.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/progress_record.hpp>
 

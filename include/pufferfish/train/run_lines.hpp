@@ -16,7 +16,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/core/record_line.hpp>
-#include <pufferfish/dist/communicator.hpp>
+#include <pufferfish/distributed/communicator.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/train/host_mirror.hpp>

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/dist/rare_exchange.hpp>
+#include <pufferfish/distributed/rare_exchange.hpp>
 #include <pufferfish/io/error_text.hpp>
 #include <pufferfish/train/options.hpp>
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
-#include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/distributed/exchange.hpp>
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/train/device_parts.hpp>

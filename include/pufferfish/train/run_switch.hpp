@@ -16,10 +16,10 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
-#include <pufferfish/nn/annealing.hpp>
-#include <pufferfish/nn/measure_layers.hpp>
-#include <pufferfish/nn/profile_stages.hpp>
-#include <pufferfish/nn/stable_ranks.hpp>
+#include <pufferfish/nn/measure/measure_layers.hpp>
+#include <pufferfish/nn/measure/profile_stages.hpp>
+#include <pufferfish/nn/measure/stable_ranks.hpp>
+#include <pufferfish/nn/switch/annealing.hpp>
 #include <pufferfish/train/carry_state.hpp>
 #include <pufferfish/train/estimate_norms.hpp>
 #include <pufferfish/train/host_mirror.hpp>

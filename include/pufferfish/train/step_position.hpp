@@ -36,8 +36,8 @@
 
 #include <cstdint>
 
-#include <pufferfish/ops/chunks.hpp>
-#include <pufferfish/ops/rows.hpp>
+#include <pufferfish/ops/copy/rows.hpp>
+#include <pufferfish/ops/elementwise/chunks.hpp>
 #include <pufferfish/train/evaluate.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

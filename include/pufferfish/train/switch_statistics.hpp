@@ -19,7 +19,7 @@
 
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/core/record_line.hpp>
-#include <pufferfish/nn/collect_statistics.hpp>
+#include <pufferfish/nn/measure/collect_statistics.hpp>
 #include <pufferfish/train/options.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

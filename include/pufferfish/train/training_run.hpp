@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
-#include <pufferfish/dist/tune.hpp>
+#include <pufferfish/distributed/tune.hpp>
 #include <pufferfish/train/arena_parts.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/options.hpp>

@@ -25,9 +25,9 @@
 
 #include <pufferfish/core/parallel.hpp>
 #include <pufferfish/io/tensor_files.hpp>
-#include <pufferfish/lowrank/budget.hpp>
-#include <pufferfish/lowrank/factors.hpp>
-#include <pufferfish/lowrank/layer_truncation.hpp>
+#include <pufferfish/lowrank/budget/budget.hpp>
+#include <pufferfish/lowrank/factorization/factors.hpp>
+#include <pufferfish/lowrank/factorization/layer_truncation.hpp>
 #include <pufferfish/weights/metadata.hpp>
 #include <pufferfish/weights/plan.hpp>
 #include <pufferfish/weights/weight_matrices.hpp>

@@ -20,11 +20,11 @@
 #include <vector>
 
 #include <pufferfish/io/tensor_info.hpp>
-#include <pufferfish/linalg/svd.hpp>
-#include <pufferfish/lowrank/factors.hpp>
-#include <pufferfish/lowrank/output_statistics.hpp>
+#include <pufferfish/linalg/svd/svd.hpp>
+#include <pufferfish/lowrank/factorization/factors.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/selection.hpp>
+#include <pufferfish/lowrank/statistics/output_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <pufferfish/io/safetensors.hpp>
-#include <pufferfish/lowrank/output_statistics.hpp>
+#include <pufferfish/lowrank/statistics/output_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

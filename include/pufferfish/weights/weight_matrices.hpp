@@ -12,8 +12,8 @@
 #include <vector>
 
 #include <pufferfish/io/tensor_files.hpp>
-#include <pufferfish/lowrank/factors.hpp>
-#include <pufferfish/lowrank/truncation.hpp>
+#include <pufferfish/lowrank/factorization/factors.hpp>
+#include <pufferfish/lowrank/factorization/truncation.hpp>
 #include <pufferfish/weights/plan.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

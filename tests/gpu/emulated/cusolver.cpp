@@ -11,7 +11,7 @@
 #include <mutex>
 #include <vector>
 
-#include <pufferfish/linalg/symmetric_eigen.hpp>
+#include <pufferfish/linalg/svd/symmetric_eigen.hpp>
 
 #include "device.hpp"
 

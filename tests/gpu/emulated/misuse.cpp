@@ -11,10 +11,10 @@
 #include <vector>
 
 #include <pufferfish/core/arena.hpp>
-#include <pufferfish/gpu/kernels/async_copy.cuh>
+#include <pufferfish/gpu/kernels/gemm/async_copy.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
-#include <pufferfish/gpu/memory.hpp>
-#include <pufferfish/gpu/stream.hpp>
+#include <pufferfish/gpu/runtime/memory.hpp>
+#include <pufferfish/gpu/runtime/stream.hpp>
 
 using namespace pufferfish::gpu_kernels;
 namespace pf = pufferfish;

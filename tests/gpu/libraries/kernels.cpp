@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // The kernels of one of the two libraries: a context's own, and passes over elements.
 #define PUFFERFISH_DEVICE_TYPES(use) use(float)
-#include <pufferfish/gpu/kernels/elementwise.cuh>
+#include <pufferfish/gpu/kernels/elementwise/elementwise.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>
 
 PUFFERFISH_KERNELS_BEGIN

@@ -7,8 +7,8 @@
 #include <exception>
 #include <vector>
 
-#include <pufferfish/gpu/context.hpp>
-#include <pufferfish/gpu/elementwise.hpp>
+#include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/gpu/runtime/context.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 const void* scale_kernel();  // kernels.cpp

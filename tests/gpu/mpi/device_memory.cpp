@@ -3,7 +3,7 @@
 // statistics that go to all ranks.
 #include "parameters.hpp"
 
-#include <pufferfish/gpu/collectives.hpp>
+#include <pufferfish/gpu/comm/collectives.hpp>
 
 using namespace gpu_test;
 

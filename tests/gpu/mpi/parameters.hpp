@@ -19,9 +19,9 @@
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/distributed.hpp>
-#include <pufferfish/gpu/graph.hpp>
-#include <pufferfish/gpu/optimizer.hpp>
-#include <pufferfish/gpu/staging.hpp>
+#include <pufferfish/gpu/comm/staging.hpp>
+#include <pufferfish/gpu/optim/optimizer.hpp>
+#include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/optim/sgd.hpp>
 
 namespace gpu_test {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <pufferfish/adapters/torch/linear.hpp>
-#include <pufferfish/ops/low_rank_conv.hpp>
+#include <pufferfish/ops/conv/low_rank_conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {

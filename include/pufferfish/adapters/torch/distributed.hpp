@@ -16,7 +16,7 @@
 
 #include <pufferfish/adapters/torch/parameters.hpp>
 #include <pufferfish/compress/compression.hpp>
-#include <pufferfish/dist/exchange.hpp>
+#include <pufferfish/distributed/exchange.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {

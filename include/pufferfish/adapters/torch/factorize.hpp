@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <pufferfish/adapters/torch/slot.hpp>
-#include <pufferfish/lowrank/network_ranks.hpp>
+#include <pufferfish/lowrank/budget/network_ranks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <pufferfish/adapters/torch/traits.hpp>
-#include <pufferfish/ops/linear.hpp>
+#include <pufferfish/ops/linear/linear.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {

@@ -13,7 +13,7 @@
 
 #include <pufferfish/adapters/torch/parameters.hpp>
 #include <pufferfish/compress/compression.hpp>
-#include <pufferfish/dist/rare_exchange.hpp>
+#include <pufferfish/distributed/rare_exchange.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include <pufferfish/adapters/torch/linear.hpp>
-#include <pufferfish/lowrank/lstm.hpp>
+#include <pufferfish/lowrank/layers/lstm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {

@@ -17,7 +17,7 @@
 
 #include <pufferfish/adapters/torch/parameters.hpp>
 #include <pufferfish/adapters/torch/prunable.hpp>
-#include <pufferfish/dist/exchange_options.hpp>
+#include <pufferfish/distributed/exchange_options.hpp>
 #include <pufferfish/prune/apply_mask.hpp>
 #include <pufferfish/prune/compact_sum.hpp>
 #include <pufferfish/prune/grasp.hpp>

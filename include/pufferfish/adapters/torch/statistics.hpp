@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <pufferfish/adapters/torch/factorize.hpp>
-#include <pufferfish/nn/collect_statistics.hpp>
+#include <pufferfish/nn/measure/collect_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include <pufferfish/adapters/torch/tensor.hpp>
-#include <pufferfish/lowrank/factorize.hpp>
+#include <pufferfish/lowrank/factorization/factorize.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {

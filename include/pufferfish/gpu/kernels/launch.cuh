@@ -79,7 +79,7 @@ inline cudaError_t allow_shared_memory(const void* function, std::size_t bytes) 
 ///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
 ///                      body), where body() executes one thread,
 ///   void* dynamic_shared_memory(), void check_aligned16(const void*),
-/// and replacements of the PTX in async_copy.cuh and mma.cuh.
+/// and replacements of the PTX in gpu/kernels/gemm/async_copy.cuh and gpu/kernels/gemm/mma.cuh.
 /// The tests define it to run kernels without a device.
 ///
 ///     static __global__ void twice_kernel(float* x, index_t size) {

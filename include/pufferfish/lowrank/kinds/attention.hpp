@@ -4,8 +4,8 @@
 /// \file
 /// kind_traits of attention: query, key, value and output matrices with one rank and one bias each.
 
-#include <pufferfish/lowrank/attention.hpp>
 #include <pufferfish/lowrank/kind_traits.hpp>
+#include <pufferfish/lowrank/layers/attention.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

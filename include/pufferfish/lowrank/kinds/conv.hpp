@@ -5,8 +5,8 @@
 /// kind_traits of convolutions: one matrix [out / groups][in / groups * height * width] per group, all of the
 /// same rank; a bias of `out` elements.
 
-#include <pufferfish/lowrank/conv.hpp>
 #include <pufferfish/lowrank/kind_traits.hpp>
+#include <pufferfish/lowrank/layers/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -5,8 +5,8 @@
 /// kind_traits of embeddings: one matrix [width][vocabulary], the transpose of the table that frameworks
 /// store. So `down` is the thin table, and `up` maps its rows to rows of `width` numbers.
 
-#include <pufferfish/lowrank/embedding.hpp>
 #include <pufferfish/lowrank/kind_traits.hpp>
+#include <pufferfish/lowrank/layers/embedding.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

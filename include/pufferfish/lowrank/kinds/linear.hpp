@@ -5,7 +5,7 @@
 /// kind_traits of fully connected layers: one matrix [out][in] and a bias of `out` elements.
 
 #include <pufferfish/lowrank/kind_traits.hpp>
-#include <pufferfish/lowrank/linear.hpp>
+#include <pufferfish/lowrank/layers/linear.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

@@ -6,7 +6,7 @@
 /// one rank per side, and one bias per gate.
 
 #include <pufferfish/lowrank/kind_traits.hpp>
-#include <pufferfish/lowrank/lstm.hpp>
+#include <pufferfish/lowrank/layers/lstm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

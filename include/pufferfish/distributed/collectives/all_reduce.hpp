@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// All-reduce algorithms of the library over messages between pairs of ranks: a ring, recursive doubling, and
+/// a direct exchange whose messages have 16-bit numbers.
+///
+/// The order of additions depends only on the number of ranks and the length. Every element is computed once
+/// and copied, or computed alike by both partners, so that all ranks hold the same bits.
+///
+/// After a timeout_error messages may still arrive: values and scratch must then live as long as the
+/// process (mpi::communicator::set_timeout).
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/distributed/collectives/message_stream.hpp>
+#include <pufferfish/distributed/collectives/wire.hpp>
+#include <pufferfish/distributed/communicator.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// What these algorithms require besides `communicator`: messages in order between pairs of ranks.
+///   start_send(span<const T>, to), start_receive(span<T>, from)
+/// return a collective_request; the memory belongs to the request until it is done, and T is trivially
+/// copyable.
+template <class C>
+concept messenger = requires(C& comm, std::span<const std::byte> out, std::span<std::byte> in, int rank) {
+  { comm.start_send(out, rank) } -> collective_request;
+  { comm.start_receive(in, rank) } -> collective_request;
+};
+
+/// How the sum over p ranks is computed. With powers of two p the numbers below are exact. For other p
+/// recursive doubling passes the whole length twice more: once to a partner before, once back after the
+/// doubling.
+enum class all_reduce_algorithm {
+  automatic,           ///< by the length of the message, as an exchange_plan says
+  library,             ///< the communicator's own
+  ring,                ///< fewest bytes: 2 (p - 1) / p of the length per rank, 2 (p - 1) messages
+  recursive_doubling,  ///< fewest messages: log2 p of the whole length
+};
+
+constexpr const char* to_string(all_reduce_algorithm algorithm) {
+  return algorithm == all_reduce_algorithm::automatic ? "automatic"
+         : algorithm == all_reduce_algorithm::library ? "library"
+         : algorithm == all_reduce_algorithm::ring    ? "ring"
+                                                      : "recursive doubling";
+}
+
+namespace detail {
+
+/// Part number `part` of a span that is cut into `parts` parts, whose lengths differ by at most one.
+template <class T>
+std::span<T> part_of(std::span<T> all, std::size_t part, std::size_t parts) {
+  const std::size_t begin = all.size() * part / parts, end = all.size() * (part + 1) / parts;
+  return all.subspan(begin, end - begin);
+}
+
+/// Sends `out` to rank `to` while receiving into.size() elements from rank `from`: into = (received + into)
+/// factor. `out` may be `into`. `scratch`: memory of the pieces under way.
+template <class C, class T>
+void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, int from,
+                  std::vector<T>& scratch, T factor) {
+  const piece_cut<T> sends(out.size()), receives(into.size());
+  check_not_given_up(comm);
+  scratch.resize(pieces_under_way * receives.longest());
+  const auto slot = [&](std::size_t i) { return receives.slot(std::span<T>(scratch), i); };
+  stream_pieces(
+      comm, sends.count(), to, [&](std::size_t i) { return sends(out, i); }, receives.count(), from, slot,
+      [&](std::size_t i) { add_received<T>(slot(i), receives(into, i), factor); });
+}
+
+}  // namespace detail
+
+/// Element i becomes the sum of all ranks' elements i times `factor`, in place: the sum is rounded, then the
+/// product. Chunk c of p (elements n c / p .. n (c + 1) / p) of the sum is ((x_c + x_c+1) + ...) + x_c+p-1
+/// with ranks modulo p, formed on its way around the ring, multiplied where it is complete, and then passed
+/// on (reduce-scatter and all-gather; Thakur, Rabenseifner, Gropp, IJHPCA 2005). `scratch` keeps the pieces
+/// that are under way. Collective; errors as start_send and start_receive.
+/// `values` has the same length on all ranks. `scratch` is resized to at most eight pieces of 60 KiB, and its
+/// contents are overwritten; it must not be the memory of `values`, and may be reused by later calls. With
+/// one rank the values are only multiplied. Throws timeout_error if an earlier wait of the communicator has
+/// timed out.
+/// \code
+///   std::vector<float> scratch;
+///   const float share = 1.0F / static_cast<float>(comm.size());
+///   ring_all_reduce(comm, std::span<float>(gradients), scratch, share);  // the mean over the ranks
+/// \endcode
+template <class C, class T>
+void ring_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
+                     std::type_identity_t<T> factor = T(1)) {
+  const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+  if (ranks == 1) return detail::scale_values(values, factor);
+  const int next = static_cast<int>((me + 1) % ranks), before = static_cast<int>((me + ranks - 1) % ranks);
+  const auto chunk = [&](std::size_t number) { return detail::part_of(values, number % ranks, ranks); };
+  for (std::size_t step = 0; step + 1 < ranks; ++step) {
+    const std::span<const T> out = chunk(me + ranks - step);
+    const bool complete = step + 2 == ranks;
+    detail::send_and_add(comm, out, next, chunk(me + ranks - step - 1), before, scratch,
+                         complete ? factor : T(1));
+  }
+  for (std::size_t step = 0; step + 1 < ranks; ++step) {
+    const std::span<const T> out = chunk(me + ranks - step + 1);
+    detail::send_and_receive(comm, out, next, chunk(me + ranks - step), before);
+  }
+}
+
+/// The same by recursive doubling. With q the largest power of two up to p, rank r + q (r < p - q) first
+/// sends its elements to rank r, which adds them to its own. Then, for d = 1, 2, ..., q / 2, ranks r and
+/// r ^ d exchange their partial sums and add them. At the end rank r sends the sum to rank r + q. `scratch`
+/// holds the pieces that are under way. Collective.
+/// Lengths, scratch and errors as ring_all_reduce.
+template <class C, class T>
+void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
+                                   std::type_identity_t<T> factor = T(1)) {
+  const int ranks = comm.size(), me = comm.rank();
+  if (ranks == 1) return detail::scale_values(values, factor);
+  int power = 1;
+  while (2 * power <= ranks) power *= 2;
+  const std::span<const T> mine = values;
+  if (me >= power) {
+    detail::send_and_receive(comm, mine, me - power, std::span<T>(), me - power);
+    return detail::send_and_receive(comm, std::span<const T>(), me - power, values, me - power);
+  }
+  // Sums of two are the same in either order.
+  const bool has_extra = me + power < ranks;
+  if (has_extra) {
+    detail::send_and_add(comm, std::span<const T>(), me + power, values, me + power, scratch, T(1));
+  }
+  for (int distance = 1; distance < power; distance *= 2) {
+    const int partner = me ^ distance;
+    detail::send_and_add(comm, mine, partner, values, partner, scratch,
+                         2 * distance == power ? factor : T(1));
+  }
+  if (has_extra) detail::send_and_receive(comm, mine, me + power, std::span<T>(), me + power);
+}
+
+/// The same with messages of `Wire` (bfloat16 or float16), half the bytes of float. Every rank sends chunk c,
+/// rounded to Wire, directly to rank c. Rank c adds in T: its own unrounded chunk, then those of ranks c - 1,
+/// c - 2, ... (modulo p). It rounds the sum to Wire and sends it to all; every rank ends with the rounded sum
+/// times `factor`. `scratch` holds a chunk and the pieces under way. Collective.
+/// Each rank sends 2 (p - 1) / p n elements of two bytes. The result on every rank, the owner of a chunk
+/// included, has been rounded to Wire before the multiplication by `factor`. With Wire float16 elements or
+/// sums of magnitude 65520 and more become infinities. With one rank nothing is rounded, only multiplied.
+/// Lengths and errors as ring_all_reduce; `scratch` is resized to n / p elements and 16 pieces of at most 60
+/// KiB.
+template <class Wire, class C, class T>
+void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
+                       std::type_identity_t<T> factor = T(1)) {
+  const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
+  if (ranks == 1) return detail::scale_values(values, factor);
+  const std::span<T> own = detail::part_of(values, me, ranks);
+  // scratch: this rank's sum, and pieces under way in both directions. Chunks differ by one element at most.
+  const std::size_t room = detail::pieces_under_way * detail::piece_cut<Wire>(own.size() + 1).longest();
+  detail::check_not_given_up(comm);
+  scratch.resize(own.size() + 2 * room);
+  const std::span<Wire> sum = std::span<Wire>(scratch).first(own.size());
+  const std::span<Wire> out = std::span<Wire>(scratch).subspan(own.size(), room);
+  const std::span<Wire> in = std::span<Wire>(scratch).subspan(own.size() + room, room);
+  const detail::piece_cut<Wire> owned(own.size());
+  for (std::size_t step = 1; step < ranks; ++step) {
+    const std::size_t to = (me + step) % ranks, from = (me + ranks - step) % ranks;
+    const std::span<const T> theirs = detail::part_of(values, to, ranks);
+    const detail::piece_cut<Wire> sends(theirs.size());
+    detail::stream_pieces(
+        comm, sends.count(), static_cast<int>(to),
+        [&](std::size_t i) {
+          detail::to_wire(sends(theirs, i), sends.slot(out, i));
+          return std::span<const Wire>(sends.slot(out, i));
+        },
+        owned.count(), static_cast<int>(from), [&](std::size_t i) { return owned.slot(in, i); },
+        [&](std::size_t i) { detail::add_wire(std::span<const Wire>(owned.slot(in, i)), owned(own, i)); });
+  }
+  detail::to_wire(std::span<const T>(own), sum);
+  detail::from_wire(std::span<const Wire>(sum), own, factor);
+  for (std::size_t step = 1; step < ranks; ++step) {
+    const std::size_t to = (me + step) % ranks, from = (me + ranks - step) % ranks;
+    const std::span<T> theirs = detail::part_of(values, from, ranks);
+    const detail::piece_cut<Wire> receives(theirs.size());
+    detail::stream_pieces(
+        comm, owned.count(), static_cast<int>(to),
+        [&](std::size_t i) { return owned(std::span<const Wire>(sum), i); }, receives.count(),
+        static_cast<int>(from), [&](std::size_t i) { return receives.slot(in, i); },
+        [&](std::size_t i) {
+          detail::from_wire(std::span<const Wire>(receives.slot(in, i)), receives(theirs, i), factor);
+        });
+  }
+}
+
+/// All-reduce by the given algorithm; `library` adds in the communicator's order. Throws value_error for
+/// `automatic`. Collective.
+/// `factor` multiplies the rounded sum. `scratch` is not used by `library`. The value_error is thrown before
+/// any message is sent.
+template <class C, class T>
+void all_reduce_by(all_reduce_algorithm algorithm, C& comm, std::span<T> values, std::vector<T>& scratch,
+                   std::type_identity_t<T> factor = T(1)) {
+  switch (algorithm) {
+    case all_reduce_algorithm::library:
+      comm.all_reduce_sum(values);
+      return detail::scale_values(values, factor);
+    case all_reduce_algorithm::ring:
+      return ring_all_reduce(comm, values, scratch, factor);
+    case all_reduce_algorithm::recursive_doubling:
+      return recursive_doubling_all_reduce(comm, values, scratch, factor);
+    case all_reduce_algorithm::automatic:
+      break;
+  }
+  PUFFERFISH_THROW(value_error("all_reduce_by: which algorithm is left to a plan that is not here"));
+}
+
+PUFFERFISH_NAMESPACE_END

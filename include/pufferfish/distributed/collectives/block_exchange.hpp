@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Exchanges of byte blocks whose lengths differ: an all-gather, and an exchange in which every rank has a
+/// block for every other rank.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/distributed/collectives/message_stream.hpp>
+#include <pufferfish/distributed/communicator.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// One block of bytes per rank, stored one after the other. The lengths may differ and may be zero.
+/// Indices are those of the ranks, 0 to count() - 1, and are not checked. Spans stay valid until the next
+/// resize.
+/// \code
+///   std::vector<std::size_t> lengths(static_cast<std::size_t>(comm.size()), 16);  // bytes, of any value
+///   rank_blocks blocks(lengths);
+///   std::ranges::fill(blocks[static_cast<std::size_t>(comm.rank())], std::byte{1});
+///   gather_blocks(comm, blocks);  // now blocks[r] is what rank r has filled
+/// \endcode
+class rank_blocks {
+ public:
+  rank_blocks() = default;
+  explicit rank_blocks(std::span<const std::size_t> lengths) { resize(lengths); }
+
+  /// Sets the length of every block. The bytes are undefined afterwards.
+  void resize(std::span<const std::size_t> lengths) {
+    offsets_.assign(1, 0);
+    for (const std::size_t length : lengths) offsets_.push_back(offsets_.back() + length);
+    bytes_.resize(offsets_.back());
+  }
+
+  std::size_t count() const { return offsets_.size() - 1; }
+  /// Length of a block in bytes.
+  std::size_t size(std::size_t rank) const { return offsets_[rank + 1] - offsets_[rank]; }
+  std::span<std::byte> operator[](std::size_t rank) {
+    return std::span<std::byte>(bytes_).subspan(offsets_[rank], size(rank));
+  }
+  std::span<const std::byte> operator[](std::size_t rank) const {
+    return std::span<const std::byte>(bytes_).subspan(offsets_[rank], size(rank));
+  }
+  /// A block as 32-bit words. Its offset and its length must be multiples of four bytes.
+  std::span<std::uint32_t> words(std::size_t rank) {
+    return {reinterpret_cast<std::uint32_t*>(bytes_.data() + offsets_[rank]), size(rank) / 4};
+  }
+  /// All blocks together.
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::vector<std::size_t> offsets_{0};
+};
+
+namespace detail {
+
+/// Throws shape_error unless there is one block per rank.
+template <class C>
+void check_blocks(const char* caller, const C& comm, const rank_blocks& blocks) {
+  if (blocks.count() == static_cast<std::size_t>(comm.size())) return;
+  throw_error<shape_error>({caller, ": ", blocks.count(), " blocks for ", comm.size(), " ranks"});
+}
+
+}  // namespace detail
+
+/// Every rank fills its own block, and the call fills the others. All ranks must have set the same lengths. A
+/// ring: each rank sends p - 1 blocks to the next rank. Throws shape_error unless there is one block per
+/// rank. Collective; other errors as start_send and start_receive.
+/// A rank sends all bytes except those of the next rank's block. Lengths that differ between ranks are not
+/// detected: messages then do not fit together.
+template <class C>
+void gather_blocks(C& comm, rank_blocks& blocks) {
+  detail::check_communicator<C>();
+  detail::check_blocks("gather_blocks", comm, blocks);
+  const auto ranks = blocks.count(), me = static_cast<std::size_t>(comm.rank());
+  const int next = static_cast<int>((me + 1) % ranks), before = static_cast<int>((me + ranks - 1) % ranks);
+  for (std::size_t step = 0; step + 1 < ranks; ++step) {
+    const std::span<const std::byte> out = blocks[(me + ranks - step) % ranks];
+    detail::send_and_receive(comm, out, next, blocks[(me + ranks - step - 1) % ranks], before);
+  }
+}
+
+/// The same if each rank knows only the length of its own block, `own`. The lengths are exchanged first, 8
+/// bytes per rank. On return `all` has the blocks of all ranks. `own` must not be a part of `all`.
+/// `all` is resized. Errors as the other form.
+template <class C>
+void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
+  detail::check_communicator<C>();
+  const std::vector<std::uint64_t> lengths = comm.all_gather(static_cast<std::uint64_t>(own.size()));
+  all.resize(std::vector<std::size_t>(lengths.begin(), lengths.end()));
+  std::copy(own.begin(), own.end(), all[static_cast<std::size_t>(comm.rank())].begin());
+  gather_blocks(comm, all);
+}
+
+/// Block r of `out` goes to rank r, and block r of `in` comes from rank r. Both sides have set the lengths:
+/// block r of this rank's `in` is as long as this rank's block in `out` of rank r. In step s = 1 .. p - 1 a
+/// rank sends to the rank s after it and receives from the rank s before it. `out` and `in` are different
+/// objects. Throws shape_error unless both have one block per rank and this rank's own blocks are equally
+/// long. Collective; other errors as start_send and start_receive.
+/// A rank sends the bytes of `out` except its own block, which is copied. Lengths that do not match between a
+/// sender and a receiver are not detected.
+template <class C>
+void exchange_blocks(C& comm, const rank_blocks& out, rank_blocks& in) {
+  detail::check_communicator<C>();
+  detail::check_blocks("exchange_blocks", comm, out);
+  detail::check_blocks("exchange_blocks", comm, in);
+  const auto ranks = out.count(), me = static_cast<std::size_t>(comm.rank());
+  if (out.size(me) != in.size(me)) {
+    detail::throw_error<shape_error>({"exchange_blocks: the block of rank ", comm.rank(), " for itself has ",
+                                      out.size(me), " bytes, and room for ", in.size(me)});
+  }
+  std::copy(out[me].begin(), out[me].end(), in[me].begin());
+  for (std::size_t step = 1; step < ranks; ++step) {
+    const std::size_t to = (me + step) % ranks, from = (me + ranks - step) % ranks;
+    detail::send_and_receive(comm, out[to], static_cast<int>(to), in[from], static_cast<int>(from));
+  }
+}
+
+PUFFERFISH_NAMESPACE_END

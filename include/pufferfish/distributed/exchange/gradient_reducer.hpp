@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the work of a gradient exchange on buckets: means or compression, and the check for numbers that
+/// are not finite. gradient_exchange decides when it is done.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/distributed/collectives/sparse_all_reduce.hpp>
+#include <pufferfish/distributed/compressor.hpp>
+#include <pufferfish/distributed/exchange_options.hpp>
+#include <pufferfish/distributed/waiting.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+inline double milliseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Used by one thread at a time; the thread may change.
+template <class T, class Comm>
+class gradient_reducer {
+ public:
+  /// Collective: throws on all ranks if the options of one rank are invalid.
+  gradient_reducer(const parameter_store<T>& store, Comm& comm, const exchange_options& options,
+                   std::optional<any_compressor<T>> compressor)
+      : store_(&store),
+        arena_(store.gradient_memory()),
+        comm_(&comm),
+        plan_(options.plan ? *options.plan : default_plan(comm.size())),
+        options_(options),
+        compressor_(std::move(compressor)) {
+    options_.progress = resolved_progress();
+    all_or_none(comm, "gradient_exchange", [this] {
+      check_plan("gradient_exchange", plan_);
+      check_options();
+      if (!compressor_) return;
+      if (options_.compress_by_bucket) compressor_->split(cut_buckets(*store_, plan_.buckets));
+      compressor_->start(comm_->rank(), comm_->size());
+    });
+  }
+  gradient_reducer(const gradient_reducer&) = delete;
+  gradient_reducer& operator=(const gradient_reducer&) = delete;
+  /// After a timeout, messages may still arrive in the gradients and the buffers, so these are kept for good.
+  ~gradient_reducer() {
+    if (!gave_up(*comm_)) return;
+    keep_for_good(arena_);
+    keep_for_good(std::make_shared<std::vector<T>>(std::move(scratch_)));
+    keep_for_good(std::make_shared<std::vector<bfloat16>>(std::move(bf16_scratch_)));
+    keep_for_good(std::make_shared<std::vector<float16>>(std::move(fp16_scratch_)));
+    keep_for_good(std::make_shared<std::optional<any_compressor<T>>>(std::move(compressor_)));
+  }
+
+  Comm& comm() const { return *comm_; }
+  const exchange_plan& plan() const { return plan_; }
+  bool has_compressor() const { return compressor_.has_value(); }
+  bool is_local() const { return options_.local; }
+  /// Whether a bucket can be reduced before all others have come.
+  bool by_bucket() const { return !compressor_ || options_.compress_by_bucket; }
+  exchange_memory memory() const { return options_.memory; }
+  bool is_narrow() const { return options_.wire != exchange_wire::same; }
+  bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
+  /// Whether another thread may do the work, and whether one does so in every step.
+  bool may_have_thread() const { return comm_->size() == 1 || usable_from_threads(); }
+  bool with_thread() const { return options_.progress == exchange_progress::thread; }
+  exchange_report& report() { return report_; }
+  const exchange_report& report() const { return report_; }
+  /// Adds the exchange thread's time since `start` to the report. To be called by this thread.
+  void count_thread_time(std::chrono::steady_clock::time_point start) {
+    report_.busy_ms += milliseconds_since(start);
+    const double now = thread_processor_ms();
+    report_.processor_ms += now - processor_ms_;
+    processor_ms_ = now;
+  }
+  T divisor() const { return T(1) / static_cast<T>(comm_->size()); }
+
+  std::vector<compressor_state<T>> states() {
+    if (!compressor_) return {};
+    return compressor_->states();
+  }
+  std::uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
+  void set_steps(std::uint64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
+  void set_epoch(index_t epoch, double learning_rate) {
+    epoch_ = epoch;
+    epoch_rate_ = learning_rate;
+    learning_rate_ = learning_rate;
+  }
+  /// Learning rate of the next steps; set_epoch sets it, too.
+  double learning_rate() const { return learning_rate_; }
+  void set_rate(double learning_rate) { learning_rate_ = learning_rate; }
+  const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
+
+  index_t payload_bytes() const {
+    if (is_local()) return 0;
+    if (compressor_) return compressor_->payload_bytes();
+    const auto elements = store_elements();
+    return elements * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
+  }
+
+  /// The options that must be equal on all ranks.
+  std::string option_lines(const std::vector<gradient_bucket>& buckets) const {
+    return to_text(buckets) + order_lines(plan_) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
+           to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
+           "\ncompressor " + (compressor_ ? compressor_->describe() : std::string("none")) +
+           "\nprogress by " + (with_thread() ? "a thread" : "calls") + "\nmemory " +
+           to_string(options_.memory) + "\nlocal " + (is_local() ? "yes" : "no") + "\n";
+  }
+  /// For exchange_memory::device: throws backend_error on all ranks, naming the ranks whose MPI does not take
+  /// device memory. Collective; all ranks have the same options.
+  void check_device_memory() const {
+    if (options_.memory != exchange_memory::device) return;
+    bool takes = false;
+    if constexpr (requires { comm_->takes_device_memory(); }) takes = comm_->takes_device_memory();
+    std::vector<int> without;
+    const auto all = comm_->all_gather(static_cast<std::uint64_t>(takes));
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank] == 0) without.push_back(static_cast<int>(rank));
+    }
+    if (without.empty()) return;
+    throw_error<backend_error>({"gradient_exchange: exchange_memory::device, but ", describe_ranks(without),
+                                " an MPI that does not say that it takes a device's memory"});
+  }
+
+  /// Throws state_error unless the work may be part of a captured step.
+  void require_capturable() const {
+    if (options_.memory == exchange_memory::device) {
+      PUFFERFISH_THROW(
+          state_error("gradient_exchange: exchange_memory::device in a captured step: MPI's own work on the "
+                      "device could wait for a graph that waits for MPI"));
+    }
+    if (!may_have_thread()) {
+      PUFFERFISH_THROW(
+          state_error("gradient_exchange: a captured step needs a communicator that any thread may use "
+                      "(MPI_THREAD_SERIALIZED or more); or begin and finish behind the graph"));
+    }
+  }
+
+  all_reduce_algorithm algorithm_for(std::span<const T> values) const {
+    if (options_.algorithm != all_reduce_algorithm::automatic) return options_.algorithm;
+    if (!with_thread() && !compressor_) return all_reduce_algorithm::library;
+    return plan_.algorithm_for(values.size_bytes());
+  }
+
+  /// Whether the sum is started (start_all_reduce_sum) and polled, instead of blocking.
+  bool starts(std::span<const T> values) const {
+    return !compressor_ && !is_narrow() && options_.memory == exchange_memory::staged &&
+           algorithm_for(values) == all_reduce_algorithm::library;
+  }
+
+  // Calls of a step, in order: restart, look_at for all gradients, reduce per bucket if by_bucket(), close.
+
+  void restart() {
+    local_nonfinite_ = -1;
+    stopped_.store(false, std::memory_order_relaxed);
+  }
+  /// Whether nonfinite_policy::stop has ended the step: on all ranks, after the same collectives.
+  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
+
+  /// Remembers the first element that is not finite.
+  void look_at(std::span<const T> gradients, index_t offset) {
+    if (!looks() || local_nonfinite_ >= 0) return;
+    const index_t found = find_nonfinite(gradients);
+    if (found >= 0) local_nonfinite_ = offset + found;
+  }
+
+  /// Replaces the gradients of a bucket by their means over the ranks or by a compressor's result, in place.
+  /// With exchange_memory::device they become the sums.
+  void reduce(std::size_t bucket, std::span<T> values) {
+    if (!compressor_) return average(values);
+    check_not_given_up(*comm_);
+    compress(one_thread_, values, bucket);
+  }
+
+  /// Counts a step in which there is nothing to do.
+  void count() {
+    ++report_.steps;
+    set_steps(steps() + 1);
+  }
+
+  /// Ends a step. True if it may be taken. Throws value_error, on all ranks, for nonfinite_policy::stop.
+  bool close(context<device::cpu>& ctx, std::span<T> gradients) {
+    ++report_.steps;
+    bool usable = true;
+    if (compressor_) {
+      usable = options_.compress_by_bucket ? usable_everywhere() && require_finite(gradients)
+                                           : compress_all(ctx, gradients);
+    } else if (comm_->size() > 1 && !is_local()) {
+      report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
+      if (is_narrow()) report_.copied_bytes += gradients.size_bytes();
+      usable = usable_everywhere() && usable_result(gradients);
+    } else {
+      usable = usable_everywhere();
+    }
+    if (usable) set_steps(steps() + 1);
+    return usable;
+  }
+
+ private:
+  using clock = std::chrono::steady_clock;
+
+  exchange_progress resolved_progress() const {
+    if (compressor_ && !options_.compress_by_bucket) return exchange_progress::calls;
+    if (options_.progress != exchange_progress::automatic) return options_.progress;
+    return usable_from_threads() ? exchange_progress::thread : exchange_progress::calls;
+  }
+  bool usable_from_threads() const {
+    if constexpr (requires { comm_->usable_from_threads(); }) return comm_->usable_from_threads();
+    return false;
+  }
+
+  // Throws value_error for the combinations that exchange_options lists. Local.
+  void check_options() {
+    if (is_local() && compressor_) {
+      PUFFERFISH_THROW(value_error("gradient_exchange: local, but a compressor for what does not travel"));
+    }
+    if (compressor_ && is_narrow()) {
+      PUFFERFISH_THROW(
+          value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
+                      to_string(options_.wire) + " has no meaning with it"));
+    }
+    if (compressor_ && options_.compress_by_bucket && looks() && !compressor_->states().empty()) {
+      throw_error<value_error>(
+          {"gradient_exchange: compress_by_bucket with nonfinite_policy::", to_string(options_.nonfinite),
+           " and compressor ", compressor_->describe(), ", whose state cannot be rolled back"});
+    }
+    if (with_thread() && !may_have_thread()) {
+      PUFFERFISH_THROW(
+          value_error("gradient_exchange: a progress thread needs a communicator that any thread "
+                      "may use (MPI_THREAD_SERIALIZED or more)"));
+    }
+    if (options_.memory == exchange_memory::device) check_device_options();
+  }
+  // Checks the options that exchange_memory::device excludes.
+  void check_device_options() const {
+    const auto refuse_option = [](const char* what) {
+      throw_error<value_error>({"gradient_exchange: exchange_memory::device, but ", what});
+    };
+    if (compressor_) refuse_option("compressors work in the host's memory");
+    if (is_narrow()) refuse_option("numbers are made narrow in the host's memory");
+    if (looks()) refuse_option("what is not finite is found in the host's memory");
+    if (options_.algorithm != all_reduce_algorithm::automatic &&
+        options_.algorithm != all_reduce_algorithm::library) {
+      refuse_option("our own algorithms add in the host's memory");
+    }
+    // MPI libraries do not take a device's memory in sums that are started and waited for.
+    if (may_lose_ranks(*comm_)) refuse_option("sums that may time out go by way of the host's memory");
+  }
+
+  index_t store_elements() const {
+    index_t elements = 0;
+    for (const auto& entry : store_->parameters()) elements += entry.thing->size();
+    return elements;
+  }
+
+  // values = mean over the ranks, by the memory, wire and algorithm of the options. On a device: the sum.
+  void average(std::span<T> values) {
+    if (options_.memory == exchange_memory::device) {
+      if constexpr (requires { comm_->all_reduce_sum_on_device(values); }) {
+        comm_->all_reduce_sum_on_device(values);
+      } else {
+        comm_->all_reduce_sum(values);
+      }
+    } else if (options_.wire == exchange_wire::bf16) {
+      narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
+    } else if (options_.wire == exchange_wire::fp16) {
+      narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
+    } else if (starts(values) && !with_thread()) {
+      // In a replay: the same started sum as in a direct step, since MPI may add in another order otherwise.
+      comm_->start_all_reduce_sum(values).wait();
+      scale_values(values, divisor());
+    } else {
+      all_reduce_by(algorithm_for(values), *comm_, values, scratch_, divisor());
+    }
+  }
+
+  bool compress_all(context<device::cpu>& ctx, std::span<T> gradients) {
+    check_not_given_up(*comm_);
+    // Checked before the compressor takes the gradients into its state.
+    if (!usable_everywhere()) return false;
+    compress(ctx, gradients);
+    return require_finite(gradients);
+  }
+
+  // Returns true. Throws value_error if a compressor's result is not finite, though all gradients are.
+  bool require_finite(std::span<const T> result) {
+    if (usable_result(result)) return true;
+    PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+  }
+
+  // All rounds of a step, for all gradients or those of a bucket.
+  void compress(context<device::cpu>& ctx, std::span<T> gradients, std::size_t bucket = 0) {
+    const exchange_place place{comm_->rank(), comm_->size(), steps(), epoch_, learning_rate_, epoch_rate_};
+    for (int round = 0; round < compressor_->rounds(); ++round) {
+      const auto start = clock::now();
+      const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients, bucket);
+      report_.encode_ms += milliseconds_since(start);
+      if (place.ranks > 1) report_.payload_bytes += message.payload_bytes(place.rank);
+      send(message);
+      const auto decoding = clock::now();
+      compressor_->decode(ctx, place, round, gradients, bucket);
+      report_.decode_ms += milliseconds_since(decoding);
+    }
+  }
+
+  // Makes the collectives of a message, in the order of its members. Collective.
+  void send(const compressor_message<T>& message) {
+    if (comm_->size() > 1 && !message.sum.empty()) {
+      all_reduce_by(algorithm_for(message.sum), *comm_, message.sum, scratch_);
+    }
+    if (!message.maxima.empty()) comm_->all_reduce_max(message.maxima);
+    if (message.sends_length) {
+      gather_blocks(*comm_, message.own, *message.gathered);
+    } else if (message.gathered != nullptr) {
+      gather_blocks(*comm_, *message.gathered);
+    }
+    if (message.to_ranks != nullptr) exchange_blocks(*comm_, *message.to_ranks, *message.from_ranks);
+    if (message.sparse != nullptr) sparse_all_reduce(*comm_, *message.sparse);
+  }
+
+  // Whether all ranks' own gradients are finite. Collective.
+  bool usable_everywhere() {
+    if (!looks()) return true;
+    const auto found = comm_->all_gather(static_cast<std::uint64_t>(local_nonfinite_ + 1));
+    const auto first = std::find_if(found.begin(), found.end(), [](std::uint64_t f) { return f != 0; });
+    if (first == found.end()) return true;
+    return refuse(static_cast<index_t>(*first) - 1, static_cast<int>(first - found.begin()));
+  }
+
+  // The exchanged gradients are equal on all ranks, and so is the answer.
+  bool usable_result(std::span<const T> gradients) {
+    if (!looks()) return true;
+    const index_t found = find_nonfinite(gradients);
+    return found < 0 || refuse(found, -1);
+  }
+
+  // Notes the non-finite element; rank -1: of the result. Returns false, or throws for
+  // nonfinite_policy::stop.
+  bool refuse(index_t element, int rank) {
+    nonfinite_ = name_nonfinite(*store_, element, rank);
+    if (options_.nonfinite == nonfinite_policy::stop) {
+      // After a non-finite result a compressor's state is unusable: then the step counts as failed.
+      stopped_.store(!compressor_ || rank >= 0, std::memory_order_relaxed);
+      PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+    }
+    ++report_.skipped;
+    return false;
+  }
+
+  const parameter_store<T>* store_;
+  std::shared_ptr<const void> arena_;  // memory of the gradients
+  Comm* comm_;
+  exchange_plan plan_;
+  exchange_options options_;
+  std::optional<any_compressor<T>> compressor_;
+  context<device::cpu> one_thread_;  // for compressing buckets, while the backward pass uses all threads
+  std::vector<T> scratch_;
+  std::vector<bfloat16> bf16_scratch_;
+  std::vector<float16> fp16_scratch_;
+  std::atomic<std::uint64_t> steps_{0};
+  index_t epoch_ = 0;
+  double learning_rate_ = 0.0, epoch_rate_ = 0.0;
+  double processor_ms_ = 0.0;  // processor time of the exchange's thread at its last report
+  std::atomic<bool> stopped_{false};
+  index_t local_nonfinite_ = -1;  // arena offset of this rank's first non-finite gradient; -1: none
+  std::optional<nonfinite_gradient> nonfinite_;
+  exchange_report report_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the parameters that the ranks of a rare_exchange have in common, and their optimizer.
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/distributed/compressor.hpp>
+#include <pufferfish/distributed/rare_exchange_options.hpp>
+#include <pufferfish/ops/elementwise/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Sum of squares, in double, in the order of the elements. Ranks compute it alike, whatever their
+/// instruction sets are.
+template <class T>
+double squared_norm(std::span<const T> values) {
+  double sum = 0.0;
+  for (const T x : values) sum += static_cast<double>(x) * static_cast<double>(x);
+  return sum;
+}
+
+/// theta and v of rare_exchange. Spans called `values` have the length of the arena.
+template <class T>
+class outer_parameters {
+ public:
+  outer_parameters() = default;
+  outer_parameters(std::span<const T> values, const rare_exchange_options& options)
+      : rate_(static_cast<T>(options.outer_rate)),
+        momentum_(static_cast<T>(options.outer_momentum)),
+        nesterov_(options.nesterov),
+        theta_(static_cast<index_t>(values.size())) {
+    if (momentum_ > T(0)) velocity_ = aligned_buffer<T>(theta_.size());
+    restart(values);
+  }
+
+  /// theta = values, v = 0.
+  void restart(std::span<const T> values) {
+    std::ranges::copy(values, theta_.data());
+    std::fill_n(velocity_.data(), velocity_.size(), T(0));
+  }
+
+  /// to = theta - values, of the fragment.
+  void subtract(context<device::cpu>& ctx, const gradient_bucket& fragment, std::span<const T> values,
+                std::span<T> to) const {
+    const index_t offset = fragment.offset;
+    ops::for_chunks(ctx, fragment.size, [&, offset](index_t begin, index_t end) {
+      const T *const theta = theta_.data() + offset, *const local = values.data() + offset;
+      T* const change = to.data();
+      for (index_t i = begin; i < end; ++i) change[i] = theta[i] - local[i];
+    });
+  }
+
+  /// The outer step of the fragment with outer gradient `change`; values = mixing values + (1 - mixing)
+  /// theta.
+  /// `change` is overwritten. `change` has the length of the fragment.
+  void step(context<device::cpu>& ctx, const gradient_bucket& fragment, std::span<T> change,
+            std::span<T> values, double mixing) {
+    const index_t offset = fragment.offset;
+    ops::for_chunks(ctx, fragment.size, [&, offset](index_t begin, index_t end) {
+      T* const gradient = change.data();
+      if (velocity_.size() > 0) add_momentum(gradient, velocity_.data() + offset, begin, end);
+      T *const theta = theta_.data() + offset, *const local = values.data() + offset;
+      const T rate = rate_;
+      for (index_t i = begin; i < end; ++i) theta[i] -= rate * gradient[i];
+      mix(theta, local, begin, end, static_cast<T>(mixing));
+    });
+  }
+
+  /// values = theta, of the fragment.
+  void adopt(context<device::cpu>& ctx, const gradient_bucket& fragment, std::span<T> values) const {
+    ops::copy_elements(ctx, theta_.data() + fragment.offset, values.data() + fragment.offset, fragment.size);
+  }
+
+  std::vector<compressor_state<T>> states() {
+    std::vector<compressor_state<T>> all{{"outer.parameters", theta_.span(), false}};
+    if (velocity_.size() > 0) all.push_back({"outer.momentum", velocity_.span(), false});
+    return all;
+  }
+  double squared_norm() const { return detail::squared_norm<T>(theta_.span()); }
+  /// Digest of theta and v.
+  std::uint64_t digest() const {
+    return pufferfish::digest(theta_.span()) ^ (2 * pufferfish::digest(velocity_.span()) + 1);
+  }
+
+ private:
+  // v = mu v + D; D = D + mu v with Nesterov momentum, else D = v.
+  void add_momentum(T* gradient, T* velocity, index_t begin, index_t end) const {
+    const T mu = momentum_;
+    for (index_t i = begin; i < end; ++i) velocity[i] = mu * velocity[i] + gradient[i];
+    if (!nesterov_) {
+      std::copy(velocity + begin, velocity + end, gradient + begin);
+      return;
+    }
+    for (index_t i = begin; i < end; ++i) gradient[i] += mu * velocity[i];
+  }
+
+  // local = share local + (1 - share) theta; a copy if share is 0.
+  static void mix(const T* theta, T* local, index_t begin, index_t end, T share) {
+    if (share == T(0)) {
+      std::copy(theta + begin, theta + end, local + begin);
+      return;
+    }
+    for (index_t i = begin; i < end; ++i) local[i] = share * local[i] + (T(1) - share) * theta[i];
+  }
+
+  T rate_ = 1, momentum_ = 0;
+  bool nesterov_ = false;
+  aligned_buffer<T> theta_, velocity_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `rare_exchange`: ranks take local optimizer steps and exchange the change of their parameters once in a
+/// while, instead of their gradients in every step.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/distributed/exchange/gradient_reducer.hpp>
+#include <pufferfish/distributed/exchange/job_thread.hpp>
+#include <pufferfish/distributed/exchange/outer_parameters.hpp>
+#include <pufferfish/distributed/rare_exchange_options.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Every rank w takes H optimizer steps of its own from the outer parameters theta, which are equal on all
+/// ranks, to local parameters theta_w. Then, for each fragment of the arena,
+///
+///     D_w = theta - theta_w (the outer gradient);  D = (1 / p) (D_0 + ... + D_p-1)
+///     v = mu v + D;  theta -= outer_rate (D + mu v)  with Nesterov momentum, else outer_rate v
+///     theta_w = theta
+///
+/// DiLoCo: Douillard et al., 2023. With a compressor D is the compressor's result for the "gradients" D_w;
+/// with several fragments each has a compressor of its own (any_compressor::split).
+///
+///     rare_exchange<float, mpi::communicator> rare(net.store(), comm, {.local_steps = 50});
+///     ... forward, backward, optimizer.step(ctx, rate);   // gradients of this rank alone
+///     rare.step_done(ctx);                                // after each of these steps
+///     rare.synchronize(ctx, {net.store().buffers()});     // before a test, a checkpoint, a new layout
+///                                                         // and at the end of the training
+///
+/// Time is counted in rounds of H local steps. Fragment f of F is exchanged after step ceil(H (f + 1) / F) of
+/// a round. With a delay tau > 0, D_w is taken and sent after that step; tau local steps later theta is
+/// updated and theta_w = alpha theta_w + (1 - alpha) theta (Streaming DiLoCo: Douillard et al., 2025). If the
+/// fragment is due again earlier, its exchange under way is completed first.
+///
+/// theta and v have the same bits on all ranks after each outer step; so have the parameters after
+/// synchronize. Optimizer states stay those of the rank.
+///
+/// Delayed exchanges are made by a thread if threads may use the communicator, else by started sums, which
+/// progress in calls of step_done. An exchange that cannot be started (narrow wire, compressor) is made when
+/// its delay is over. While the thread has work, no other code may use the communicator; await() waits for
+/// the thread. After an exception of step_done or synchronize that came from the exchange all calls throw
+/// state_error.
+///
+/// All ranks make the same calls in the same order; the members say which are local. The callers are one
+/// thread at a time. Memory: theta, v (with a momentum) and D, each of the arena's size.
+template <class T, class Comm>
+class rare_exchange {
+ public:
+  /// Takes the store's values as theta: they must be equal on all ranks at the first call of step_done or
+  /// synchronize (restart takes new ones). Store and communicator must outlive the object. Collective: throws
+  /// state_error on all ranks if their fragments, options or compressors differ; value_error on all ranks for
+  /// options out of range, values on a device, a compressor together with measure_spread, and a compressor
+  /// without parts (gradient_compressor) for several fragments.
+  rare_exchange(parameter_store<T>& store, Comm& comm, const rare_exchange_options& options = {},
+                std::optional<any_compressor<T>> compressor = {})
+      : store_(&store),
+        generation_(store.generation()),
+        options_(options),
+        reducer_(store, comm, options.exchange, checked(store, comm, options, std::move(compressor))) {
+    detail::all_or_none(comm, "rare_exchange", [this] { prepare(); });
+    agree_on_lines(comm, "rare exchange", reducer_.option_lines(fragments_) + describe(options_) + "\n");
+    if (threaded()) detail::all_or_none(comm, "rare_exchange", [this] { start_thread(); });
+  }
+  /// The same with a new compressor, which new_compressor makes of its options.
+  template <compressor_options<T> Options>
+  rare_exchange(parameter_store<T>& store, Comm& comm, const rare_exchange_options& options,
+                const Options& compressor)
+      : rare_exchange(store, comm, options, new_compressor(store, compressor)) {}
+  rare_exchange(const rare_exchange&) = delete;
+  rare_exchange& operator=(const rare_exchange&) = delete;
+  ~rare_exchange() {
+    finish_thread();
+    if (detail::gave_up(reducer_.comm())) detail::keep_for_good(changes_);
+  }
+
+  const rare_exchange_options& options() const { return options_; }
+  const std::vector<gradient_bucket>& fragments() const { return fragments_; }
+
+  /// To be called after each optimizer step of this rank: exchanges the fragments that are due. Collective.
+  /// Throws state_error if the network has changed its arenas, its values are on a device or an earlier call
+  /// has failed; throws it on all ranks if their outer parameters or counters differ (the first call compares
+  /// them). Rethrows exceptions of the communicator.
+  void step_done(context<device::cpu>& ctx) {
+    guarded([&] {
+      ++position_;
+      ++clock_;
+      ++report_.local_steps;
+      for (std::uint64_t& steps : since_) ++steps;
+      while (!flights_.empty() && flights_.front().lands_at <= clock_) land(ctx);
+      for (std::size_t f = 0; f < fragments_.size(); ++f) {
+        if (due_at(f) == position_) exchange(ctx, f);
+      }
+      if (position_ == round_steps_) start_round();
+      for (flight& one : flights_) {
+        if (one.started) one.sum.done();
+      }
+    });
+  }
+
+  /// Ends all exchanges under way, exchanges every fragment that has changed since its last exchange, and
+  /// sets the parameters to theta, so that they are equal on all ranks. These are outer steps as others,
+  /// whatever the number of local steps before them. The next step starts a new round. Then `buffers`, such
+  /// as batch-norm statistics, become their means over the ranks. (Running averages are linear in what they
+  /// average, so that it does not matter how often they are averaged over the ranks.) `buffers` have the same
+  /// lengths on all ranks. Collective. Errors as step_done.
+  void synchronize(context<device::cpu>& ctx, const std::vector<std::span<T>>& buffers = {}) {
+    guarded([&] {
+      while (!flights_.empty()) land(ctx);
+      for (std::size_t f = 0; f < fragments_.size(); ++f) {
+        if (since_[f] > 0) {
+          reduce(ctx, take_change(ctx, f));
+          apply(ctx, f, 0.0);
+        } else {
+          outer_.adopt(ctx, fragments_[f], store_->values());
+        }
+      }
+      changed_ = true;
+      start_round();
+      for (const std::span<T> values : buffers) mean(reducer_.comm(), values);
+    });
+  }
+
+  /// Returns when no message is under way, so that other code may use the communicator. The results take
+  /// effect at their steps, as without the call. Local. Rethrows exceptions of the exchange; throws
+  /// state_error as step_done does.
+  void await() {
+    guarded(
+        [&] {
+          for (flight& one : flights_) arrive(one);
+        },
+        false);
+  }
+
+  /// Whether the parameters are theta: right after synchronize, restart or the construction; and after each
+  /// round without delay and with one fragment.
+  bool is_synchronized() const {
+    const auto none = [](std::uint64_t steps) { return steps == 0; };
+    return flights_.empty() && std::all_of(since_.begin(), since_.end(), none);
+  }
+
+  /// Whether the next step is the first of a round.
+  bool between_rounds() const { return position_ == 0; }
+
+  /// Sets the parameters to theta without any message, for a rank that has lost others. Exchanges under way
+  /// are discarded. The object is unusable afterwards. Local.
+  void abandon(context<device::cpu>& ctx) {
+    for (const gradient_bucket& fragment : fragments_) outer_.adopt(ctx, fragment, store_->values());
+    store_->round();
+  }
+
+  /// Takes the store's values, which must be equal on all ranks, as theta; v = 0. To be called on all ranks:
+  /// the next step_done or synchronize compares theta. Throws state_error if exchanges are under way.
+  void restart() {
+    if (!flights_.empty())
+      PUFFERFISH_THROW(state_error("rare_exchange: restart while exchanges are under way"));
+    outer_.restart(store_->values());
+    std::fill(since_.begin(), since_.end(), std::uint64_t{0});
+    start_round();
+    agreed_ = false;
+  }
+
+  /// H of the rounds that start from now on; the round under way ends as it started. The same on all ranks.
+  /// Throws value_error for less than 1.
+  void set_local_steps(index_t steps) {
+    if (steps < 1) detail::throw_error<value_error>({"rare_exchange: ", steps, " local steps are below 1"});
+    options_.local_steps = steps;
+    if (position_ == 0) round_steps_ = steps;
+  }
+  index_t local_steps() const { return options_.local_steps; }
+
+  /// States for a checkpoint, with outer_steps() and local_steps(): theta, v if there is a momentum, the
+  /// compressor's. Throws state_error unless is_synchronized(). A new exchange of the same options continues
+  /// bit for bit if its states are overwritten with these and its store has these parameters. To be called on
+  /// all ranks, like set_outer_steps: the next step_done or synchronize compares theta and the counters.
+  std::vector<compressor_state<T>> states() {
+    if (!is_synchronized()) {
+      PUFFERFISH_THROW(state_error("rare_exchange: states between exchanges; synchronize first"));
+    }
+    agreed_ = false;  // they may be overwritten
+    std::vector<compressor_state<T>> all = outer_.states();
+    for (compressor_state<T>& state : reducer_.states()) all.push_back(std::move(state));
+    return all;
+  }
+  /// Number of exchanges of single fragments since the beginning; the compressor's random numbers use it.
+  std::uint64_t outer_steps() const { return outer_steps_; }
+  void set_outer_steps(std::uint64_t steps) {
+    outer_steps_ = steps;
+    reducer_.set_steps(steps);
+    agreed_ = false;
+  }
+  /// Sets the epoch and its learning rate (exchange_place::epoch_rate) for compressors. D is multiplied by
+  /// outer_rate, which is therefore exchange_place::learning_rate.
+  void set_epoch(index_t epoch, double learning_rate) {
+    epoch_ = epoch;
+    learning_rate_ = learning_rate;
+  }
+
+  /// Variance of the ranks' parameters over the squared norm of theta at the last exchanges, summed over the
+  /// fragments; see local_steps_by_spread. The same bits on all ranks. 0 without measure_spread.
+  /// Cost: one pass over theta.
+  double spread() const {
+    double variance = 0.0;
+    for (const double one : variances_) variance += one;
+    return variance > 0.0 ? variance / outer_.squared_norm() : 0.0;
+  }
+
+  /// Bytes that one rank passes to collectives when every fragment is exchanged once.
+  index_t payload_bytes() const {
+    return reducer_.payload_bytes() + slots_ * static_cast<index_t>(fragments_.size() * sizeof(T));
+  }
+  const rare_exchange_report& report() const { return report_; }
+  void clear_report() { report_ = {}; }
+
+ private:
+  using clock = std::chrono::steady_clock;
+  using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
+
+  // One exchange of a fragment, with the numbers that compressors get.
+  struct job {
+    std::size_t fragment = 0;
+    std::uint64_t number = 0;  // number of this exchange among all
+    index_t epoch = 0;
+    double learning_rate = 0.0;
+  };
+  // An exchange that is under way.
+  struct flight {
+    job what;
+    std::uint64_t lands_at = 0;  // value of clock_ at which the result is applied
+    std::uint32_t jobs = 0;      // number of the thread's jobs that are done then
+    bool started = false;        // the sum has been started
+    bool arrived = false;        // the mean is in changes_
+    request sum{};
+  };
+
+  // Returns the compressor, split into the fragments. Throws on all ranks if the compressor, the options or
+  // the memory of the values are invalid.
+  static std::optional<any_compressor<T>> checked(const parameter_store<T>& store, Comm& comm,
+                                                  const rare_exchange_options& options,
+                                                  std::optional<any_compressor<T>> compressor) {
+    detail::all_or_none(comm, "rare_exchange", [&] {
+      options.validate();
+      if (!store.on_host()) PUFFERFISH_THROW(value_error("rare_exchange: the parameters are on a device"));
+      if (!compressor) return;
+      if (options.measure_spread) {
+        PUFFERFISH_THROW(value_error("rare_exchange: measure_spread with compressor " +
+                                     compressor->describe() + ", whose result is not the mean"));
+      }
+      const std::vector<gradient_bucket> fragments = cut_fragments(store, options.fragments);
+      if (fragments.size() > 1) compressor->split(fragments);
+    });
+    return compressor;
+  }
+
+  // Local.
+  void prepare() {
+    fragments_ = cut_fragments(*store_, options_.fragments);
+    slots_ = options_.measure_spread ? 1 : 0;
+    outer_ = detail::outer_parameters<T>(store_->values(), options_);
+    changes_ = std::make_shared<aligned_buffer<T>>(static_cast<index_t>(store_->values().size()) +
+                                                   slots_ * static_cast<index_t>(fragments_.size()));
+    since_.assign(fragments_.size(), 0);
+    variances_.assign(fragments_.size(), 0.0);
+    queue_.assign(fragments_.size(), {});
+    round_steps_ = options_.local_steps;
+  }
+
+  bool threaded() const {
+    return options_.delay > 0 && !fragments_.empty() && reducer_.comm().size() > 1 &&
+           reducer_.may_have_thread() && options_.exchange.progress != exchange_progress::calls;
+  }
+  void start_thread() {
+    worker_ = std::make_unique<cpu_context>();
+    jobs_.start(queue_.size(), [this](std::size_t place) { serve(place); });
+  }
+  // Jobs that were added are completed first, since other ranks wait for them, unless ranks are lost.
+  void finish_thread() {
+    if (!jobs_.running()) return;
+    try {
+      jobs_.await(jobs_.added());
+    } catch (const error&) {  // a forked process
+    }
+    jobs_.stop();
+  }
+  // A job of the thread: the exchange at queue_[place]. Nothing after a failure.
+  void serve(std::size_t place) {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    const auto start = clock::now();
+    try {
+      reduce(*worker_, queue_[place]);
+    } catch (...) {
+      thrown_ = std::current_exception();
+      failed_.store(true, std::memory_order_release);
+    }
+    busy_ms_ += detail::milliseconds_since(start);
+  }
+
+  // Calls work(). If it throws, all later calls throw, since collectives of the ranks may no longer match.
+  // `collective`: the call may compare the ranks' states.
+  template <class Work>
+  void guarded(Work&& work, bool collective = true) {
+    if (store_->generation() != generation_) {
+      PUFFERFISH_THROW(state_error("rare_exchange: the network has new arenas; make a new exchange"));
+    }
+    if (!store_->on_host()) PUFFERFISH_THROW(state_error("rare_exchange: the parameters are on a device"));
+    if (!failure_.empty()) {
+      detail::throw_error<state_error>({"rare_exchange: an earlier call failed (", failure_,
+                                        "): the ranks may have different steps; make a new exchange on all"});
+    }
+    const auto start = clock::now();
+    try {
+      if (collective && !agreed_) agree_on_start();
+      work();
+      if (std::exchange(changed_, false)) store_->round();
+    } catch (const std::exception& e) {
+      failure_ = e.what();
+      throw;
+    }
+    report_.exposed_ms += detail::milliseconds_since(start);
+  }
+  void agree_on_start() {
+    agree_on_lines(reducer_.comm(), "rare exchange",
+                   detail::message({"outer steps ", outer_steps_, ", local steps ", options_.local_steps,
+                                    "\n", "outer parameters ", detail::hexadecimal(outer_.digest()), "\n"}));
+    agreed_ = true;
+  }
+
+  // The step of a round, 1 to H, after which a fragment is exchanged.
+  index_t due_at(std::size_t fragment) const {
+    const auto number = static_cast<index_t>(fragment + 1);
+    const auto count = static_cast<index_t>(fragments_.size());
+    return (round_steps_ * number + count - 1) / count;
+  }
+  void start_round() {
+    position_ = 0;
+    round_steps_ = options_.local_steps;
+  }
+
+  // change: outer gradient of a fragment. all_of: the same and the element for its squared norm.
+  std::span<T> change(std::size_t fragment) const { return all_of(fragment).first(size_of(fragment)); }
+  std::span<T> all_of(std::size_t fragment) const {
+    const auto slots = static_cast<std::size_t>(slots_);
+    return changes_->span().subspan(static_cast<std::size_t>(fragments_[fragment].offset) + slots * fragment,
+                                    size_of(fragment) + slots);
+  }
+  std::size_t size_of(std::size_t fragment) const {
+    return static_cast<std::size_t>(fragments_[fragment].size);
+  }
+
+  // Takes D_w of fragment f. Without delay makes the outer step, else starts the exchange.
+  void exchange(context<device::cpu>& ctx, std::size_t f) {
+    const auto goes = [f](const flight& one) { return one.what.fragment == f; };
+    while (std::any_of(flights_.begin(), flights_.end(), goes)) land(ctx);
+    const job what = take_change(ctx, f);
+    if (options_.delay == 0) {
+      reduce(ctx, what);
+      return apply(ctx, f, 0.0);
+    }
+    flight& one = flights_.emplace_back();
+    one.what = what;
+    one.lands_at = clock_ + static_cast<std::uint64_t>(options_.delay);
+    if (jobs_.running()) {
+      queue_[next_job_] = what;
+      next_job_ = (next_job_ + 1) % queue_.size();
+      jobs_.add(1);
+      one.jobs = jobs_.added();
+    } else if (reducer_.comm().size() > 1 && reducer_.starts(all_of(f))) {
+      one.sum = reducer_.comm().start_all_reduce_sum(all_of(f));
+      one.started = true;
+    }
+  }
+
+  // Computes D_w of a fragment.
+  job take_change(context<device::cpu>& ctx, std::size_t f) {
+    detail::check_not_given_up(reducer_.comm());
+    outer_.subtract(ctx, fragments_[f], store_->values(), change(f));
+    if (slots_ > 0) all_of(f).back() = static_cast<T>(detail::squared_norm<T>(change(f)));
+    since_[f] = 0;
+    return {f, outer_steps_++, epoch_, learning_rate_};
+  }
+
+  // Replaces D_w by D, on the exchange's thread or the caller's.
+  void reduce(context<device::cpu>& ctx, const job& what) {
+    const std::size_t f = what.fragment;
+    reducer_.set_steps(what.number);
+    reducer_.set_epoch(what.epoch, what.learning_rate);
+    reducer_.set_rate(options_.outer_rate);
+    if (reducer_.has_compressor() && fragments_.size() == 1) {
+      reducer_.close(ctx, change(f));
+    } else if (reducer_.has_compressor() || reducer_.comm().size() > 1) {
+      reducer_.reduce(f, all_of(f));
+    }
+  }
+
+  // Waits for an exchange that was started or given to the thread; others arrive in land().
+  void arrive(flight& one) {
+    if (one.arrived) return;
+    if (jobs_.running()) {
+      jobs_.await(one.jobs);
+      if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(thrown_);
+      one.arrived = true;
+    } else if (one.started) {
+      one.sum.wait();
+      detail::scale_values(all_of(one.what.fragment), reducer_.divisor());
+      one.arrived = true;
+    }
+  }
+
+  // Ends the oldest exchange under way.
+  void land(context<device::cpu>& ctx) {
+    flight& one = flights_.front();
+    arrive(one);
+    if (!one.arrived) reduce(ctx, one.what);
+    const std::size_t f = one.what.fragment;
+    flights_.pop_front();
+    apply(ctx, f, options_.mixing);
+  }
+
+  // The outer step with D, which is in change(f); adds to the report.
+  void apply(context<device::cpu>& ctx, std::size_t f, double mixing) {
+    if (slots_ > 0 && reducer_.comm().size() > 1) {
+      const double mean_square = static_cast<double>(all_of(f).back());
+      variances_[f] = std::max(0.0, mean_square - detail::squared_norm<T>(change(f)));
+    }
+    outer_.step(ctx, fragments_[f], change(f), store_->values(), mixing);
+    changed_ = true;
+    ++report_.outer_steps;
+    if (!reducer_.has_compressor() && reducer_.comm().size() > 1) {
+      const std::size_t element = reducer_.is_narrow() ? sizeof(bfloat16) : sizeof(T);
+      report_.payload_bytes += static_cast<std::uint64_t>(all_of(f).size() * element);
+    }
+    if (!flights_.empty()) return;  // the thread may write what follows
+    report_.payload_bytes += std::exchange(reducer_.report().payload_bytes, std::uint64_t{0});
+    report_.busy_ms += std::exchange(busy_ms_, 0.0);
+  }
+
+  parameter_store<T>* store_;
+  std::uint64_t generation_;
+  rare_exchange_options options_;  // local_steps: of the next round
+  detail::gradient_reducer<T, Comm> reducer_;
+  std::vector<gradient_bucket> fragments_;
+  index_t slots_ = 0;  // elements that are sent with a fragment after its own
+  detail::outer_parameters<T> outer_;
+  std::shared_ptr<aligned_buffer<T>> changes_;  // D_w, then D, of all fragments, with their slots
+  std::vector<double> variances_;               // of each fragment
+  std::vector<std::uint64_t> since_;            // local steps since each fragment's D_w was taken
+  index_t position_ = 0, round_steps_ = 1;      // local steps of this round: done, all
+  std::uint64_t clock_ = 0;                     // local steps of this object
+  std::uint64_t outer_steps_ = 0;
+  index_t epoch_ = 0;
+  double learning_rate_ = 0.0;
+  bool agreed_ = false, changed_ = false;
+  std::string failure_;
+  rare_exchange_report report_;
+  std::deque<flight> flights_;  // the oldest first
+  // Members that the thread uses.
+  std::vector<job> queue_;     // of the thread's jobs, by place
+  std::size_t next_job_ = 0;   // place of the next job
+  std::exception_ptr thrown_;  // by the first job that has failed; later jobs do nothing
+  std::atomic<bool> failed_{false};
+  double busy_ms_ = 0.0;
+  std::unique_ptr<cpu_context> worker_;
+  detail::job_thread jobs_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: copies a device's gradients to pinned memory of the host and back, on a stream of its own while
+/// the backward pass computes.
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <pufferfish/distributed/communicator.hpp>
+#include <pufferfish/distributed/exchange/gradient_staging.hpp>
+#include <pufferfish/gpu/kernels/comm/exchange.hpp>
+#include <pufferfish/gpu/runtime/context.hpp>
+#include <pufferfish/nn/unwritten_gradients.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Functions that put work into a stream may be called while the context's stream is captured: the stream of
+/// copies then takes part in the capture. Bucket b travels in this order: the context's stream writes it;
+/// fetch() copies it to pinned memory on a separate stream; await() or has_come() tells the exchange's
+/// thread; the exchange works on gradients(); send() copies it back in the context's stream. With
+/// exchange_memory::device nothing is copied and gradients() is the arena on the device.
+template <class T>
+class gradient_staging<T, device::gpu> {
+ public:
+  static constexpr bool copies = true;
+
+  /// `buckets`: number of buckets. `used`: whether fetch() will be called; without it no events and no pinned
+  /// memory are allocated. The store must outlive the object. Throws backend_error.
+  gradient_staging(parameter_store<T>& store, std::size_t buckets, exchange_memory memory, bool used)
+      : store_(&store),
+        memory_(memory),
+        skip_(gpu::device_memory(), 1),
+        skip_to_send_(gpu::pinned_memory(), 1) {
+    gpu::check(cudaGetDevice(&device_), "cudaGetDevice");
+    if (!used) return;
+    for (std::size_t b = 0; b < buckets; ++b) come_.emplace_back(gpu::event_use::sleep);
+    if (memory == exchange_memory::device) return;
+    const auto size = static_cast<index_t>(store.gradients().size());
+    host_ = memory_block<T>(gpu::pinned_memory(), size, uninitialized);
+  }
+
+  /// The arena in which the exchange works: pinned host memory, or the device's arena.
+  std::span<T> gradients() { return memory_ == exchange_memory::device ? store_->gradients() : host_.span(); }
+
+  /// A CPU context for compressors. One thread at a time uses it.
+  context<device::cpu>& host(context<device::gpu>&) { return host_context_; }
+
+  /// Sets gradients that layers have stopped writing to zero, in the order of the context's stream.
+  void zero_unwritten(context<device::gpu>& ctx) {
+    zero_before_exchange(*store_, true, [&](index_t offset, index_t size) {
+      gpu::check(cudaMemsetAsync(store_->gradients().data() + offset, 0,
+                                 static_cast<std::size_t>(size) * sizeof(T), ctx.stream()),
+                 "cudaMemsetAsync of gradients");
+    });
+  }
+
+  // The copy to the host is ordered after the backward pass's work, and so after the previous step's copy to
+  // the device from the same host memory.
+  void fetch(context<device::gpu>& ctx, std::size_t b, const gradient_bucket& bucket, host_call then) {
+    written_.record(ctx.stream());
+    copies_.wait_for(written_);
+    if (memory_ == exchange_memory::staged) {
+      gpu::check(cudaMemcpyAsync(host_.data() + bucket.offset, store_->gradients().data() + bucket.offset,
+                                 bytes(bucket), cudaMemcpyDeviceToHost, copies_.handle()),
+                 "cudaMemcpyAsync of gradients to the host");
+    }
+    if (then.call != nullptr) call_in(copies_.handle(), then);
+    come_[b].record(copies_.handle());
+  }
+
+  /// Whether bucket b has been fetched; await() waits for that, asleep. Any thread may call them.
+  bool has_come(std::size_t b) const { return come_[b].reached(); }
+  void await(std::size_t b) const { come_[b].synchronize(); }
+
+  /// Copies a bucket back in the order of the context's stream. With exchange_memory::device, multiplies it
+  /// in place by `divisor`, a factor (1 / ranks), because the sum was made on the device. Otherwise `divisor`
+  /// is not used.
+  void send(context<device::gpu>& ctx, const gradient_bucket& bucket, T divisor) {
+    T* gradients = store_->gradients().data() + bucket.offset;
+    if (memory_ == exchange_memory::device) {
+      return gpu::kernels::multiply(ctx.stream(), gradients, bucket.size, divisor);
+    }
+    gpu::check(cudaMemcpyAsync(gradients, host_.data() + bucket.offset, bytes(bucket), cudaMemcpyHostToDevice,
+                               ctx.stream()),
+               "cudaMemcpyAsync of gradients to the device");
+  }
+
+  // MPI uses the device that is current, which in a new thread is the first one.
+  void enter_thread() {
+    if (memory_ == exchange_memory::device) gpu::check(cudaSetDevice(device_), "cudaSetDevice");
+  }
+
+  /// Flag on the device; not 0: the step is skipped.
+  const int* skip() const { return skip_.data(); }
+  /// Writes the flag of skip() in the order of the context's stream: 0 if the step is usable.
+  void publish(context<device::gpu>& ctx, bool usable) {
+    gpu::check(cudaMemsetAsync(skip_.data(), usable ? 0 : 1, sizeof(int), ctx.stream()), "cudaMemsetAsync");
+  }
+  /// In replayed steps: copies the value that set_usable has set before the stream reaches the copy.
+  void publish_replayed(context<device::gpu>& ctx) {
+    gpu::check(cudaMemcpyAsync(skip_.data(), skip_to_send_.data(), sizeof(int), cudaMemcpyHostToDevice,
+                               ctx.stream()),
+               "cudaMemcpyAsync of a flag to the device");
+  }
+  void set_usable(bool usable) { *skip_to_send_.data() = usable ? 0 : 1; }
+
+  // For steps that are captured -----------------------------------------------------------------------------
+
+  bool is_captured(const context<device::gpu>& ctx) const { return gpu::is_captured(ctx.stream()); }
+
+  /// Makes the context's stream wait for all buckets that have been fetched.
+  void join(context<device::gpu>& ctx) {
+    fetched_.record(copies_.handle());
+    gpu::check(cudaStreamWaitEvent(ctx.stream(), fetched_.handle(), 0), "cudaStreamWaitEvent");
+  }
+  /// Calls `what` when the context's stream reaches this point. The function must not call CUDA.
+  void call(context<device::gpu>& ctx, host_call what) { call_in(ctx.stream(), what); }
+
+  // No needless write: a replay of another graph may be calling leave_failure in another thread.
+  void leave_failures_to(const context<device::gpu>& ctx) {
+    if (failures_ != ctx.failures()) failures_ = ctx.failures();
+  }
+  void leave_failure(const std::exception_ptr& failure) { failures_->post(failure); }
+
+  /// Never frees the host's copy: messages may still arrive in it.
+  void keep_host_memory() { keep_for_good(std::make_shared<memory_block<T>>(std::move(host_))); }
+
+  /// Waits for all work of the device.
+  void drain() noexcept { static_cast<void>(cudaDeviceSynchronize()); }
+
+ private:
+  static std::size_t bytes(const gradient_bucket& bucket) {
+    return static_cast<std::size_t>(bucket.size) * sizeof(T);
+  }
+  static void call_in(cudaStream_t stream, host_call what) {
+    gpu::check(cudaLaunchHostFunc(stream, what.call, what.object), "cudaLaunchHostFunc");
+  }
+
+  parameter_store<T>* store_;
+  exchange_memory memory_;
+  int device_ = 0;
+  context<device::cpu> host_context_;
+  std::vector<gpu::event> come_;  // one per bucket
+  memory_block<T> host_;
+  memory_block<int> skip_, skip_to_send_;
+  gpu::stream copies_;
+  gpu::event written_, fetched_;
+  std::shared_ptr<gpu::late_failure> failures_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Convolutions as matrix products whose left operand, the matrix of patches, is gathered tile by tile and
+/// exists in shared memory only.
+///
+/// The three products, rows x depth times depth x columns:
+/// - forward: rows = output pixels, columns = output channels, depth = patch (taps x input channels);
+/// - gradient of the input: rows = input pixels of one phase, columns = input channels, depth = taps of the
+///   phase x output channels. Pixels whose row and column are equal modulo the strides form a phase, because
+///   they have the same taps;
+/// - gradient of the weight: rows = patch, columns = output channels, depth = output pixels.
+///
+/// A block computes one tile of rows x columns (conv_tile). It reads the depth in steps of 64 bytes per row
+/// (conv_step floats, or twice as many 16-bit numbers), through a ring of three pairs of tiles in shared
+/// memory (pipeline). If there are few tiles, the depth is also cut into slices, each of which stores its own
+/// partial result in float; add_slices adds these in double, in a fixed order.
+
+#include <pufferfish/gpu/kernels/conv/conv.hpp>
+#include <pufferfish/gpu/kernels/conv/conv_tiles.cuh>
+#include <pufferfish/gpu/kernels/conv/slice_sum.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// The product that computes a block's tile. The more rows and columns a thread or a warp has, the less is
+/// read from shared memory, and the fewer other instructions are needed. The registers bound them: two large
+/// blocks, or three or four of 128 threads, must fit on each multiprocessor. Dynamic shared memory: `slots`
+/// pairs of tiles, left (patches) then right (weight or gradient); correlation_memory and
+/// weight_gradient_memory have the sizes.
+template <bool Tensor, class T, int Rows, int Columns, int Run>
+struct conv_block {
+  static constexpr int rows = Rows, columns = Columns;
+  /// Number of elements of a patch in one copy.
+  static constexpr int run = Run;
+  /// Elements of the sum in a tile; number of tile buffers: one in use, the others being filled.
+  static constexpr int depth = static_cast<int>(conv_step * sizeof(float) / sizeof(T)), slots = 3;
+
+  static constexpr int thread_rows = Rows * Columns == 2048 ? 4 : 8;
+  static constexpr int thread_columns = Rows == 128 && Columns >= 64 ? 8 : 4;
+  static constexpr int warp_rows = Columns == 16 && Rows == 256 ? 64 : Rows == 128 && Columns >= 64 ? 64 : 32;
+  static constexpr int warp_columns = Columns == 16 ? 16 : Rows == 128 && Columns == 128 ? 64 : 32;
+
+  template <dense A, dense B>
+  using product = std::conditional_t<Tensor, tensor_product<T, Rows, Columns, warp_rows, warp_columns, A, B>,
+                                     simt_product<Rows, Columns, thread_rows, thread_columns, A, B>>;
+  static constexpr int threads = product<dense::depth, dense::width>::threads;
+  static constexpr int blocks_at_once = Rows * Columns == 128 * 128 ? 2
+                                        : Rows == 256 || (!Tensor && Rows * Columns == 128 * 64)
+                                            ? 3
+                                            : 512 / threads;
+};
+
+// ---------------------------------------------------------------------------------------------------------
+// Forward, and the gradient of the input
+
+/// Arguments of `correlate`. `in`: x, or dy for the gradient of the input. The result has out_pixels x
+/// out_channels elements, or in_pixels x in_channels.
+template <class T>
+struct correlation {
+  const T* in;
+  const T* weight;
+  result_target<T> result;
+  conv_geometry geometry;
+  index_t elements;     ///< elements of the result
+  divider by_channels;  ///< division by the channels of `in`
+  int slices;
+  bool weight_vectors;
+};
+
+/// Layout of the dynamic shared memory of `correlate`: `slots` times (left, right), then Block::rows
+/// gathered_pixel. Left tile: rows x depth. Right tile: depth x columns, or for the gradient of the input
+/// columns x depth.
+template <class T, class Block, bool Backward>
+struct correlation_memory {
+  static constexpr dense weight_layout = Backward ? dense::depth : dense::width;
+  static constexpr int left_stride = tile_stride<T, dense::depth>(Block::depth);
+  static constexpr int right_stride = tile_stride<T, weight_layout>(Backward ? Block::depth : Block::columns);
+  static constexpr int left = Block::rows * left_stride;
+  static constexpr int right = (Backward ? Block::columns : Block::depth) * right_stride;
+  static constexpr std::size_t tiles = Block::slots * (left + right) * sizeof(T);
+  static constexpr std::size_t bytes = tiles + Block::rows * sizeof(gathered_pixel);
+};
+
+/// x: tiles of the result, columns fastest. So blocks that run at the same time share patches; the weight
+/// fits into the second-level cache anyway. y: phases of a gradient; z: slices.
+template <class T, class Block, bool Backward>
+static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
+    /// Block (bx, by, bz): tile bx / column tiles of the pixels and bx % column tiles of the columns; phase
+    /// by = row phase (number of column phases) + column phase, always 0 forward; slice bz has the steps
+    /// steps bz / slices .. steps (bz + 1) / slices - 1. Threads: Block::threads in one dimension.
+    correlate(correlation<T> work) {
+  using memory = correlation_memory<T, Block, Backward>;
+  using product = typename Block::template product<dense::depth, memory::weight_layout>;
+  const conv_geometry& g = work.geometry;
+  const int thread = block_thread();
+  const unsigned column_tiles = static_cast<unsigned>(ceil_div(work.result.columns, Block::columns));
+  const index_t first_pixel = static_cast<index_t>(blockIdx.x / column_tiles) * Block::rows;
+  const int first_column = static_cast<int>(blockIdx.x % column_tiles) * Block::columns;
+
+  const int phases = min(g.stride_width, g.in_width), phase = static_cast<int>(blockIdx.y);
+  const gathering<T> patches(work.in, Backward ? backward_rows(g, phase / phases) : forward_rows(g),
+                             Backward ? backward_columns(g, phase % phases) : forward_columns(g),
+                             Backward ? g.out_channels : g.in_channels, work.by_channels);
+  const index_t pixels = g.images * (static_cast<index_t>(patches.rows.outputs) * patches.columns.outputs);
+  if (first_pixel >= pixels) return;
+  // No tap reaches these pixels: there is nothing to add to their old values.
+  if (Backward && patches.depth == 0 && work.result.add && work.result.partials == nullptr) return;
+
+  T* const tiles = dynamic_shared<T>();
+  auto* const targets = reinterpret_cast<gathered_pixel*>(dynamic_shared<unsigned char>() + memory::tiles);
+  find_pixels<Block::rows, Block::threads>(targets, patches, first_pixel, g.images,
+                                           Backward ? g.in_height : g.out_height,
+                                           Backward ? g.in_width : g.out_width, work.result.columns, thread);
+  __syncthreads();
+
+  const patch_rows<T, Block::rows, Block::depth, memory::left_stride, Block::threads, Block::run> rows(
+      patches, targets, thread);
+  product sums(thread);
+  const int steps = ceil_div(patches.depth, Block::depth), slice = static_cast<int>(blockIdx.z);
+  pipeline<Block::slots>(
+      static_cast<int>(static_cast<index_t>(steps) * slice / work.slices),
+      static_cast<int>(static_cast<index_t>(steps) * (slice + 1) / work.slices),
+      [&](int slot, int step) {
+        T* const left = tiles + slot * (memory::left + memory::right);
+        T* const right = left + memory::left;
+        const int k = patches.template step_begin<Block::depth>(step);
+        rows.copy(left, k);
+        if constexpr (Backward) {
+          copy_turned_weight<Block::columns, Block::depth, memory::right_stride, Block::threads>(
+              right, patches, work.weight, g.kernel_width, g.in_channels, first_column, k,
+              work.weight_vectors, thread);
+        } else {
+          copy_tile<Block::depth, Block::columns, memory::right_stride, Block::threads>(
+              right, work.weight + static_cast<index_t>(k) * work.result.columns + first_column,
+              work.result.columns, remaining(patches.depth, k, Block::depth),
+              remaining(work.result.columns, first_column, Block::columns), work.weight_vectors, thread);
+        }
+      },
+      [&](int slot, int) {
+        const T* const left = tiles + slot * (memory::left + memory::right);
+        sums.template multiply<Block::depth, memory::left_stride, memory::right_stride>(left,
+                                                                                        left + memory::left);
+      });
+
+  result_target<T> result = work.result;
+  if (result.partials != nullptr) result.partials += slice * work.elements;
+  if constexpr (Backward) {
+    result.store(sums, first_column, [&](int row) { return targets[row].out; });
+  } else {
+    result.add = false;
+    const int rows_left = remaining(pixels, first_pixel, Block::rows), columns = result.columns;
+    result.at(first_pixel * columns).store(sums, first_column, [&](int row) {
+      return row < rows_left ? row * columns : -1;
+    });
+  }
+}
+
+/// Calls f(block) for the block of a plan. Blocks of 16 columns have RowsOf16 rows: 256 for pixels, 128 for
+/// gradients of weights. Tensors whose channels cannot be copied in vectors have few channels as a rule (an
+/// image's three), so two kinds of blocks suffice for them. f receives an object of the type conv_block.
+/// 16-bit types always compute on tensor cores.
+template <class T, int RowsOf16, class F>
+inline void with_block(const conv_plan& plan, bool in_vectors, F f) {
+  const auto kind = [&](auto tensor) {
+    constexpr bool on = decltype(tensor)::value;
+    constexpr int run = vector_width<T>;
+    const bool narrow = plan.tile == conv_tile::t256x16 || plan.tile == conv_tile::t128x16;
+    if (!in_vectors && narrow) return f(conv_block<on, T, RowsOf16, 16, 1>());
+    if (!in_vectors) return f(conv_block<on, T, 64, 64, 1>());
+    switch (plan.tile) {
+      case conv_tile::t128x128:
+        return f(conv_block<on, T, 128, 128, run>());
+      case conv_tile::t128x64:
+        return f(conv_block<on, T, 128, 64, run>());
+      case conv_tile::t64x64:
+        return f(conv_block<on, T, 64, 64, run>());
+      case conv_tile::t128x32:
+        return f(conv_block<on, T, 128, 32, run>());
+      case conv_tile::t256x16:
+      case conv_tile::t128x16:
+        return f(conv_block<on, T, RowsOf16, 16, run>());
+    }
+  };
+  if constexpr (sizeof(T) == 4) {
+    if (!plan.tensor) return kind(std::false_type());
+  }
+  kind(std::true_type());
+}
+
+/// Fills in the members that follow from the others, starts `correlate`, and adds the slices if there are
+/// several.
+template <class T, bool Backward>
+inline void run_correlation(const launch_site& site, const conv_plan& plan, correlation<T> work) {
+  const conv_geometry& g = work.geometry;
+  if (work.elements == 0) return;
+  const int width = vector_width<T>;
+  work.slices = plan.slices;
+  work.by_channels = divider::by(Backward ? g.out_channels : g.in_channels);
+  const bool in_vectors = aligned16(work.in) && (Backward ? g.out_channels : g.in_channels) % width == 0;
+  work.weight_vectors = aligned16(work.weight) && g.out_channels % width == 0;
+  const int row_phases = Backward ? std::min(g.stride_height, g.in_height) : 1;
+  const int column_phases = Backward ? std::min(g.stride_width, g.in_width) : 1;
+  // The first phase has the most pixels.
+  const index_t pixels = Backward ? g.images * (static_cast<index_t>(ceil_div(g.in_height, g.stride_height)) *
+                                                ceil_div(g.in_width, g.stride_width))
+                                  : g.out_pixels();
+  with_block<T, 256>(plan, in_vectors, [&](auto block) {
+    using shape = decltype(block);
+    const dim3 blocks(
+        static_cast<unsigned>(ceil_div(pixels, shape::rows) * ceil_div(work.result.columns, shape::columns)),
+        static_cast<unsigned>(row_phases * column_phases), static_cast<unsigned>(plan.slices));
+    launch(site, {blocks, shape::threads, correlation_memory<T, shape, Backward>::bytes},
+           correlate<T, shape, Backward>, work);
+  });
+  if (plan.slices > 1) add_slices(site, plan.slices, work.elements, work.result);
+}
+
+/// Grid: (tiles of pixels times tiles of channels, 1, slices).
+template <class T>
+void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
+                  const T* w, const T* bias, T* y, float* partials) {
+  correlation<T> work{};
+  work.in = x;
+  work.weight = w;
+  work.result = target_of(y, bias, plan.slices > 1 ? partials : nullptr, false, geometry.out_channels);
+  work.geometry = geometry;
+  work.elements = geometry.out_pixels() * geometry.out_channels;
+  run_correlation<T, false>(stream, plan, work);
+}
+
+/// Grid: (tiles of the first phase's pixels times tiles of channels, phases, slices).
+template <class T>
+void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
+                         const T* dy, const T* w, T* dx, bool add, float* partials) {
+  correlation<T> work{};
+  work.in = dy;
+  work.weight = w;
+  work.result = target_of<T>(dx, nullptr, plan.slices > 1 ? partials : nullptr, add, geometry.in_channels);
+  work.geometry = geometry;
+  work.elements = geometry.in_pixels() * geometry.in_channels;
+  run_correlation<T, true>(stream, plan, work);
+}
+
+// ---------------------------------------------------------------------------------------------------------
+// Gradient of the weight
+
+/// Arguments of correlate_weight. `elements`: patch x out_channels.
+template <class T>
+struct weight_gradient {
+  const T* in;
+  const T* gradient;
+  result_target<accumulate_t<T>> result;
+  conv_geometry geometry;
+  index_t elements;
+  divider by_channels, by_area, by_width;
+  int slices;
+  bool gradient_vectors;
+};
+
+/// Layout of the dynamic shared memory of correlate_weight: `slots` times (left, right). Left tile: depth
+/// (pixels) x rows (elements of the patch). Right tile: depth x columns (output channels).
+template <class T, class Block>
+struct weight_gradient_memory {
+  static constexpr int left_stride = tile_stride<T, dense::width>(Block::rows);
+  static constexpr int right_stride = tile_stride<T, dense::width>(Block::columns);
+  static constexpr int left = Block::depth * left_stride, right = Block::depth * right_stride;
+  static constexpr std::size_t bytes = Block::slots * (left + right) * sizeof(T);
+};
+
+/// Rows are elements of the patch, columns are output channels, and sums run over a
+/// slice of the pixels. y of the grid: slices.
+template <class T, class Block>
+static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
+    /// Block (bx, by): tile bx / column tiles of the patch and bx % column tiles of the channels; slice by of
+    /// the pixels, in whole steps of Block::depth pixels. Threads: Block::threads in one dimension.
+    correlate_weight(weight_gradient<T> work) {
+  using memory = weight_gradient_memory<T, Block>;
+  using product = typename Block::template product<dense::width, dense::width>;
+  const conv_geometry& g = work.geometry;
+  const int thread = block_thread();
+  const unsigned column_tiles = static_cast<unsigned>(ceil_div(g.out_channels, Block::columns));
+  const int first_row = static_cast<int>(blockIdx.x / column_tiles) * Block::rows;
+  const int first_column = static_cast<int>(blockIdx.x % column_tiles) * Block::columns;
+  const index_t pixels = g.out_pixels(), all_steps = ceil_div(pixels, Block::depth);
+  const int slice = static_cast<int>(blockIdx.y);
+  const index_t first_step = all_steps * slice / work.slices;
+  const int steps = static_cast<int>(all_steps * (slice + 1) / work.slices - first_step);
+  const index_t first = first_step * Block::depth;
+  const index_t last = min(first + static_cast<index_t>(steps) * Block::depth, pixels);
+
+  const gathering<T> patches(work.in, forward_rows(g), forward_columns(g), g.in_channels, work.by_channels);
+  const patch_columns<T, Block::rows, Block::depth, memory::left_stride, Block::threads, Block::run> columns(
+      patches, first_row, first, last, work.by_area, work.by_width, thread);
+  T* const tiles = dynamic_shared<T>();
+  product sums(thread);
+  pipeline<Block::slots>(
+      0, steps,
+      [&](int slot, int step) {
+        T* const left = tiles + slot * (memory::left + memory::right);
+        const int pixel = step * Block::depth;
+        columns.copy(left, pixel);
+        copy_tile<Block::depth, Block::columns, memory::right_stride, Block::threads>(
+            left + memory::left, work.gradient + (first + pixel) * g.out_channels + first_column,
+            g.out_channels, remaining(last - first, pixel, Block::depth),
+            remaining(g.out_channels, first_column, Block::columns), work.gradient_vectors, thread);
+      },
+      [&](int slot, int) {
+        const T* const left = tiles + slot * (memory::left + memory::right);
+        sums.template multiply<Block::depth, memory::left_stride, memory::right_stride>(left,
+                                                                                        left + memory::left);
+      });
+
+  result_target<accumulate_t<T>> result = work.result;
+  if (result.partials != nullptr) result.partials += slice * work.elements;
+  result.bias = nullptr;
+  const int rows_left = remaining(patches.depth, first_row, Block::rows), row_step = g.out_channels;
+  result.at(static_cast<index_t>(first_row) * row_step).store(sums, first_column, [&](int row) {
+    return row < rows_left ? row * row_step : -1;
+  });
+}
+
+/// Grid: (tiles of the patch times tiles of the channels, slices).
+template <class T>
+void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
+                          const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials) {
+  const launch_site site(stream);
+  weight_gradient<T> work{};
+  work.in = x;
+  work.gradient = dy;
+  work.result = target_of<accumulate_t<T>>(dw, nullptr, plan.slices > 1 ? partials : nullptr, accumulate,
+                                           geometry.out_channels);
+  work.geometry = geometry;
+  work.elements = static_cast<index_t>(geometry.patch()) * geometry.out_channels;
+  work.by_channels = divider::by(geometry.in_channels);
+  work.by_area = divider::by(std::max(1, geometry.out_height * geometry.out_width));
+  work.by_width = divider::by(std::max(1, geometry.out_width));
+  work.slices = plan.slices;
+  const bool in_vectors = aligned16(x) && geometry.in_channels % vector_width<T> == 0;
+  work.gradient_vectors = aligned16(dy) && geometry.out_channels % vector_width<T> == 0;
+  with_block<T, 128>(plan, in_vectors, [&](auto block) {
+    using shape = decltype(block);
+    const dim3 blocks(static_cast<unsigned>(ceil_div(geometry.patch(), shape::rows) *
+                                            ceil_div(geometry.out_channels, shape::columns)),
+                      static_cast<unsigned>(plan.slices));
+    launch(site, {blocks, shape::threads, weight_gradient_memory<T, shape>::bytes},
+           correlate_weight<T, shape>, work);
+  });
+  if (plan.slices > 1) add_slices(site, plan.slices, work.elements, work.result);
+}
+
+#define PUFFERFISH_INSTANTIATE(T)                                                                         \
+  template void conv_forward<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*, const T*, \
+                                const T*, T*, float*);                                                    \
+  template void conv_backward_input<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,    \
+                                       const T*, T*, bool, float*);                                       \
+  template void conv_backward_weight<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,   \
+                                        const T*, accumulate_t<T>*, bool, float*);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
+
+PUFFERFISH_KERNELS_END

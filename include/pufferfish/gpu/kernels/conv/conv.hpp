@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers of convolutions by implicit matrix products: no matrix of patches in memory. Activations are
+/// NHWC and dense, weights [kernel height][kernel width][in][out]; any kernel, stride, padding and dilation.
+///
+///     const conv_plan plan = plan_conv_forward(geometry, tensor, 4);           // 4 floats are 16 bytes
+///     ... partials: plan.scratch floats of device memory ...
+///     conv_forward<float>(stream, geometry, plan, x, w, bias, y, partials);
+
+#include <pufferfish/gpu/kernels/conv/conv_plan.hpp>
+#include <pufferfish/gpu/kernels/launchers.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+// For all launchers: pointers are to device memory, aligned to their elements; no output overlaps anything.
+// The plan is the result of plan_conv_... for the geometry, or any other (tests use all of them). `partials`:
+// plan.scratch floats. Element types: float, and 16 bits.
+
+/// y = x * w + bias. bias: out_channels elements, or nullptr. y: out_pixels x out_channels. One launch, and a
+/// second one that adds the slices if plan.slices > 1. All three launchers throw backend_error if a launch
+/// fails, for example if the device has less shared memory than a block needs.
+template <class T>
+void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
+                  const T* w, const T* bias, T* y, float* partials);
+
+/// dx = the gradient with respect to x; with `add`, dx += the gradient. Every element of dx is written by one
+/// thread: no atomics.
+template <class T>
+void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
+                         const T* dy, const T* w, T* dx, bool add, float* partials);
+
+/// dw = the gradient with respect to w; with `accumulate`, dw += the gradient. dw: patch x out_channels.
+template <class T>
+void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
+                          const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials);
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Launchers of the low-rank convolution in one pass: the result of its first factor does not go through
+/// device memory to the second one.
+
+#include <pufferfish/gpu/kernels/conv/low_rank_plan.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+// As in conv.hpp: device memory, dense, outputs overlap nothing. `geometry` is that of `down`: its
+// out_channels are the rank, at most 64. up: rank x out_channels. Element types: float, and 16 bits.
+
+/// t = x * down, which is stored unless t is null; y = t up + bias. x: NHWC, down: patch x rank, t: pixels x
+/// rank, y: pixels x out_channels, bias: out_channels elements or nullptr.
+template <class T>
+void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, const low_rank_plan& plan,
+                           const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t,
+                           T* y);
+
+/// dt = dy up^T, and dup = t^T dy or dup += t^T dy, in one pass over dy. `partials`: plan.scratch floats. t,
+/// dt: pixels x rank, dy: pixels x out_channels, up, dup: rank x out_channels. Needs plan.shared_bytes of
+/// dynamic shared memory, else throws backend_error.
+template <class T>
+void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, index_t pixels, int rank,
+                               int out_channels, const T* t, const T* dy, const T* up, accumulate_t<T>* dup,
+                               bool accumulate, T* dt, float* partials);
+
+PUFFERFISH_KERNELS_END

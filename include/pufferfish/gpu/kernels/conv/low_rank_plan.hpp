@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Decides which low-rank convolutions are computed in one pass, and how the pass is cut into blocks. Plans
+/// depend on shapes alone, as in conv_plan.hpp.
+
+#include <pufferfish/gpu/kernels/conv/conv_plan.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// How a low-rank convolution is computed.
+struct low_rank_plan {
+  /// False: two products, one after the other.
+  bool fused = false;
+  bool tensor = false;
+  /// Number of pixels of a block: 64 or 128.
+  int rows = 64;
+  /// Backward: number of parts into which the pixels are cut, and number of floats of `partials`.
+  int slices = 1;
+  index_t scratch = 0;
+  /// Backward: shared memory of a block, bytes. Devices of compute capability 8.0 and 9.0 have enough of it
+  /// for every fused plan, others may not.
+  index_t shared_bytes = 0;
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// The largest rank that is computed in one pass.
+inline constexpr int most_fused_rank = 64;
+
+namespace plans {
+
+/// Ranks are padded to one of these.
+constexpr int padded_rank(index_t rank) { return rank <= 16 ? 16 : rank <= 32 ? 32 : 64; }
+
+/// Pixels of a backward block, and output channels that it processes at a time.
+inline constexpr int backward_rows = 64;
+constexpr int backward_chunk(int padded_rank) { return padded_rank == 64 ? 32 : 64; }
+
+/// Tiles of a backward block, in elements: gradients, up and t.
+constexpr index_t backward_tiles(int padded, int element_bytes) {
+  const index_t pad = 16 / element_bytes, chunk = backward_chunk(padded) + pad;
+  return backward_rows * chunk + padded * chunk + backward_rows * (padded + pad);
+}
+
+/// Output channels, in whole chunks.
+constexpr index_t padded_columns(int padded, index_t columns) {
+  return cut(columns, backward_chunk(padded)) * backward_chunk(padded);
+}
+
+}  // namespace plans
+
+/// g.out_channels is the rank. `tensor`: products on tensor cores.
+inline low_rank_plan plan_low_rank_forward(const conv_geometry& g, bool tensor) {
+  low_rank_plan plan;
+  plan.tensor = tensor;
+  const index_t pixels = g.out_pixels();
+  plan.rows = plans::cut(pixels, 128) >= plans::enough_blocks ? 128 : 64;
+  // With fewer blocks, cutting the first product's sums into slices gains more than a second pass costs.
+  plan.fused = g.out_channels <= most_fused_rank && plans::cut(pixels, plan.rows) >= plans::enough_blocks / 4;
+  return plan;
+}
+
+/// The plan of low_rank_conv_backward_up for elements of element_bytes bytes. The caller compares
+/// shared_bytes with the device's limit.
+inline low_rank_plan plan_low_rank_backward(index_t pixels, index_t rank, index_t out_channels, bool tensor,
+                                            int element_bytes) {
+  low_rank_plan plan;
+  plan.tensor = tensor;
+  const int padded = plans::padded_rank(rank);
+  const index_t tiles = plans::cut(pixels, plans::backward_rows);
+  plan.slices =
+      static_cast<int>(tiles <= plans::enough_blocks
+                           ? std::max<index_t>(tiles, 1)
+                           : std::clamp<index_t>(tiles / 8, plans::enough_blocks, 2 * plans::enough_blocks));
+  plan.scratch = plan.slices * rank * out_channels;
+  plan.shared_bytes =
+      2 * plans::backward_tiles(padded, element_bytes) * element_bytes +
+      padded * plans::padded_columns(padded, out_channels) * static_cast<index_t>(sizeof(float));
+  // The float units take longer to compute ranks above 32 than a second pass takes to read dy.
+  plan.fused = rank <= (tensor ? most_fused_rank : 32) && plan.shared_bytes <= index_t{160} * 1024;
+  return plan;
+}
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Passes over rows of matrices, by 16-byte accesses if the layout allows them.
+///
+/// A block works on whole rows: row m, then m + gridDim.x, and so on. Its threads, 32 to 256, have
+/// neighbouring accesses of the row.
+
+#include <cmath>
+
+#include <pufferfish/gpu/kernels/copy/rows.hpp>
+#include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/kernels/reduce/columns.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// The value of a row that a table does not have. A kernel cannot throw an
+/// exception; the caller's loss becomes NaN instead.
+template <class T>
+__device__ inline T not_a_number() {
+  return static_cast<T>(NAN);
+}
+template <class T, int Width>
+__device__ inline row_values<T, Width> no_row() {
+  row_values<T, Width> result;
+  for (int i = 0; i < Width; ++i) result[i] = not_a_number<accumulate_t<T>>();
+  return result;
+}
+
+/// Whether all rows can be read or written in vectors: every row is aligned to 16 bytes and has whole
+/// vectors. Null matrices do not count.
+template <class T, class... Rows>
+bool rows_in_vectors(index_t columns, const Rows&... rows) {
+  const auto fits = [](const auto& matrix) {
+    return matrix.data == nullptr || (aligned16(matrix.data) && matrix.stride % vector_width<T> == 0);
+  };
+  return columns % vector_width<T> == 0 && (fits(rows) && ...);
+}
+
+/// Calls f with the number of elements per access, as a type: a vector's or 1.
+template <class T, class F>
+void with_width(bool vectors, F f) {
+  if (vectors) {
+    f(std::integral_constant<int, vector_width<T>>());
+  } else {
+    f(std::integral_constant<int, 1>());
+  }
+}
+
+/// Threads for a row: whole warps, up to `most`. Blocks for rows: one each, up to a limit, then blocks loop.
+inline unsigned row_threads(index_t columns, int width, int most = 256) {
+  const index_t warps = ceil_div(columns, static_cast<index_t>(width * warp_threads));
+  const index_t threads = (warps < 1 ? 1 : warps) * warp_threads;
+  return static_cast<unsigned>(threads < most ? threads : most);
+}
+/// `width`: elements of an access.
+inline grid row_grid(index_t rows, index_t columns, int width) {
+  return {dim3(columns == 0 ? 0U : blocks_for(rows, 1)), dim3(row_threads(columns, width))};
+}
+
+/// Calls f(column) for the first of each `Width` columns of a row, distributed over the threads of a block.
+template <int Width, class F>
+__device__ inline void for_each_column(index_t columns, F f) {
+  for (index_t c = static_cast<index_t>(threadIdx.x) * Width; c < columns;
+       c += static_cast<index_t>(blockDim.x) * Width) {
+    f(c);
+  }
+}
+
+/// Calls f(row, column) for each row, one block per row, and each column as in for_each_column.
+template <int Width, class F>
+__device__ inline void for_each_row(index_t rows, index_t columns, F f) {
+  for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
+    for_each_column<Width>(columns, [&](index_t c) { f(m, c); });
+  }
+}
+
+/// Grid: row_grid, a block per row; a thread has every blockDim.x-th access of Width columns.
+template <class T, int Width>
+static __global__ void scale_rows_kernel(accumulate_t<T> factor, row_array<const T> from, index_t rows,
+                                         index_t columns, row_array<T> to) {
+  for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
+    row_values<T, Width> values = load_row<Width>(from.row(m) + c);
+    for (int i = 0; i < Width; ++i) values[i] *= factor;
+    store_row<Width>(to.row(m) + c, values);
+  });
+}
+
+/// Row m, or places[m] if there is such an array.
+__device__ inline index_t place_of(const index_t* places, index_t m) {
+  return places == nullptr ? m : places[m];
+}
+
+/// Grid: row_grid. Row m of `rows` goes from from_places[m] to to_places[m].
+template <class T, int Width>
+static __global__ void move_rows_kernel(row_array<const T> from, const index_t* from_places, row_array<T> to,
+                                        const index_t* to_places, index_t rows, index_t columns) {
+  for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
+    store_row<Width>(to.row(place_of(to_places, m)) + c,
+                     load_row<Width>(from.row(place_of(from_places, m)) + c));
+  });
+}
+
+/// Grid: row_grid. The threads of a block compare its row with all runs, then clear it together if it is in
+/// none.
+template <class T, int Width>
+static __global__ void clear_rows_outside_kernel(run_arrays runs, row_array<T> x, index_t rows,
+                                                 index_t columns) {
+  for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
+    int inside = 0;
+    for (index_t s = static_cast<index_t>(threadIdx.x); s < runs.sequences;
+         s += static_cast<index_t>(blockDim.x)) {
+      if (m >= runs.first[s] && m < runs.first[s] + runs.count[s]) inside = 1;
+    }
+    if (block_max(inside, 0) != 0) continue;
+    for_each_column<Width>(columns,
+                           [&](index_t c) { store_row<Width>(x.row(m) + c, row_values<T, Width>{}); });
+  }
+}
+
+template <class T>
+void scale_rows(cudaStream_t stream, accumulate_t<T> factor, row_array<const T> from, index_t rows,
+                index_t columns, row_array<T> to) {
+  const launch_site site(stream, "scale_rows");
+  with_width<T>(rows_in_vectors<T>(columns, from, to), [&](auto width) {
+    launch(site, row_grid(rows, columns, width), scale_rows_kernel<T, width>, factor, from, rows, columns,
+           to);
+  });
+}
+
+/// The common part of gather_rows and scatter_rows. nullptr: row m itself.
+template <class T>
+void move_rows(const launch_site& site, row_array<const T> from, const index_t* from_places, row_array<T> to,
+               const index_t* to_places, index_t rows, index_t columns) {
+  with_width<T>(rows_in_vectors<T>(columns, from, to), [&](auto width) {
+    launch(site, row_grid(rows, columns, width), move_rows_kernel<T, width>, from, from_places, to, to_places,
+           rows, columns);
+  });
+}
+
+template <class T>
+void gather_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
+                 index_t columns, row_array<T> to) {
+  move_rows<T>({stream, "gather_rows"}, from, places, to, nullptr, rows, columns);
+}
+template <class T>
+void scatter_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
+                  index_t columns, row_array<T> to) {
+  move_rows<T>({stream, "scatter_rows"}, from, nullptr, to, places, rows, columns);
+}
+
+template <class T>
+void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T> x, index_t rows,
+                        index_t columns) {
+  const launch_site site(stream, "clear_rows_outside");
+  with_width<T>(rows_in_vectors<T>(columns, x), [&](auto width) {
+    launch(site, row_grid(rows, columns, width), clear_rows_outside_kernel<T, width>, runs, x, rows, columns);
+  });
+}
+
+/// One thread per sequence, 128 a block.
+static __global__ void make_runs_kernel(index_t sequences, index_t length, const index_t* lengths,
+                                        index_t* first, index_t* count) {
+  for (index_t s = grid_thread(); s < sequences; s += grid_threads()) {
+    first[s] = s * length;
+    count[s] = lengths == nullptr ? length : lengths[s];
+  }
+}
+
+void make_runs(cudaStream_t stream, index_t sequences, index_t length, const index_t* lengths, index_t* first,
+               index_t* count) {
+  launch(stream, {dim3(blocks_for(sequences, 128)), dim3(128)}, make_runs_kernel, sequences, length, lengths,
+         first, count);
+}
+
+#define PUFFERFISH_INSTANTIATE(T)                                                                   \
+  template void scale_rows<T>(cudaStream_t, accumulate_t<T>, row_array<const T>, index_t, index_t,  \
+                              row_array<T>);                                                        \
+  template void gather_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,  \
+                               row_array<T>);                                                       \
+  template void scatter_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t, \
+                                row_array<T>);                                                      \
+  template void clear_rows_outside<T>(cudaStream_t, const run_arrays&, row_array<T>, index_t, index_t);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
+
+PUFFERFISH_KERNELS_END

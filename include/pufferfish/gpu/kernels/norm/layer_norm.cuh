@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Layer normalisation: one block per row. A thread reads the same elements of the sum that it has written.
+///
+/// The passes over a row therefore need no barriers but those of the block's sums.
+
+#include <pufferfish/gpu/kernels/copy/rows.cuh>
+#include <pufferfish/gpu/kernels/norm/layer_norm.hpp>
+#include <pufferfish/gpu/kernels/reduce/columns.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// values *= scale where dropout keeps, else 0. Positions position .. position + Width - 1 of the stream.
+template <class A, int Width>
+__device__ inline void drop_values(const layer_dropout& dropout, const random_key& key,
+                                   std::uint64_t position, lanes<A, Width>& values) {
+  const random_run<Width> words = random_words<Width>(key, position);
+  for (int i = 0; i < Width; ++i) {
+    values[i] = words[i] < dropout.threshold ? A(0) : values[i] * static_cast<A>(dropout.scale);
+  }
+}
+
+/// Grid: row_grid, one block a row. Three passes of the block over its row: s and its sum, the squared
+/// deviations, y. Sums are in float, in an order that depends on the number of columns and the access width.
+template <class T, int Width>
+static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
+  using A = accumulate_t<T>;
+  const layer_dropout& dropout = p.dropout.layer;
+  const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
+  for (index_t m = static_cast<index_t>(blockIdx.x); m < p.rows; m += static_cast<index_t>(gridDim.x)) {
+    const std::uint64_t first =
+        dropout.drops() ? p.dropout.number(m) * static_cast<std::uint64_t>(p.columns) : 0;
+    A total = A(0);
+    for_each_column<Width>(p.columns, [&](index_t c) {
+      row_values<T, Width> values = load_row<Width>(p.x.row(m) + c);
+      if (dropout.drops()) drop_values(dropout, key, first + static_cast<std::uint64_t>(c), values);
+      if (p.residual.data != nullptr) {
+        const row_values<T, Width> others = load_row<Width>(p.residual.row(m) + c);
+        for (int i = 0; i < Width; ++i) values[i] += others[i];
+      }
+      if (p.sum.data != nullptr) store_row<Width>(p.sum.row(m) + c, values);
+      for (int i = 0; i < Width; ++i) total += values[i];
+    });
+    const A mean = block_sum(total) / static_cast<A>(p.columns);
+    const T* const s = p.sum.data != nullptr ? p.sum.row(m) : p.x.row(m);
+    A squares = A(0);
+    for_each_column<Width>(p.columns, [&](index_t c) {
+      const row_values<T, Width> values = load_row<Width>(s + c);
+      for (int i = 0; i < Width; ++i) squares += (values[i] - mean) * (values[i] - mean);
+    });
+    const A variance = block_sum(squares) / static_cast<A>(p.columns);
+    const A scale = static_cast<A>(1.0 / sqrt(static_cast<double>(variance) + p.eps));
+    if (p.statistics != nullptr && threadIdx.x == 0) {
+      p.statistics[2 * m] = mean;
+      p.statistics[2 * m + 1] = scale;
+    }
+    for_each_column<Width>(p.columns, [&](index_t c) {
+      row_values<T, Width> values = load_row<Width>(s + c);
+      const row_values<T, Width> weights = load_row<Width>(p.weight + c),
+                                 biases = load_row<Width>(p.bias + c);
+      for (int i = 0; i < Width; ++i) values[i] = (values[i] - mean) * scale * weights[i] + biases[i];
+      store_row<Width>(p.y.row(m) + c, values);
+    });
+  }
+}
+
+/// dsum = (g - mean(g) - n mean(g n)) inverse_deviation with g = dy weight; dx is dsum with dropout's mask.
+/// Grid: row_grid, one block a row; two passes over it.
+template <class T, int Width>
+static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T> p) {
+  using A = accumulate_t<T>;
+  const layer_dropout& dropout = p.dropout.layer;
+  const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
+  for (index_t m = static_cast<index_t>(blockIdx.x); m < p.rows; m += static_cast<index_t>(gridDim.x)) {
+    const A mean = p.statistics[2 * m], deviation = p.statistics[2 * m + 1];
+    A sum = A(0), product = A(0);
+    const auto load = [&](index_t c, row_values<T, Width>& n, row_values<T, Width>& g) {
+      const row_values<T, Width> weights = load_row<Width>(p.weight + c);
+      n = load_row<Width>(p.sum.row(m) + c);
+      g = load_row<Width>(p.dy.row(m) + c);
+      for (int i = 0; i < Width; ++i) {
+        n[i] = (n[i] - mean) * deviation;
+        g[i] *= weights[i];
+      }
+    };
+    for_each_column<Width>(p.columns, [&](index_t c) {
+      row_values<T, Width> n, g;
+      load(c, n, g);
+      for (int i = 0; i < Width; ++i) {
+        sum += g[i];
+        product += g[i] * n[i];
+      }
+    });
+    const A shift = block_sum(sum) / static_cast<A>(p.columns),
+            slope = block_sum(product) / static_cast<A>(p.columns);
+    for_each_column<Width>(p.columns, [&](index_t c) {
+      row_values<T, Width> n, g;
+      load(c, n, g);
+      for (int i = 0; i < Width; ++i) g[i] = (g[i] - shift - n[i] * slope) * deviation;
+      if (p.dsum.data != nullptr) store_row<Width>(p.dsum.row(m) + c, g);
+      if (p.dx.data == nullptr) return;
+      if (dropout.drops()) {
+        const std::uint64_t first = p.dropout.number(m) * static_cast<std::uint64_t>(p.columns);
+        drop_values(dropout, key, first + static_cast<std::uint64_t>(c), g);
+      }
+      store_row<Width>(p.dx.row(m) + c, g);
+    });
+  }
+}
+
+/// Sums over rows of dy n and of dy.
+template <class T, int Width>
+struct layer_norm_sum_task {
+  static constexpr int width = Width;
+  using state = column_sum_state<2, Width>;
+
+  norm_gradient_problem<T> p;
+
+  struct loaded {
+    row_values<T, Width> sum, dy;
+    accumulate_t<T> mean, deviation;
+  };
+  /// Quantity 0: sum of dy n; quantity 1: sum of dy. n is computed again from s and the row's statistics.
+  __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
+    const auto load = [&](index_t at) {
+      return loaded{load_row<Width>(p.sum.row(at) + column), load_row<Width>(p.dy.row(at) + column),
+                    p.statistics[2 * at], p.statistics[2 * at + 1]};
+    };
+    while (row < end) {
+      row_values<T, Width> weighted = {}, plain = {};
+      for_run(row, end, step, load, [&](const loaded& values) {
+        for (int k = 0; k < Width; ++k) {
+          weighted[k] += values.dy[k] * ((values.sum[k] - values.mean) * values.deviation);
+          plain[k] += values.dy[k];
+        }
+      });
+      for (int k = 0; k < Width; ++k) {
+        s.sums[0][k] += static_cast<double>(weighted[k]);
+        s.sums[1][k] += static_cast<double>(plain[k]);
+      }
+    }
+  }
+};
+
+/// Stores the two gradients of column c.
+struct layer_norm_sum_finish {
+  norm_parameter_gradients gradients;
+  __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
+    store_sum(s.sums[0][0], gradients.add_weight, gradients.weight[c]);
+    store_sum(s.sums[1][0], gradients.add_bias, gradients.bias[c]);
+  }
+};
+
+template <class T>
+void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& p) {
+  const launch_site site(stream, "layer_norm_forward");
+  const bool vectors =
+      rows_in_vectors<T>(p.columns, p.x, p.residual, p.sum, p.y) && aligned16(p.weight, p.bias);
+  with_width<T>(vectors, [&](auto width) {
+    launch(site, row_grid(p.rows, p.columns, width), layer_norm_forward_kernel<T, width>, p);
+  });
+}
+
+template <class T>
+void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& p) {
+  const launch_site site(stream, "layer_norm_input_gradient");
+  if (p.dsum.data == nullptr && p.dx.data == nullptr) return;
+  const bool vectors = rows_in_vectors<T>(p.columns, p.sum, p.dy, p.dsum, p.dx) && aligned16(p.weight);
+  with_width<T>(vectors, [&](auto width) {
+    launch(site, row_grid(p.rows, p.columns, width), layer_norm_input_gradient_kernel<T, width>, p);
+  });
+}
+
+template <class T>
+void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p, double* scratch,
+                                    const norm_parameter_gradients& gradients) {
+  const launch_site site(stream, "layer_norm_parameter_gradients");
+  with_width<T>(rows_in_vectors<T>(p.columns, p.sum, p.dy), [&](auto width) {
+    sum_columns<column_sum_state<2, 1>>(site, layer_norm_sum_task<T, width>{p}, p.rows, p.columns, scratch,
+                                        layer_norm_sum_finish{gradients});
+  });
+}
+
+#define PUFFERFISH_INSTANTIATE(T)                                                                         \
+  template void layer_norm_forward<T>(cudaStream_t, const norm_problem<T>&);                              \
+  template void layer_norm_input_gradient<T>(cudaStream_t, const norm_gradient_problem<T>&);              \
+  template void layer_norm_parameter_gradients<T>(cudaStream_t, const norm_gradient_problem<T>&, double*, \
+                                                  const norm_parameter_gradients&);
+PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
+#undef PUFFERFISH_INSTANTIATE
+
+PUFFERFISH_KERNELS_END

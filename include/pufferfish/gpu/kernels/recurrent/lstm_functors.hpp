@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The arithmetic of an LSTM's time step for one element of the state, for kernels and for the
+/// host.
+
+#include <cmath>
+
+#include <pufferfish/gpu/kernels/elementwise/elementwise_functors.hpp>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Preactivations, activations or their gradients: input gate, forget gate, candidate, output gate.
+template <class A>
+struct lstm_gates_of {
+  A i, f, g, o;
+};
+
+/// The result of lstm_step_forward.
+template <class A>
+struct lstm_step {
+  lstm_gates_of<A> gates;  ///< activations
+  A cell, output;
+};
+
+/// i, f, o = logistic(z), g = tanh(z), cell = f before + i g, output = o tanh(cell).
+template <class A>
+PUFFERFISH_HOST_DEVICE inline lstm_step<A> lstm_step_forward(const lstm_gates_of<A>& z, A before) {
+  using std::tanh;
+  const lstm_gates_of<A> a{logistic(z.i), logistic(z.f), tanh(z.g), logistic(z.o)};
+  const A cell = a.f * before + a.i * a.g;
+  return {a, cell, a.o * tanh(cell)};
+}
+
+/// The result of lstm_step_backward.
+template <class A>
+struct lstm_step_gradient {
+  lstm_gates_of<A> gates;  ///< gradients of the preactivations
+  A before;                ///< gradient of the cell before
+};
+
+/// From the gradients `dh` of the output and `dc_after` of the cell, the latter from the step after. With t =
+/// tanh(cell): dc = dh o (1 - t^2) + dc_after; the gradients of the preactivations are dc g i (1 - i), dc
+/// before f (1 - f), dc i (1 - g^2) and dh t o (1 - o); that of `before` is dc f.
+template <class A>
+PUFFERFISH_HOST_DEVICE inline lstm_step_gradient<A> lstm_step_backward(const lstm_gates_of<A>& a, A before,
+                                                                       A cell, A dh, A dc_after) {
+  using std::tanh;
+  const A one = A(1), t = tanh(cell), dc = dh * a.o * (one - t * t) + dc_after;
+  return {{dc * a.g * a.i * (one - a.i), dc * before * a.f * (one - a.f), dc * a.i * (one - a.g * a.g),
+           dh * t * a.o * (one - a.o)},
+          dc * a.f};
+}
+
+PUFFERFISH_KERNELS_END

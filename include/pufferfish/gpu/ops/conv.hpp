@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Convolutions on a device, dense and of low rank. cuBLAS computes those that are products of matrices. The
+/// others have kernels of this library. The kernels for one group gather patches while they multiply. The
+/// kernels for several groups are simple and without tiles (gpu/kernels/conv/grouped_conv.hpp).
+///
+/// Images are NHWC and dense, weights [kernel height][kernel width][in / groups][out], all in memory of the
+/// context's device. Formulas: ops/conv/conv.hpp, ops/conv/low_rank_conv.hpp. Functions put their work into
+/// the context's stream and return; they may be captured. Plans of the own kernels depend on shapes alone,
+/// not on the device. Scratch memory is the context's.
+
+#include <limits>
+
+#include <pufferfish/gpu/kernels/conv/conv.hpp>
+#include <pufferfish/gpu/kernels/conv/grouped_conv.hpp>
+#include <pufferfish/gpu/kernels/conv/low_rank_conv.hpp>
+#include <pufferfish/gpu/kernels/copy/transpose.hpp>
+#include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/gpu/ops/products.hpp>
+#include <pufferfish/ops/conv/low_rank_conv.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+
+/// A request to another library: a convolution of one group, of elements of one type, CUDA_R_32F,
+/// CUDA_R_16BF or CUDA_R_16F, with sums in float. Convolutions of several groups are not
+/// requested: the geometry has no number of groups.
+struct conv_request {
+  kernels::conv_geometry geometry;
+  cudaDataType_t type = CUDA_R_32F;
+};
+
+/// Convolutions of another library, for context::use(). A function returns false, and has done nothing, if it
+/// does not support a request; the own kernels then compute it. Arguments are those of the operations, with
+/// elements of the requested type; gradients of weights are floats. All pointers are to memory of the
+/// context's device: x, y, dx, dy NHWC and dense, w [kernel height][kernel width][in][out]. Work is put into
+/// ctx.stream(). An implementation may throw; the operation then throws the same.
+///
+///     struct my_convolutions final : gpu::conv_library {
+///       bool deterministic() const override { return true; }
+///       bool forward(gpu_context& ctx, const gpu::conv_request& asked, const void* x, const void* w,
+///                    const void* bias, void* y) override {
+///         if (asked.type != CUDA_R_32F) return false;        // the own kernels compute it
+///         ... puts the work into ctx.stream() ...
+///         return true;
+///       }
+///       ... backward_input and backward_weight likewise ...
+///     };
+class conv_library {
+ public:
+  conv_library() = default;
+  conv_library(const conv_library&) = delete;
+  conv_library& operator=(const conv_library&) = delete;
+  virtual ~conv_library() = default;
+
+  /// Whether equal arguments give equal bits.
+  virtual bool deterministic() const { return false; }
+
+  /// y = x * w + bias; bias: out_channels elements, or nullptr.
+  virtual bool forward(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* w,
+                       const void* bias, void* y) = 0;
+  /// dx = the gradient of the input, or with `add` dx += this gradient.
+  virtual bool backward_input(context<device::gpu>& ctx, const conv_request& asked, const void* dy,
+                              const void* w, void* dx, bool add) = 0;
+  /// dw = the gradient of the weight, or with `accumulate` dw += this gradient.
+  virtual bool backward_weight(context<device::gpu>& ctx, const conv_request& asked, const void* x,
+                               const void* dy, float* dw, bool accumulate) = 0;
+};
+
+}  // namespace gpu
+
+/// See conv_library(). Takes effect at the next call of an operation; a captured step keeps its calls.
+inline void context<device::gpu>::use(gpu::conv_library* library) {
+  if (library != nullptr && deterministic_ && !library->deterministic()) {
+    pufferfish::detail::throw_error<value_error>(
+        {"context<device::gpu>::use: the library does not promise the same bits at every run, and "
+         "context_options::deterministic is on"});
+  }
+  conv_library_ = library;
+}
+
+namespace gpu {
+namespace detail {
+
+/// The geometry of a convolution for kernels. Throws shape_error if a length, a patch or an image is too
+/// large for 31-bit numbers.
+inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& shape, const extents<4>& x,
+                                          const extents<4>& y) {
+  constexpr index_t most = std::numeric_limits<int>::max();
+  const auto narrow = [&](index_t length) {
+    if (length > most) {
+      pufferfish::detail::throw_error<shape_error>(
+          {what, ": ", shape.describe(), " over ", x, " needs numbers of more than 31 bits"});
+    }
+    return static_cast<int>(length);
+  };
+  narrow(x[1] * x[2] * x[3]);
+  narrow(y[1] * y[2] * y[3]);
+  narrow(shape.patch());
+  narrow(shape.kernel.height * shape.kernel.width * shape.out_channels);
+  return {x[0],
+          narrow(x[1]),
+          narrow(x[2]),
+          narrow(x[3]),
+          narrow(y[1]),
+          narrow(y[2]),
+          narrow(y[3]),
+          narrow(shape.kernel.height),
+          narrow(shape.kernel.width),
+          narrow(shape.stride.height),
+          narrow(shape.stride.width),
+          narrow(shape.padding.height),
+          narrow(shape.padding.width),
+          narrow(shape.dilation.height),
+          narrow(shape.dilation.width)};
+}
+
+/// Whether kernels multiply on tensor cores.
+template <class T>
+bool by_tensor_cores(const context<device::gpu>& ctx) {
+  return sizeof(T) == 2 || ctx.math() == math_mode::tf32;
+}
+
+/// Number of elements in a vector load or store of 16 bytes.
+template <class T>
+inline constexpr int vector_of = static_cast<int>(16 / sizeof(T));
+
+/// Largest shared memory of a block, in bytes.
+inline index_t shared_memory_of(const context<device::gpu>& ctx) {
+  int bytes = 0;
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.device()),
+        "cudaDeviceGetAttribute");
+  return bytes;
+}
+
+/// Calls call(library, request) if the context has a convolution library. Returns whether it did the work.
+template <class T, class Call>
+bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, Call&& call) {
+  conv_library* const library = ctx.conv_library();
+  return library != nullptr && call(*library, conv_request{geometry, element<T>::type});
+}
+
+}  // namespace detail
+}  // namespace gpu
+
+namespace ops {
+
+/// y = x * w + bias (reference::conv_forward), for any number of groups. bias: out_channels elements, or
+/// nullptr; y overlaps no input. The last argument is ignored. Throws shape_error if the shapes do not fit or
+/// exceed 31 bits (geometry_of), backend_error.
+template <class T>
+void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                  const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>*) {
+  detail::check_conv("conv_forward", shape, x.shape(), y.shape());
+  if (y.empty()) return;
+  if (shape.is_pointwise()) {
+    return gpu::multiply<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), detail::as_rows(y), false,
+                            bias);
+  }
+  const auto geometry = gpu::detail::geometry_of("conv_forward", shape, x.shape(), y.shape());
+  if (shape.groups > 1) {
+    return gpu::kernels::grouped_conv_forward<T>(ctx.stream(), geometry, static_cast<int>(shape.groups),
+                                                 x.data(), w, bias, y.data());
+  }
+  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+        return library.forward(ctx, asked, x.data(), w, bias, y.data());
+      })) {
+    return;
+  }
+  const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx),
+                                                    gpu::detail::vector_of<T>);
+  scratch_frame frame(ctx.scratch());
+  gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
+                                frame.take<float>(plan.scratch));
+}
+
+/// dx, or with `add` dx +=, the gradient of the input from dy (reference::conv_backward_input). dx overlaps
+/// no input. Errors as conv_forward.
+template <class T>
+void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
+                         const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                         bool add) {
+  detail::check_conv("conv_backward_input", shape, dx.shape(), dy.shape());
+  if (dx.empty()) return;
+  if (shape.is_pointwise()) {
+    return gpu::multiply<T>(ctx, detail::as_rows(dy), transpose(detail::as_matrix(shape, w)),
+                            detail::as_rows(dx), add);
+  }
+  const auto geometry = gpu::detail::geometry_of("conv_backward_input", shape, dx.shape(), dy.shape());
+  if (shape.groups > 1) {
+    return gpu::kernels::grouped_conv_backward_input<T>(
+        ctx.stream(), geometry, static_cast<int>(shape.groups), dy.data(), w, dx.data(), add);
+  }
+  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+        return library.backward_input(ctx, asked, dy.data(), w, dx.data(), add);
+      })) {
+    return;
+  }
+  const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores<T>(ctx),
+                                                           gpu::detail::vector_of<T>);
+  scratch_frame frame(ctx.scratch());
+  gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
+                                       frame.take<float>(plan.scratch));
+}
+
+/// dw, or with `accumulate` dw +=, the gradient of the weight (reference::conv_backward_weight), in the type
+/// of parameters; sums of 16-bit numbers are in float. dw overlaps no input. Errors as conv_forward. With few
+/// output channels the kernel computes the gradient of the turned convolution (kernels::turned), and another
+/// kernel reorders the result.
+template <class T>
+void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
+                          const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
+                          parameter_t<T>* dw, bool accumulate) {
+  detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
+  if (shape.is_pointwise()) {
+    const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
+    return gpu::multiply_wide<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient,
+                                 accumulate);
+  }
+  const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
+  if (shape.groups > 1) {
+    const int groups = static_cast<int>(shape.groups);
+    const auto plan = gpu::kernels::plan_grouped_backward_weight(geometry, groups);
+    scratch_frame frame(ctx.scratch());
+    return gpu::kernels::grouped_conv_backward_weight<T>(ctx.stream(), geometry, groups, plan, x.data(),
+                                                         dy.data(), dw, accumulate,
+                                                         frame.take<float>(plan.scratch));
+  }
+  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+        return library.backward_weight(ctx, asked, x.data(), dy.data(), dw, accumulate);
+      })) {
+    return;
+  }
+  const bool turns = gpu::kernels::is_better_turned(geometry, gpu::detail::vector_of<T>);
+  const auto how = turns ? gpu::kernels::turned(geometry) : geometry;
+  const auto plan = gpu::kernels::plan_conv_backward_weight(how, gpu::detail::by_tensor_cores<T>(ctx),
+                                                            gpu::detail::vector_of<T>);
+  scratch_frame frame(ctx.scratch());
+  auto* const partials = frame.take<float>(plan.scratch);
+  if (!turns) {
+    return gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, x.data(), dy.data(), dw, accumulate,
+                                                 partials);
+  }
+  auto* const found = frame.take<float>(shape.patch() * shape.out_channels);
+  gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, dy.data(), x.data(), found, false, partials);
+  gpu::kernels::turn_filter(ctx.stream(), found, shape.patch() / shape.in_channels, shape.out_channels,
+                            shape.in_channels, dw, accumulate);
+}
+
+/// t = x * down, y = t up + bias, for one group. down: weights of `shape`, whose out_channels are the rank r;
+/// t: NHWC with r channels, or a null view if not wanted; up: r x out; y: NHWC. Outputs overlap nothing. In
+/// one pass if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), else by
+/// conv_forward and a product. A convolution library is used in the second case only. The last argument is
+/// ignored. Throws shape_error for more than one group and for shapes that do not fit; backend_error.
+template <class T>
+void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
+                           const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
+                           const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
+                           moment_parts<T>*) {
+  detail::check_one_group("low_rank_conv_forward", shape);
+  extents<4> inner = y.shape();
+  inner[3] = shape.out_channels;
+  detail::check_conv("low_rank_conv_forward", shape, x.shape(), t.is_null() ? inner : t.shape());
+  const tensor_view<T, 2> y_rows = detail::as_rows(y);
+  detail::check_linear("low_rank_conv_forward", {y_rows.extent(0), inner[3]}, up.shape(), y_rows.shape());
+  if (y.empty()) return;
+  const auto geometry = gpu::detail::geometry_of("low_rank_conv_forward", shape, x.shape(), inner);
+  const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx));
+  if (plan.fused) {
+    return gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
+                                                  static_cast<int>(up.extent(1)), bias, t.data(), y.data());
+  }
+  scratch_frame frame(ctx.scratch());
+  const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
+  conv_forward<T>(ctx, shape, x, down, nullptr, kept);
+  gpu::multiply<T>(ctx, detail::as_rows(kept), up, y_rows, false, bias);
+}
+
+/// dt = dy up^T, and dup = t^T dy, or with `accumulate` dup += t^T dy. t, dt: NHWC with r channels, dy: NHWC
+/// with `out` channels, up, dup: r x out; outputs overlap nothing. dup is of the type of parameters. In one
+/// pass over dy if the device has the shared memory that the plan needs, else by two products. Throws
+/// shape_error, backend_error.
+template <class T>
+void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 4>& t,
+                               const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
+                               const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
+                               const tensor_view<T, 4>& dt) {
+  const tensor_view<const T, 2> t_rows = detail::as_rows(t), dy_rows = detail::as_rows(dy);
+  const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
+  detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
+  detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
+  if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // dt has elements if out is 0: sums of no terms
+  const index_t pixels = t_rows.extent(0), rank = up.extent(0), out = up.extent(1);
+  const auto plan = gpu::kernels::plan_low_rank_backward(
+      pixels, rank, out, gpu::detail::by_tensor_cores<T>(ctx), static_cast<int>(sizeof(T)));
+  if (plan.fused && plan.shared_bytes <= gpu::detail::shared_memory_of(ctx)) {
+    scratch_frame frame(ctx.scratch());
+    return gpu::kernels::low_rank_conv_backward_up<T>(
+        ctx.stream(), plan, pixels, static_cast<int>(rank), static_cast<int>(out), t.data(), dy.data(),
+        up.data(), dup.data(), accumulate, dt.data(), frame.take<float>(plan.scratch));
+  }
+  gpu::multiply<T>(ctx, dy_rows, transpose(up), dt_rows);
+  gpu::multiply_wide<T>(ctx, transpose(t_rows), dy_rows, dup, accumulate);
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

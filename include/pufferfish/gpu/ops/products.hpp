@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Matrix products and linear layers on a device. cuBLAS takes views of any transposition without a copy.
+///
+/// All operands are views of memory of the context's device. Calls put their work into the context's stream
+/// and return; products may be captured into graphs. Formulas of the functions in namespace ops:
+/// ops/linear/linear.hpp, ops/linear/wide_product.hpp.
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/gpu/runtime/context.hpp>
+#include <pufferfish/ops/linear/column_sums.hpp>
+#include <pufferfish/ops/linear/linear.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+namespace detail {
+
+/// A view with dense rows or columns as a column-major matrix: the transpose of the view, without a copy.
+template <class T>
+blas_matrix blas_view(const char* what, const tensor_view<const T, 2>& view) {
+  // The stride of an extent of at most one is never used, but cuBLAS checks it.
+  const index_t rows = view.extent(0), columns = view.extent(1);
+  if (view.stride(1) == 1 || columns <= 1) {
+    return {view.data(), std::max({rows <= 1 ? columns : view.stride(0), columns, index_t{1}}), false};
+  }
+  if (view.stride(0) == 1 || rows <= 1)
+    return {view.data(), std::max({view.stride(1), rows, index_t{1}}), true};
+  pufferfish::detail::throw_error<shape_error>(
+      {what, ": an operand ", view.shape(), " has rows or columns that are dense; this one's strides are ",
+       view.strides()});
+}
+
+/// Describes c = a b, or c += a b, as a column-major product: its transpose c^T = b^T a^T, so b is cuBLAS's
+/// first operand. Throws shape_error if the shapes do not fit or rows of c are not dense. In math_mode::tf32
+/// products of floats are computed in TF32.
+template <class T, class C>
+blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                        const tensor_view<const T, 2>& b, const tensor_view<C, 2>& c, bool add) {
+  if (a.extent(1) != b.extent(0) || c.extent(0) != a.extent(0) || c.extent(1) != b.extent(1)) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"gpu::multiply: ", a.shape(), " times ", b.shape(), " does not fit ", c.shape()});
+  }
+  blas_product p;
+  p.m = c.extent(1);
+  p.n = c.extent(0);
+  p.k = a.extent(1);
+  p.a = blas_view<T>("gpu::multiply", b);
+  p.b = blas_view<T>("gpu::multiply", a);
+  const blas_matrix result = blas_view<C>("gpu::multiply", c);
+  if (result.transposed) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"gpu::multiply: rows of the result ", c.shape(), " are dense"});
+  }
+  p.c = c.data();
+  p.c_step = result.step;
+  p.add = add;
+  p.type = element<T>::type;
+  p.c_type = element<C>::type;
+  p.compute = element<T>::compute;
+  if (p.type == CUDA_R_32F && ctx.math() == math_mode::tf32) p.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
+  return p;
+}
+
+}  // namespace detail
+
+/// c = a b, or c += a b with `add`; without `add`, `bias` (one element per column of c, or nullptr) is added
+/// to every row. a: M x K, b: K x N, each with dense rows or dense columns (such as transposed views); c: M x
+/// N, with dense rows; c overlaps no operand. Sums are in float (double for double). Factors of float have 24
+/// or 11 bits, depending on context_options::math. Throws shape_error, backend_error. A bias must not be
+/// given together with `add`. K = 0 is an empty sum: c becomes the bias, or zeros, or with `add` stays. The
+/// bias is added in the product's epilogue if cublasLt supports the shape and the bias is aligned to 16
+/// bytes; otherwise a kernel writes the bias to c before the product.
+///
+///     memory_block<float> a(gpu::device_memory(), 6 * 4), b(gpu::device_memory(), 4 * 5);
+///     memory_block<float> c(gpu::device_memory(), 6 * 5);
+///     gpu::multiply<float>(ctx, {a.data(), {6, 4}}, {b.data(), {4, 5}}, {c.data(), {6, 5}});
+template <class T>
+void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
+              const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
+  detail::blas_product p = detail::product_of<T, T>(ctx, a, b, c, add);
+  if (c.empty()) return;
+  if (bias != nullptr && !add && p.k > 0) {
+    p.bias = bias;
+    if (ctx.blas().multiply_with_bias(p)) return;
+    p.bias = nullptr;
+  }
+  PUFFERFISH_ASSERT(bias == nullptr || !add, "gpu::multiply: a bias with add");
+  if (bias != nullptr || (p.k == 0 && !add)) {
+    kernels::fill_rows<T>(ctx.stream(), bias, c.data(), c.extent(0), c.extent(1), p.c_step);
+    p.add = true;
+  }
+  if (p.k > 0) ctx.blas().multiply(p);
+}
+
+/// As multiply, but c has the type of parameters: for gradients of weights. Sums of 16-bit factors are not
+/// rounded to 16 bits. c of float, no bias. Throws as multiply.
+template <class T>
+void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                   const tensor_view<const T, 2>& b, const tensor_view<parameter_t<T>, 2>& c, bool add) {
+  using C = parameter_t<T>;
+  const detail::blas_product p = detail::product_of<T, C>(ctx, a, b, c, add);
+  if (c.empty()) return;
+  if (p.k > 0) return ctx.blas().multiply(p);
+  if (!add) kernels::fill_rows<C>(ctx.stream(), nullptr, c.data(), c.extent(0), c.extent(1), p.c_step);
+}
+
+/// As multiply, for `count` products: the operands of product i begin i times a step after a, b and c. Steps
+/// are in elements. The results of different products must not overlap. With K = 0 and without `add`, one
+/// launch per product clears c. Throws as multiply, and shape_error for more than 2^31 - 1 products.
+template <class T>
+void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<const T, 2>& a,
+                    index_t a_step, const tensor_view<const T, 2>& b, index_t b_step,
+                    const tensor_view<T, 2>& c, index_t c_step, bool add = false) {
+  const detail::blas_product p = detail::product_of<T, T>(ctx, a, b, c, add);
+  if (c.empty() || count == 0) return;
+  if (p.k > 0) return ctx.blas().multiply_batch(p, count, b_step, a_step, c_step);
+  for (index_t i = 0; i < count && !add; ++i) {
+    kernels::fill_rows<T>(ctx.stream(), nullptr, c.data() + i * c_step, c.extent(0), c.extent(1), p.c_step);
+  }
+}
+
+}  // namespace gpu
+
+namespace ops {
+
+/// c = a b + bias, or c += a b: gpu::multiply, with its shapes and errors.
+template <class T>
+void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                 const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
+  gpu::multiply<T>(ctx, a, b, c, add, bias);
+}
+
+/// The same as row_product: on a device there is one kind of product.
+template <class T>
+void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
+  gpu::multiply<T>(ctx, a, b, c, add, bias);
+}
+
+/// db_n = sum_m dy_mn, or with `accumulate` db_n += sum_m dy_mn. dy: M x N, rows dense. Summed as
+/// column_sums.
+template <class T>
+void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
+                   bool accumulate) {
+  column_sums<T>(ctx, dy, db, accumulate);
+}
+
+/// y_mn = sum_k x_mk w_kn + bias_n. x: M x K, w: K x N, y: M x N, bias: N elements or nullptr; y overlaps no
+/// input. The last argument is ignored: a batch norm on a device measures its input itself. Throws
+/// shape_error, backend_error.
+template <class T>
+void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                    moment_parts<T>*) {
+  detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
+  gpu::multiply<T>(ctx, x, w, y, false, bias);
+}
+
+/// dx = dy w^T, or with `add` dx += dy w^T. Shapes and errors as linear_forward; dx overlaps no input.
+template <class T>
+void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy,
+                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add) {
+  detail::check_linear("linear_backward_input", dx.shape(), w.shape(), dy.shape());
+  gpu::multiply<T>(ctx, dy, transpose(w), dx, add);
+}
+
+/// dw = x^T dy, or with `accumulate` dw += x^T dy, in the type of parameters. Shapes and errors as
+/// linear_forward; dw overlaps no input.
+template <class T>
+void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                            const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                            bool accumulate) {
+  detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
+  gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
+}
+
+/// The same as linear_backward_weight, with the shape check of gpu::multiply.
+template <class T>
+void wide_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                          const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                          bool accumulate) {
+  gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

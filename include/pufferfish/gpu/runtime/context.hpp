@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `context<device::gpu>`: what a pass through layers needs on an NVIDIA device: a stream, device memory for
+/// the tape and for scratch, cuBLAS, random numbers, and the mode (training or inference).
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/gpu/runtime/blas.hpp>
+#include <pufferfish/gpu/runtime/failure.hpp>
+#include <pufferfish/gpu/runtime/memory.hpp>
+#include <pufferfish/gpu/runtime/scalar.hpp>
+#include <pufferfish/gpu/runtime/stream.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+
+class conv_library;  // gpu/ops/conv.hpp
+
+/// Options of a context on a device. The CPU's have the same name in namespace pufferfish.
+struct context_options {
+  /// Number of the device, as CUDA counts the devices that the process can use.
+  int device = 0;
+  /// Seed of all random streams of the context's layers.
+  std::uint64_t seed = 0;
+  /// How products and convolutions of floats are computed. Those of 16-bit numbers do not depend on it.
+  math_mode math = math_mode::fp32;
+  /// Whether two runs on devices of one kind, with the same versions of NVIDIA's libraries, give the same
+  /// bits. The kernels of this library always do. true: cuBLAS without atomic sums, deterministic algorithms
+  /// of cuDNN, cuSOLVER's deterministic mode; a library without this guarantee is refused (use(), gpu::nccl
+  /// with sums in NVLink switches). false: the libraries may choose faster algorithms.
+  bool deterministic = true;
+};
+
+namespace detail {
+
+/// Makes a device current before the other members of a context are made on it.
+struct current_device {
+  explicit current_device(int device) : number(device) { use_device(device); }
+  int number;
+};
+
+}  // namespace detail
+}  // namespace gpu
+
+/// The context of an NVIDIA device. Operations are put into its stream in the order of the calls, and may not
+/// have finished when the calls return; synchronize() waits for them. One thread at a time uses a context,
+/// and that thread must have the context's device current (the constructor does this). The device must be
+/// current before a network is made: construct the context, or call gpu::use_device, first.
+///
+/// Numbers that change from step to step are not passed to kernels by value. Kernels read them from
+/// step_values(), so that a step captured into a CUDA graph is right at every replay. A context, its tape and
+/// its scratch memory belong to one device. Several contexts may share the same layers. The destructor waits
+/// for the stream.
+///
+///     gpu_context ctx({.device = 0, .seed = 7});                  // device 0 is current from now on
+///     memory_block<float> x(gpu::device_memory(), 64 * 32), w(gpu::device_memory(), 32 * 10);
+///     memory_block<float> y(gpu::device_memory(), 64 * 10);
+///     gpu::multiply<float>(ctx, {x.data(), {64, 32}}, {w.data(), {32, 10}}, {y.data(), {64, 10}});
+///     ctx.synchronize();                                          // now y is written
+template <>
+class context<device::gpu> {
+ public:
+  using device_type = device::gpu;
+
+  /// Throws backend_error if there is no such device. Starts step 0, in inference mode.
+  explicit context(const gpu::context_options& options = {})
+      : device_(options.device),
+        memory_(stream_.handle()),
+        scratch_(memory_),
+        tape_(memory_),
+        blas_(stream_.handle(), options.deterministic),
+        step_values_(gpu::device_memory(), 1),
+        seed_(options.seed),
+        math_(options.math),
+        deterministic_(options.deterministic) {
+    begin_step(0);
+  }
+  context(const context&) = delete;
+  context& operator=(const context&) = delete;
+  ~context() { static_cast<void>(cudaStreamSynchronize(stream_.handle())); }
+
+  int device() const { return device_.number; }
+  /// The stream of all work of this context. Owned by the context.
+  cudaStream_t stream() const { return stream_.handle(); }
+  /// Products in this context's stream. The functions of gpu/ops/products.hpp call it.
+  gpu::blas& blas() { return blas_; }
+  gpu::math_mode math() const { return math_; }
+  bool deterministic() const { return deterministic_; }
+
+  /// Convolution library used instead of the own kernels (gpu/cudnn.hpp); nullptr, the default: own kernels.
+  /// use() throws value_error for a non-deterministic library in a deterministic context (see
+  /// gpu/ops/conv.hpp). The library must outlive its use by the context and by graphs that have captured its
+  /// calls.
+  gpu::conv_library* conv_library() const { return conv_library_; }
+  void use(gpu::conv_library* library);
+
+  /// Waits for all work in the stream. Throws backend_error if any of it has failed, and the failure stored
+  /// in failures(), if there is one.
+  void synchronize() const {
+    stream_.synchronize();
+    failures_->rethrow();
+  }
+
+  /// Stores the exceptions of host functions in the stream, which have no caller to throw to.
+  const std::shared_ptr<gpu::late_failure>& failures() const { return failures_; }
+
+  /// Address, in device memory, of a factor by which losses multiply their gradients; nullptr, the default:
+  /// no factor. See loss_scaler. A captured step keeps the address of its capture: the memory must be valid
+  /// at every replay.
+  const float* loss_scale() const { return loss_scale_; }
+  void set_loss_scale(const float* factor) { loss_scale_ = factor; }
+
+  run_mode mode() const { return mode_; }
+  bool training() const { return mode_ == run_mode::training; }
+  void set_mode(run_mode mode) { mode_ = mode; }
+
+  /// As for the CPU. The momentum is an argument of kernels: a captured step keeps the value of its capture.
+  /// Throws value_error unless the momentum is empty or in 0 .. 1.
+  std::optional<double> norm_momentum() const { return norm_momentum_; }
+  void set_norm_momentum(std::optional<double> momentum) {
+    norm_momentum_ = pufferfish::detail::checked_norm_momentum(momentum);
+  }
+
+  /// Scratch memory of the device, and of the host for notes; to be used through a scratch_frame.
+  stack_arena& scratch() { return scratch_; }
+  stack_arena& host_scratch() { return host_scratch_; }
+  /// Tensors on it are stored on the device, notes on the host.
+  pufferfish::tape& tape() { return tape_; }
+
+  /// Starts training step `step`, as on the CPU. Throws a failure of earlier steps (failures()). Clears the
+  /// tape. Must not be captured into a graph; a captured step reads the numbers that this call stores. Also
+  /// throws backend_error.
+  void begin_step(std::uint64_t step, index_t first_sample = 0) {
+    failures_->rethrow();
+    tape_.clear();
+    step_ = step;
+    first_sample_ = first_sample;
+    streams_used_ = 0;
+    store_step();
+  }
+
+  /// The seed and the other numbers of the step, in device memory. The address is the same for the life of
+  /// the context. The host must not read it.
+  const gpu::kernels::step_values* step_values() const { return step_values_.data(); }
+
+  std::uint64_t seed() const { return seed_; }
+  std::uint64_t step() const { return step_; }
+  index_t first_sample() const { return first_sample_; }
+
+  /// The random stream of the next layer in this step that needs one. It has the layer's number only: kernels
+  /// add the step, so that they draw the numbers of the CPU's layers, also in replays.
+  random_stream next_random_stream() { return {seed_, streams_used_++}; }
+
+  /// As for the CPU. return_to() posts an error of the device to failures().
+  pufferfish::random_place random_place() const { return {step_, first_sample_, streams_used_}; }
+  void return_to(const pufferfish::random_place& place) noexcept {
+    step_ = place.step;
+    first_sample_ = place.first_sample;
+    streams_used_ = place.streams_used;
+    try {
+      store_step();
+    } catch (...) {
+      failures_->post(std::current_exception());
+    }
+  }
+
+  /// As for the CPU. The gradient is ready when the work that is in the stream now is done. In a captured
+  /// step the listener is called at the capture, not at replays.
+  template <class T>
+  void gradient_written(const parameter<T>& p) {
+    if (p.written()) ready_(&p, p.id());
+  }
+  /// As for the CPU: call(object, parameter, id) for each parameter whose gradient is complete, while the
+  /// returned object exists. The call may put work into streams; the device may not have written the gradient
+  /// yet.
+  gradient_listener on_gradient_ready(gradient_hook::call_type call, void* object) {
+    return {ready_, call, object};
+  }
+
+  /// As for the CPU: the hook that layers call with the rows that they multiply their weights with. A step
+  /// with an observer must not be captured (gpu/train/host_rows.hpp waits for the device).
+  const observed_rows& rows() const { return rows_; }
+  observed_rows& rows() { return rows_; }
+
+  /// Sum of the peak sizes of the tape's and the scratch memory on the device, in bytes.
+  std::size_t peak_bytes() const { return scratch_.peak_bytes() + tape_.memory().peak_bytes(); }
+  /// Number of allocations from the system for tape, scratch memory and notes; constant from step 2 on.
+  std::size_t system_allocations() const {
+    return scratch_.system_allocations() + tape_.memory().system_allocations() +
+           tape_.notes().system_allocations() + host_scratch_.system_allocations();
+  }
+
+ private:
+  void store_step() {
+    gpu::kernels::step_values values{};
+    values.seed = seed_;
+    values.step = step_;
+    values.layer_stream = substream(stream_id("layer"), step_);
+    gpu::kernels::store_step_values(stream(), step_values_.data(), values);
+  }
+
+  gpu::detail::current_device device_;
+  gpu::stream stream_;
+  gpu::stream_memory memory_;
+  stack_arena scratch_, host_scratch_;
+  pufferfish::tape tape_;
+  gpu::blas blas_;
+  memory_block<gpu::kernels::step_values> step_values_;
+  std::shared_ptr<gpu::late_failure> failures_ = std::make_shared<gpu::late_failure>();
+  run_mode mode_ = run_mode::inference;
+  std::optional<double> norm_momentum_;
+  std::uint64_t seed_;
+  gpu::math_mode math_;
+  bool deterministic_;
+  gpu::conv_library* conv_library_ = nullptr;
+  const float* loss_scale_ = nullptr;
+  std::uint64_t step_ = 0;
+  index_t first_sample_ = 0;
+  std::uint64_t streams_used_ = 0;
+  gradient_hook ready_;
+  observed_rows rows_;
+};
+
+using gpu_context = context<device::gpu>;
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `gpu::step_graph`: the work of a training step, captured into a CUDA graph once and replayed as one
+/// launch.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/gpu/runtime/context.hpp>
+#include <pufferfish/gpu/runtime/stream.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu {
+namespace detail {
+
+/// The owner of an instantiated graph. Destroying or replacing it waits until the last launch has ended,
+/// because the launched work uses memory that may be freed next. Moving from an object leaves it empty.
+/// launch() requires a graph.
+class executable_graph {
+ public:
+  executable_graph() = default;
+  explicit executable_graph(cudaGraph_t graph) {
+    // Keeps the priorities of streams: urgent streams stay urgent within the graph.
+    const cudaError_t status = cudaGraphInstantiate(&handle_, graph, cudaGraphInstantiateFlagUseNodePriority);
+    static_cast<void>(cudaGraphDestroy(graph));
+    check(status, "cudaGraphInstantiate");
+  }
+  executable_graph(executable_graph&& other) noexcept
+      : handle_(std::exchange(other.handle_, nullptr)), launched_(std::move(other.launched_)) {}
+  executable_graph& operator=(executable_graph&& other) noexcept {
+    executable_graph replaced(std::move(other));
+    std::swap(handle_, replaced.handle_);
+    std::swap(launched_, replaced.launched_);
+    return *this;
+  }
+  executable_graph(const executable_graph&) = delete;
+  executable_graph& operator=(const executable_graph&) = delete;
+  ~executable_graph() {
+    if (handle_ == nullptr) return;
+    // What failed in the graph is thrown by the context; a destructor has no caller to throw to.
+    if (launched_) static_cast<void>(cudaEventSynchronize(launched_->handle()));
+    static_cast<void>(cudaGraphExecDestroy(handle_));
+  }
+
+  bool empty() const { return handle_ == nullptr; }
+  // Launches the graph in the stream and records the end of the launch. Throws backend_error.
+  void launch(cudaStream_t stream) {
+    if (!launched_) launched_ = std::make_unique<event>();
+    check(cudaGraphLaunch(handle_, stream), "cudaGraphLaunch");
+    launched_->record(stream);
+  }
+
+ private:
+  cudaGraphExec_t handle_ = nullptr;
+  // Recorded after the last launch; null before the first. The stream may be destroyed before the event.
+  std::unique_ptr<event> launched_;
+};
+
+/// Records what is put into a stream instead of running it, until finish(). If the object is destroyed before
+/// finish(), for example by an exception, the recorded work is discarded.
+class stream_capture {
+ public:
+  // Thread-local: other threads may still allocate and copy.
+  explicit stream_capture(cudaStream_t stream) : stream_(stream) {
+    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  }
+  stream_capture(const stream_capture&) = delete;
+  stream_capture& operator=(const stream_capture&) = delete;
+  ~stream_capture() {
+    if (stream_ == nullptr) return;
+    cudaGraph_t graph = nullptr;
+    static_cast<void>(cudaStreamEndCapture(stream_, &graph));
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    static_cast<void>(cudaGetLastError());
+  }
+
+  /// Ends the capture and instantiates the graph. Throws backend_error, also if the recorded work was not
+  /// allowed in a capture. To be called once.
+  executable_graph finish() {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(std::exchange(stream_, nullptr), &graph), "cudaStreamEndCapture");
+    return executable_graph(graph);
+  }
+
+ private:
+  cudaStream_t stream_;
+};
+
+}  // namespace detail
+
+/// A step's work is hundreds of kernels, many of them shorter than the time it takes to launch one. Captured,
+/// they are one launch.
+///
+/// The work must do the same every time: the same kernels on the same addresses with the same arguments. Data
+/// that change from step to step are read from device memory: inputs are copied to fixed addresses,
+/// context::begin_step stores the step's number, and the optimizer's begin_step the learning rate, both
+/// before run(). The work may not wait for the device nor read from it.
+///
+///     ctx.begin_step(step);
+///     optimizer.begin_step(ctx, lr);
+///     graph.run(ctx, graph.key(x.shape(), net.generation()), [&] {
+///       net.forward(ctx, x, y); ... net.backward(ctx, dy); optimizer.step_range(ctx, 0, size);
+///     });
+///
+/// The first runs are direct, until the context's arenas no longer grow; then one is captured. A new key, or
+/// an arena that has grown for another graph, starts this again. All memory that the work uses must stay at
+/// its address until the next drop(). One object serves one context, and one thread at a time. A graph must
+/// not be launched after the destruction of an exchange whose calls it has captured, and must be dropped
+/// before a gpu::nccl whose calls it has captured is destroyed.
+class step_graph {
+ public:
+  /// Identifies the addresses and arguments of a step's work.
+  using key_type = std::uint64_t;
+
+  /// A key made of any numbers and extents. Each part is a number or `extents<N>`. Include all values that
+  /// change the kernels or their arguments: shapes, the network's generation, options.
+  template <class... Parts>
+  static key_type key(const Parts&... parts) {
+    hasher h;
+    (add(h, parts), ...);
+    return h.digest();
+  }
+
+  /// Whether steps are captured. If not, run() calls the work every time, for debugging. set_enabled(false)
+  /// drops the captured graph.
+  bool enabled() const { return enabled_; }
+  void set_enabled(bool on) {
+    enabled_ = on;
+    if (!on) drop();
+  }
+
+  /// Runs the work, directly or as captured. If the work throws, nothing is captured. Throws backend_error,
+  /// and a failure of earlier steps from the context's failures(). `work` is called without arguments: at
+  /// direct runs and once for the capture, but not at replays. Its host code therefore does not run at
+  /// replays.
+  template <class Work>
+  void run(gpu_context& ctx, key_type key, Work&& work) {
+    ctx.failures()->rethrow();
+    const state now{key, ctx.system_allocations()};
+    if (!graph_.empty() && now != captured_) drop();
+    if (!graph_.empty()) {
+      graph_.launch(ctx.stream());
+      ++replays_;
+      return;
+    }
+    if (!enabled_ || !settled_ || now != last_) {
+      work();
+      last_ = {key, ctx.system_allocations()};
+      settled_ = last_ == now;
+      return;
+    }
+    detail::stream_capture capture(ctx.stream());
+    work();
+    graph_ = capture.finish();
+    captured_ = now;
+    ++captures_;
+    graph_.launch(ctx.stream());
+  }
+
+  /// Drops the captured graph, after the end of its last launch.
+  void drop() {
+    graph_ = {};
+    settled_ = false;
+  }
+
+  /// Number of captures of a step, and of replays after a capture.
+  std::size_t captures() const { return captures_; }
+  std::size_t replays() const { return replays_; }
+
+ private:
+  struct state {
+    key_type key = 0;
+    std::size_t allocations = 0;
+    friend bool operator==(const state&, const state&) = default;
+  };
+
+  template <std::size_t N>
+  static void add(hasher& h, const extents<N>& shape) {
+    for (const index_t extent : shape) h.number(extent);
+  }
+  template <class Number>
+  static void add(hasher& h, const Number& number) {
+    h.number(number);
+  }
+
+  bool enabled_ = true;
+  bool settled_ = false;  // the last run was direct, in state last_, and allocated no memory
+  state last_, captured_;
+  detail::executable_graph graph_;
+  std::size_t captures_ = 0, replays_ = 0;
+};
+
+}  // namespace gpu
+PUFFERFISH_NAMESPACE_END

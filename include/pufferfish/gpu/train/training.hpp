@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The device's parts of a training_run (train/training_run.hpp): device versions of train/device_parts.hpp
+/// and train/run_steps.hpp.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/core/record_line.hpp>
+#include <pufferfish/gpu/comm/staging.hpp>
+#include <pufferfish/gpu/kernels/train/training.hpp>
+#include <pufferfish/gpu/lowrank/factorize.hpp>
+#include <pufferfish/gpu/optim/any_optimizer.hpp>
+#include <pufferfish/gpu/optim/frobenius_decay.hpp>
+#include <pufferfish/gpu/runtime/graph.hpp>
+#include <pufferfish/gpu/train/augment.hpp>
+#include <pufferfish/gpu/train/host_rows.hpp>
+#include <pufferfish/gpu/train/input_place.hpp>
+#include <pufferfish/train/run_steps.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+template <class T>
+struct optimizer_of {
+  static_assert(std::is_same_v<T, float>, "pufferfish: on a device, parameters are trained in float");
+  using type = any_optimizer;
+};
+
+/// Sums over the steps of an epoch, in device memory. The host reads them some steps later, so that it waits
+/// for a step only if it is `lag` steps ahead of it. One thread at a time uses an object.
+class lagging_sums {
+ public:
+  static constexpr std::uint64_t lag = 4;
+
+  lagging_sums() : sums_(device_memory(), 1), come_(pinned_memory(), lag) {}
+
+  /// Starts an epoch with these sums, and forgets the results of earlier steps.
+  void set(gpu_context& ctx, const kernels::epoch_sums& sums) {
+    kernels::set_sums(ctx.stream(), sums, sums_.data());
+    steps_ = 0;
+  }
+  /// Adds a step's results. Part of a step's work; may be captured.
+  void add_step(gpu_context& ctx, const double* results, const step_share& share, const int* skip) {
+    kernels::add_step(ctx.stream(), results, share.samples, skip, sums_.data());
+  }
+
+  /// To be called after a step's work; not to be captured. Returns the sums as of `lag` steps ago, if any.
+  std::optional<kernels::epoch_sums> after_step(gpu_context& ctx) {
+    const std::uint64_t slot = steps_ % lag;
+    std::optional<kernels::epoch_sums> seen;
+    if (steps_ >= lag) {
+      reached_[slot].synchronize();
+      seen = come_.data()[slot];
+    }
+    check(cudaMemcpyAsync(come_.data() + slot, sums_.data(), sizeof(kernels::epoch_sums),
+                          cudaMemcpyDeviceToHost, ctx.stream()),
+          "cudaMemcpyAsync of sums to the host");
+    reached_[slot].record(ctx.stream());
+    ++steps_;
+    return seen;
+  }
+  /// The sums of all steps. Waits for the device. Does not throw the failures that the context has stored.
+  kernels::epoch_sums now(gpu_context& ctx) {
+    check(cudaStreamSynchronize(ctx.stream()), "cudaStreamSynchronize");
+    kernels::epoch_sums values{};
+    sums_.to_host({&values, 1});
+    return values;
+  }
+
+ private:
+  memory_block<kernels::epoch_sums> sums_, come_;
+  std::array<event, lag> reached_;
+  std::uint64_t steps_ = 0;
+};
+
+/// One graph for each kind of step in a run: whole batches, and the last one of an epoch; for sentences, one
+/// for each number of rows. Of more than `most` graphs the least recently used one is dropped.
+class graphs_by_key {
+ public:
+  static constexpr std::size_t most = 64;
+
+  /// The graph of this key. A new key gets an empty graph. The reference is valid until the next call.
+  step_graph& of(step_graph::key_type key) {
+    ++time_;
+    const auto found =
+        std::find_if(graphs_.begin(), graphs_.end(), [&](const auto& e) { return e.key == key; });
+    if (found != graphs_.end()) {
+      found->used = time_;
+      return found->graph;
+    }
+    if (graphs_.size() < most) return graphs_.emplace_back(entry{key, time_, {}}).graph;
+    entry& oldest = *std::min_element(graphs_.begin(), graphs_.end(),
+                                      [](const entry& a, const entry& b) { return a.used < b.used; });
+    before_ += oldest.graph.replays();
+    oldest = {key, time_, {}};
+    return oldest.graph;
+  }
+  /// Drops all graphs, after the end of their last launches. replays() still counts them.
+  void clear() {
+    before_ = replays();
+    graphs_.clear();
+  }
+
+  /// Replays of all graphs, of dropped ones, too.
+  std::uint64_t replays() const {
+    std::uint64_t count = before_;
+    for (const entry& e : graphs_) count += e.graph.replays();
+    return count;
+  }
+
+ private:
+  struct entry {
+    step_graph::key_type key;
+    std::uint64_t used;
+    step_graph graph;
+  };
+
+  std::uint64_t before_ = 0, time_ = 0;
+  std::vector<entry> graphs_;
+};
+
+}  // namespace gpu::detail
+
+namespace detail {
+
+/// The device's form of train/device_parts.hpp.
+template <>
+struct device_parts<device::gpu> {
+  using machine_options = gpu::context_options;
+  template <class T>
+  using optimizer_type = typename gpu::detail::optimizer_of<T>::type;
+  using image_source = gpu::image_loader;
+  using input_place = gpu::input_place;
+
+  /// Throws state_error for parameters that are not on the context's device.
+  static void check_place(const context<device::gpu>& ctx, const void* parameters) {
+    const int place = parameters == nullptr ? ctx.device() : gpu::device_of(parameters);
+    if (place == ctx.device()) return;
+    throw_error<state_error>({"training_run: the network lies on device ", place,
+                              ", the run is to be on device ", ctx.device(), "; call gpu::use_device(",
+                              ctx.device(), ") before network and task are made"});
+  }
+
+  /// Threads for work on the host between steps: as many as the machine runs at once.
+  static int host_threads(const context<device::gpu>&) {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+
+  /// policy.threads is replaced by host_threads(), for decompositions on the host.
+  template <class Root>
+  static factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
+                                 context<device::gpu>& ctx, const network_statistics* statistics) {
+    factorize_policy with_threads = policy;
+    with_threads.threads = host_threads(ctx);
+    return pufferfish::factorize(net, with_threads, ctx, {}, statistics);
+  }
+
+  /// Rounds up to a multiple of a power of two between a 32nd and a 16th of the tokens, at least 8. Steps of
+  /// similar size then have the same number of rows, and can share a graph.
+  static index_t rows_of_tokens(index_t tokens) {
+    index_t step = 8;
+    while (32 * step < tokens) step *= 2;
+    return (tokens + step - 1) / step * step;
+  }
+};
+
+/// The whole step is one graph, with the exchange. If ranks may be lost (the host must know of each step
+/// whether it was exchanged), or the exchange cannot be captured, only the passes are captured.
+template <class Task, class Comm>
+class run_steps<Task, Comm, device::gpu> {
+  using parts = run_parts<Task, Comm>;
+  using T = typename parts::value_type;
+
+ public:
+  /// Throws value_error for compressed gradients of a network that computes in fp16.
+  explicit run_steps(const run_options& options)
+      : captures_(options.captured_steps),
+        clip_norm_(options.clip_norm),
+        results_(gpu::device_memory(), 2),
+        facts_(gpu::device_memory(), 1) {
+    if (!scales_loss) return;
+    if (options.compression) {
+      throw_error<value_error>(
+          {"training_run: fp16 needs a loss scale, which compressors do not take; bf16 needs none"});
+    }
+    scaler_.emplace();
+  }
+  run_steps(const run_steps&) = delete;
+  run_steps& operator=(const run_steps&) = delete;
+  ~run_steps() { stop(); }
+
+  /// As the CPU's form: starts steps at the record's position. The loss scale of fp16 becomes that of the
+  /// context, and the optimizer reads the skip flag of the scaler or the exchange.
+  void start(const parts& run, const training_record& record) {
+    ctx_ = &run.ctx;
+    if (scaler_) scaler_->use(run.ctx);
+    // With a decay of factors gradients are clipped in place, because the decay is added to clipped
+    // gradients.
+    const bool scales = clips() && run.decay == nullptr;
+    run.optimizer.set_control({skip(run), scales ? &facts_.data()->scale : nullptr});
+    sums_.set(run.ctx, {record.seen.loss_sum, record.seen.correct, record.seen.count, 0});
+    skipped_ = 0;
+    exposed_before_ = run.exchange.report().exposed_ms - record.exchange_ms;
+    moved_ = false;
+  }
+  /// Waits for the stream and drops all graphs. Does not throw failures of steps.
+  void stop() {
+    if (ctx_ != nullptr) {
+      static_cast<void>(cudaStreamSynchronize(ctx_->stream()));
+      ctx_->set_loss_scale(nullptr);
+    }
+    graphs_.clear();
+  }
+
+  /// Loads the batch and sets the rate outside of the graph; passes, exchange and update inside. The record
+  /// receives the sums of lagging_sums::lag steps ago. Returns the number of steps newly found to be skipped.
+  /// Throws errors of earlier steps.
+  int take(const parts& run, const step_position& at, double rate, training_record& record) {
+    const bool lossy = may_lose_ranks(run.comm);
+    const step_share share = run.task.load(run.ctx, at);
+    run.optimizer.begin_step(run.ctx, rate);
+    run.exchange.set_rate(run.ctx, rate);
+    if (lossy) keep_buffers(run);
+    moved_ = true;
+    const bool captures = captures_ && share.key != 0 && run.ctx.rows().observer() == nullptr;
+    if (!captures) {
+      run.exchange.begin(run.ctx);
+      run.task.compute(run.ctx, run.net, results_.data());
+      finish(run, share, lossy);
+    } else {
+      const auto key = gpu::step_graph::key(share.key, run.net.generation());
+      gpu::step_graph& graph = graphs_.of(key);
+      if (!lossy && run.exchange.can_be_captured()) {
+        graph.run(run.ctx, key, [&] {
+          run.exchange.begin(run.ctx);
+          run.task.compute(run.ctx, run.net, results_.data());
+          finish(run, share, lossy);
+        });
+      } else {
+        graph.run(run.ctx, key, [&] { run.task.compute(run.ctx, run.net, results_.data()); });
+        run.exchange.begin(run.ctx);
+        finish(run, share, lossy);
+      }
+    }
+    const auto seen = sums_.after_step(run.ctx);
+    return seen ? note(*seen, record) : 0;
+  }
+
+  /// Number of steps that were replays of a graph.
+  std::uint64_t replays() const { return graphs_.replays(); }
+
+  /// The loss scale for a checkpoint, "value good_steps"; empty unless the network computes in fp16. Waits.
+  std::string state() const {
+    if (!scaler_) return {};
+    const gpu::kernels::loss_scale scale = scaler_->state();
+    return exact_number(static_cast<double>(scale.value)) + " " + std::to_string(scale.good_steps);
+  }
+  /// Sets the state that state() has returned; does nothing without a loss scale or for an empty text. Throws
+  /// io_error, naming `source`, for another text.
+  void set_state(const std::string& text, const std::string& source) {
+    if (!scaler_ || text.empty()) return;  // file of a run without a loss scale: start as a new run
+    double stored = 0.0;
+    int good_steps = 0;
+    const bool complete = record_line(text).read(stored, good_steps).complete();
+    const auto scale = static_cast<float>(stored);
+    if (!complete || !(scale > 0.0F) || !std::isfinite(scale) || good_steps < 0) {
+      throw_error<io_error>({source, ": \"", text, "\" is no loss scale"});
+    }
+    scaler_->set_state({scale, 1.0F / scale, good_steps});
+  }
+
+  /// Waits for all steps and adds their results to the record; throws their failures. settle_alone() does not
+  /// throw them.
+  int settle(const parts& run, training_record& record) {
+    if (moved_) run.ctx.synchronize();
+    return settle_alone(run, record);
+  }
+  int settle_alone(const parts& run, training_record& record) {
+    if (!moved_) return 0;
+    const int skipped = note(sums_.now(run.ctx), record);
+    record.exchange_ms = run.exchange.report().exposed_ms - exposed_before_;
+    moved_ = false;
+    return skipped;
+  }
+
+ private:
+  static constexpr bool scales_loss =
+      rounded_format_of<typename parts::model_type::value_type> == rounded_format::fp16;
+
+  bool clips() const { return clip_norm_ > 0.0; }
+
+  // The flag of skipped steps.
+  const int* skip(const parts& run) const { return scaler_ ? scaler_->control().skip : run.exchange.skip(); }
+
+  // The work after the passes: exchange, clipping, update, sums.
+  void finish(const parts& run, const step_share& share, bool lossy) {
+    const std::span<T> gradients = run.net.store().gradients();
+    if (!clips() && !lossy && !scaler_ && run.exchange.arrives_early()) {
+      if (run.decay != nullptr) run.decay->begin_step(run.ctx, 0.0);
+      run.exchange.finish(run.ctx, [&run](const gradient_bucket& bucket) {
+        if (run.decay != nullptr) run.decay->add(run.ctx, bucket.offset, bucket.size);
+        run.optimizer.step_range(run.ctx, bucket.offset, bucket.size);
+      });
+    } else if (finish_exchange(run)) {
+      if (scaler_) {
+        scaler_->unscale(run.ctx, gradients);
+        if (run.exchange.skip() != nullptr) scaler_->skip_if(run.ctx, run.exchange.skip());
+      }
+      if (clips() && run.decay != nullptr) {
+        gpu::clip_gradient_norm(run.ctx, gradients, clip_norm_, facts_.data());
+      } else if (clips()) {
+        gpu::gradient_norm(run.ctx, gradients, clip_norm_, facts_.data());
+      }
+      if (run.decay != nullptr) {
+        run.decay->begin_step(run.ctx, 0.0);  // the rate of a decoupled decay, which a device does not have
+        run.decay->add(run.ctx, 0, static_cast<index_t>(gradients.size()));
+      }
+      run.optimizer.step_range(run.ctx, 0, static_cast<index_t>(gradients.size()));
+      if (scaler_) scaler_->update(run.ctx);
+    }
+    sums_.add_step(run.ctx, results_.data(), share, skip(run));
+  }
+
+  bool finish_exchange(const parts& run) {
+    try {
+      return run.exchange.finish(run.ctx);
+    } catch (const timeout_error&) {
+      if (may_lose_ranks(run.comm)) put_back_buffers(run);
+      throw;
+    }
+  }
+
+  // Forward passes change batch-norm statistics, which must be restored if a step is lost with a rank.
+  void keep_buffers(const parts& run) {
+    const std::span<T> buffers = run.net.store().buffers();
+    if (buffers_before_.size() != static_cast<index_t>(buffers.size())) {
+      buffers_before_ =
+          memory_block<T>(gpu::device_memory(), static_cast<index_t>(buffers.size()), uninitialized);
+    }
+    copy_in_stream(run, buffers_before_.data(), buffers.data(), buffers.size_bytes());
+  }
+  void put_back_buffers(const parts& run) {
+    const std::span<T> buffers = run.net.store().buffers();
+    copy_in_stream(run, buffers.data(), buffers_before_.data(), buffers.size_bytes());
+  }
+  static void copy_in_stream(const parts& run, T* to, const T* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    gpu::check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, run.ctx.stream()),
+               "cudaMemcpyAsync of buffers");
+  }
+
+  // Returns the number of new skipped steps.
+  int note(const gpu::kernels::epoch_sums& sums, training_record& record) {
+    record.seen = {sums.loss, sums.hits, sums.count};
+    record.note_loss(record.seen, record.total_steps);
+    const auto fresh = static_cast<int>(sums.skipped - skipped_);
+    record.skipped_steps += static_cast<std::uint64_t>(fresh);
+    skipped_ = sums.skipped;
+    // The exchange's thread writes which gradient it was, which the caller may read next.
+    if (fresh > 0) gpu::check(cudaStreamSynchronize(ctx_->stream()), "cudaStreamSynchronize");
+    return fresh;
+  }
+
+  bool captures_;
+  double clip_norm_;
+  context<device::gpu>* ctx_ = nullptr;
+  memory_block<double> results_;
+  memory_block<gpu::kernels::gradient_facts> facts_;
+  std::optional<gpu::loss_scaler> scaler_;  // if the network computes in fp16
+  gpu::detail::lagging_sums sums_;
+  memory_block<T> buffers_before_;
+  double exposed_before_ = 0.0;  // at start(): the exchange's exposed time minus the record's
+  std::int64_t skipped_ = 0;     // skipped steps of this epoch that the record counts
+  bool moved_ = false;           // whether a step was made since the last settle
+  gpu::detail::graphs_by_key graphs_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the micro-kernels of all products and convolutions. Compiled for AVX-512, AVX2 and the base
+/// instruction set; the widest one that the processor supports is used.
+///
+/// A micro-kernel keeps a block of the result in registers: some rows by a few vectors. For every tap t and
+/// k = 0 .. depth - 1, it adds the products of a broadcast element of each row of the left operand and a
+/// row of the right operand:
+///   result[p] (+)= sum over t, k of left_t[p row_step + k depth_step] * right_t[k right_step ...].
+/// Both operands are read in place. A matrix product has one tap. A convolution has one tap for each
+/// element of its kernel that overlaps the image, so that padding is never multiplied. A weight gradient
+/// has one tap for each line of pixels.
+
+#include <cstddef>
+#include <utility>
+
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/linalg/isa.hpp>
+
+// Assembly kernels need x86-64 and GNU syntax. Sanitizers cannot instrument them and get the C++ kernels.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define PUFFERFISH_KERNELS_ASSEMBLY 0
+#endif
+#endif
+#if !defined(PUFFERFISH_KERNELS_ASSEMBLY)
+#if defined(__x86_64__) && !defined(__ILP32__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__) && defined(__GNUC__)
+#define PUFFERFISH_KERNELS_ASSEMBLY 1
+#else
+#define PUFFERFISH_KERNELS_ASSEMBLY 0
+#endif
+#endif
+#if PUFFERFISH_KERNELS_ASSEMBLY
+#include <pufferfish/linalg/gemm/x86_rows.hpp>
+#endif
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// The addresses of a tap's first operand elements.
+template <class T>
+struct block_tap {
+  const T* left;
+  const T* right;
+};
+
+/// Arguments of a micro-kernel. Steps are in bytes. There must be at least one tap, and depth >= 1.
+template <class T>
+struct block_arguments {
+  const block_tap<T>* taps;
+  const block_tap<T>* taps_end;
+  index_t depth;
+  index_t row_step;     ///< of the left operand: from row to row (pixel to pixel)
+  index_t depth_step;   ///< of the left operand: from k to k + 1; segment kernels: minus row_step
+  index_t right_step;   ///< of the right operand: from k to k + 1
+  index_t column_step;  ///< segment kernels: of the right operand, from one tap to the next on its right
+  T* result;
+  index_t result_step;  ///< from row to row
+  index_t accumulate;   ///< nonzero: add to the result
+  /// Address prefetched during the computation, advanced by prefetch_step in every step, for data needed
+  /// soon. Any address is allowed; nullptr: no prefetch.
+  const void* prefetch = nullptr;
+  index_t prefetch_step = 0;
+  index_t left_shift = 0;   ///< added to the start of every tap's left operand
+  index_t right_shift = 0;  ///< added to the start of every tap's right operand
+};
+
+template <class T>
+using block_kernel = void (*)(const block_arguments<T>&);
+
+template <class T>
+struct sized_kernel {
+  index_t rows;
+  block_kernel<T> run;
+};
+
+/// Kernels of one width, by decreasing number of rows. The last one has one row; null entries follow.
+template <class T>
+struct kernel_list {
+  sized_kernel<T> by_rows[8];
+};
+
+/// Kernels for a row segment of `rows` pixels of a convolution under three adjacent taps with stride 1. Each
+/// tap of the arguments is a kernel row; its left operand is the segment's first pixel under the middle
+/// column. Index: which columns beside the segment are padding: neither, the left one, the right one, both.
+template <class T>
+struct segment_kernels {
+  index_t rows;
+  block_kernel<T> run[4];
+};
+
+/// The kernels of one instruction set, indexed by width in vectors (minus one).
+/// A width of w vectors has the entry w - 1. Static data of this library; never modified.
+template <class T>
+struct kernel_table {
+  index_t lanes;
+  int widest_strided, widest_adjacent, widest_segment;
+  const kernel_list<T>* strided;   ///< rows of the left operand with any stride
+  const kernel_list<T>* adjacent;  ///< rows of the left operand one element apart
+  const segment_kernels<T>* segments;
+};
+
+/// `pointer` advanced by a number of bytes.
+template <class T>
+PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
+  if constexpr (std::is_const_v<T>) {
+    return reinterpret_cast<T*>(reinterpret_cast<const std::byte*>(pointer) + bytes);
+  } else {
+    return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(pointer) + bytes);
+  }
+}
+
+/// Computes any number of rows with the largest kernels that fit. Only the first kernel call prefetches.
+/// `block` describes the first row; result rows do not overlap the operands.
+template <class T>
+void run_rows(const kernel_list<T>& kernels, block_arguments<T> block, index_t rows) {
+  for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
+    for (; rows >= kernel->rows; rows -= kernel->rows) {
+      kernel->run(block);
+      block.prefetch = nullptr;
+      block.prefetch_step = 0;
+      block.left_shift += kernel->rows * block.row_step;
+      block.result = moved(block.result, kernel->rows * block.result_step);
+    }
+  }
+}
+
+/// The table of the kernels that a namespace of micro_kernels.inc defines as static members of `Kernels`.
+template <class T, class Kernels>
+constexpr kernel_table<T> make_kernel_table() {
+  return {Kernels::lanes,
+          static_cast<int>(std::size(Kernels::strided)),
+          static_cast<int>(std::size(Kernels::adjacent)),
+          static_cast<int>(std::size(Kernels::segments)),
+          Kernels::strided,
+          Kernels::adjacent,
+          Kernels::segments};
+}
+
+#define PUFFERFISH_KERNELS micro_kernels
+#define PUFFERFISH_KERNEL_FILE <pufferfish/linalg/gemm/micro_kernels.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// The kernel table of an instruction set for which isa_available() is true.
+template <class T>
+const kernel_table<T>& kernels_for(isa target) {
+  return *PUFFERFISH_KERNEL(target, micro_kernels, table<T>);
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

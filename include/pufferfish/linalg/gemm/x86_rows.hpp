@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: macros for linalg/gemm/x86_kernels.inc: the rows of a register block and their addresses.
+/// Macros, because the text of an assembly statement must be a literal.
+
+// PUFFERFISH_ROWS<V>_<n>(R) expands to R(p, sums...) for the rows p = 0 .. n - 1 of a block of width V
+// vectors. The sums of row p are the vector registers V p, V p + 1, ...
+#define PUFFERFISH_ROWS1_1(R) R(0, 0)
+#define PUFFERFISH_ROWS1_2(R) PUFFERFISH_ROWS1_1(R) R(1, 1)
+#define PUFFERFISH_ROWS1_3(R) PUFFERFISH_ROWS1_2(R) R(2, 2)
+#define PUFFERFISH_ROWS1_4(R) PUFFERFISH_ROWS1_3(R) R(3, 3)
+#define PUFFERFISH_ROWS1_5(R) PUFFERFISH_ROWS1_4(R) R(4, 4)
+#define PUFFERFISH_ROWS1_6(R) PUFFERFISH_ROWS1_5(R) R(5, 5)
+#define PUFFERFISH_ROWS1_7(R) PUFFERFISH_ROWS1_6(R) R(6, 6)
+#define PUFFERFISH_ROWS1_8(R) PUFFERFISH_ROWS1_7(R) R(7, 7)
+#define PUFFERFISH_ROWS1_9(R) PUFFERFISH_ROWS1_8(R) R(8, 8)
+#define PUFFERFISH_ROWS1_10(R) PUFFERFISH_ROWS1_9(R) R(9, 9)
+#define PUFFERFISH_ROWS1_11(R) PUFFERFISH_ROWS1_10(R) R(10, 10)
+#define PUFFERFISH_ROWS1_12(R) PUFFERFISH_ROWS1_11(R) R(11, 11)
+#define PUFFERFISH_ROWS1_13(R) PUFFERFISH_ROWS1_12(R) R(12, 12)
+#define PUFFERFISH_ROWS1_14(R) PUFFERFISH_ROWS1_13(R) R(13, 13)
+#define PUFFERFISH_ROWS1_15(R) PUFFERFISH_ROWS1_14(R) R(14, 14)
+#define PUFFERFISH_ROWS1_16(R) PUFFERFISH_ROWS1_15(R) R(15, 15)
+#define PUFFERFISH_ROWS1_17(R) PUFFERFISH_ROWS1_16(R) R(16, 16)
+#define PUFFERFISH_ROWS1_18(R) PUFFERFISH_ROWS1_17(R) R(17, 17)
+#define PUFFERFISH_ROWS1_19(R) PUFFERFISH_ROWS1_18(R) R(18, 18)
+#define PUFFERFISH_ROWS1_20(R) PUFFERFISH_ROWS1_19(R) R(19, 19)
+#define PUFFERFISH_ROWS1_21(R) PUFFERFISH_ROWS1_20(R) R(20, 20)
+#define PUFFERFISH_ROWS1_22(R) PUFFERFISH_ROWS1_21(R) R(21, 21)
+#define PUFFERFISH_ROWS1_23(R) PUFFERFISH_ROWS1_22(R) R(22, 22)
+#define PUFFERFISH_ROWS1_24(R) PUFFERFISH_ROWS1_23(R) R(23, 23)
+#define PUFFERFISH_ROWS2_1(R) R(0, 0, 1)
+#define PUFFERFISH_ROWS2_2(R) PUFFERFISH_ROWS2_1(R) R(1, 2, 3)
+#define PUFFERFISH_ROWS2_3(R) PUFFERFISH_ROWS2_2(R) R(2, 4, 5)
+#define PUFFERFISH_ROWS2_4(R) PUFFERFISH_ROWS2_3(R) R(3, 6, 7)
+#define PUFFERFISH_ROWS2_5(R) PUFFERFISH_ROWS2_4(R) R(4, 8, 9)
+#define PUFFERFISH_ROWS2_6(R) PUFFERFISH_ROWS2_5(R) R(5, 10, 11)
+#define PUFFERFISH_ROWS2_7(R) PUFFERFISH_ROWS2_6(R) R(6, 12, 13)
+#define PUFFERFISH_ROWS2_8(R) PUFFERFISH_ROWS2_7(R) R(7, 14, 15)
+#define PUFFERFISH_ROWS2_9(R) PUFFERFISH_ROWS2_8(R) R(8, 16, 17)
+#define PUFFERFISH_ROWS2_10(R) PUFFERFISH_ROWS2_9(R) R(9, 18, 19)
+#define PUFFERFISH_ROWS2_11(R) PUFFERFISH_ROWS2_10(R) R(10, 20, 21)
+#define PUFFERFISH_ROWS2_12(R) PUFFERFISH_ROWS2_11(R) R(11, 22, 23)
+#define PUFFERFISH_ROWS3_1(R) R(0, 0, 1, 2)
+#define PUFFERFISH_ROWS3_2(R) PUFFERFISH_ROWS3_1(R) R(1, 3, 4, 5)
+#define PUFFERFISH_ROWS3_3(R) PUFFERFISH_ROWS3_2(R) R(2, 6, 7, 8)
+#define PUFFERFISH_ROWS3_4(R) PUFFERFISH_ROWS3_3(R) R(3, 9, 10, 11)
+#define PUFFERFISH_ROWS3_5(R) PUFFERFISH_ROWS3_4(R) R(4, 12, 13, 14)
+#define PUFFERFISH_ROWS3_6(R) PUFFERFISH_ROWS3_5(R) R(5, 15, 16, 17)
+#define PUFFERFISH_ROWS3_7(R) PUFFERFISH_ROWS3_6(R) R(6, 18, 19, 20)
+#define PUFFERFISH_ROWS3_8(R) PUFFERFISH_ROWS3_7(R) R(7, 21, 22, 23)
+#define PUFFERFISH_ROWS4_1(R) R(0, 0, 1, 2, 3)
+#define PUFFERFISH_ROWS4_2(R) PUFFERFISH_ROWS4_1(R) R(1, 4, 5, 6, 7)
+#define PUFFERFISH_ROWS4_3(R) PUFFERFISH_ROWS4_2(R) R(2, 8, 9, 10, 11)
+#define PUFFERFISH_ROWS4_4(R) PUFFERFISH_ROWS4_3(R) R(3, 12, 13, 14, 15)
+#define PUFFERFISH_ROWS4_5(R) PUFFERFISH_ROWS4_4(R) R(4, 16, 17, 18, 19)
+#define PUFFERFISH_ROWS4_6(R) PUFFERFISH_ROWS4_5(R) R(5, 20, 21, 22, 23)
+
+// Address of row p for rows with any stride (rax, rcx: rows 0 and 9; r8, r9, r10, r11: one, three, five and
+// seven times the stride) ...
+#define PUFFERFISH_STRIDED_0 "(%%rax)"
+#define PUFFERFISH_STRIDED_1 "(%%rax,%%r8)"
+#define PUFFERFISH_STRIDED_2 "(%%rax,%%r8,2)"
+#define PUFFERFISH_STRIDED_3 "(%%rax,%%r9)"
+#define PUFFERFISH_STRIDED_4 "(%%rax,%%r8,4)"
+#define PUFFERFISH_STRIDED_5 "(%%rax,%%r10)"
+#define PUFFERFISH_STRIDED_6 "(%%rax,%%r9,2)"
+#define PUFFERFISH_STRIDED_7 "(%%rax,%%r11)"
+#define PUFFERFISH_STRIDED_8 "(%%rax,%%r8,8)"
+#define PUFFERFISH_STRIDED_9 "(%%rcx)"
+#define PUFFERFISH_STRIDED_10 "(%%rcx,%%r8)"
+#define PUFFERFISH_STRIDED_11 "(%%rcx,%%r8,2)"
+#define PUFFERFISH_STRIDED_12 "(%%rcx,%%r9)"
+#define PUFFERFISH_STRIDED_13 "(%%rcx,%%r8,4)"
+#define PUFFERFISH_STRIDED_14 "(%%rcx,%%r10)"
+#define PUFFERFISH_STRIDED_15 "(%%rcx,%%r9,2)"
+#define PUFFERFISH_STRIDED_16 "(%%rcx,%%r11)"
+// ... or for rows one element apart. %c[scalar] is the size of an element.
+#define PUFFERFISH_ADJACENT(p) "%c[scalar]*" #p "(%%rax)"

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the layers of a budget as a pricing problem: for each layer, the ranks with the largest gain
+/// minus price; and the components that the rest of a budget can buy.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <queue>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/lowrank/budget/budget_layer.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A cost, or a price per unit of cost, indexed by budget_resource.
+using budget_vector = std::array<double, budget_resources>;
+
+inline budget_vector to_vector(const network_cost& cost) {
+  return {cost.parameters, cost.macs, cost.milliseconds};
+}
+inline double dot(const budget_vector& a, const budget_vector& b) {
+  double sum = 0.0;
+  for (std::size_t k = 0; k < a.size(); ++k) sum += a[k] * b[k];
+  return sum;
+}
+/// a + factor b.
+inline budget_vector plus_scaled(const budget_vector& a, double factor, const budget_vector& b) {
+  budget_vector sum = a;
+  for (std::size_t k = 0; k < a.size(); ++k) sum[k] += factor * b[k];
+  return sum;
+}
+
+/// The midpoint of two non-negative numbers in the order of their bit patterns, so that half of the steps of
+/// a bisection find the exponent.
+inline double price_between(double low, double high) {
+  const auto a = std::bit_cast<std::uint64_t>(low), b = std::bit_cast<std::uint64_t>(high);
+  return std::bit_cast<double>(a + (b - a) / 2);
+}
+/// Whether two non-negative numbers agree to a relative precision of about 2^-`bits`.
+inline bool prices_agree(double low, double high, int bits) {
+  return std::bit_cast<std::uint64_t>(high) - std::bit_cast<std::uint64_t>(low) <=
+         (std::uint64_t{1} << (52 - bits));
+}
+
+/// The layers sorted by name, their groups in one list, and for each rank the
+/// sum of the dropped gains.
+class budget_problem {
+ public:
+  struct group {
+    const double* gains = nullptr;
+    const double* dropped = nullptr;  // [rank]: sum of gains[rank] and all later gains
+    index_t floor = 0, last = 0;      // smallest and largest rank
+    budget_vector per_rank{};
+  };
+  struct layer {
+    std::size_t index = 0;  // in the caller's list
+    std::size_t first = 0, groups = 0;
+    budget_vector at_rank_0{}, dense{};
+    bool low_rank = false;  // whether factors are allowed
+    budget_reason otherwise = budget_reason::growth;
+  };
+  /// Allowed forms of a layer.
+  enum class layer_form : char { any, dense, low_rank };
+  using forms = std::vector<layer_form>;
+  /// One form and ranks for each layer.
+  struct state {
+    std::vector<index_t> ranks;  // by group
+    std::vector<char> dense;     // by layer
+    budget_vector cost{};        // of all layers, without the rest of the network
+  };
+
+  /// The layers must have been validated.
+  budget_problem(std::span<const budget_layer> all, const budget_options& options, bool timed)
+      : timed_(timed) {
+    std::vector<std::size_t> order(all.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t a, std::size_t b) { return all[a].name < all[b].name; });
+    std::size_t sums = 0;
+    for (const budget_layer& one : all) {
+      for (const budget_group& g : one.groups)
+        sums += static_cast<std::size_t>(std::min(g.size.rows, g.size.cols)) + 1;
+    }
+    sums_.reserve(sums);  // groups point into it
+    for (const std::size_t index : order) add(all[index], index, options);
+  }
+
+  budget_problem(const budget_problem&) = delete;
+  budget_problem& operator=(const budget_problem&) = delete;
+
+  const std::vector<layer>& layers() const { return layers_; }
+  const std::vector<group>& groups() const { return groups_; }
+
+  /// The forms allowed by the layers' costs alone.
+  forms all_forms() const {
+    forms made;
+    for (const layer& one : layers_) made.push_back(one.low_rank ? layer_form::any : layer_form::dense);
+    return made;
+  }
+
+  /// The state with all layers dense.
+  state all_dense() const {
+    state made{std::vector<index_t>(groups_.size(), 0), std::vector<char>(layers_.size(), 1), {}};
+    for (const layer& one : layers_) made.cost = plus_scaled(made.cost, 1.0, one.dense);
+    return made;
+  }
+
+  /// The minimum cost of all layers in one resource.
+  double least(std::size_t resource) const {
+    double sum = 0.0;
+    for (const layer& one : layers_) {
+      const double dense = one.dense[resource];
+      sum += one.low_rank ? std::min(dense, floor_cost(one)[resource]) : dense;
+    }
+    return sum;
+  }
+
+  /// Chooses for each layer the ranks, or the dense layer, with the largest gain minus price, among the
+  /// forms that `form` allows.
+  void choose(const budget_vector& price, const forms& form, state& to) const {
+    to.cost = {};
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      const layer& one = layers_[i];
+      budget_vector cost = one.dense;
+      to.dense[i] = form[i] == layer_form::dense ? 1 : 0;
+      if (to.dense[i] == 0) {
+        const bool may_be_dense = form[i] == layer_form::any;
+        set_ranks(one, price, 1.0, to);
+        cost = low_rank_cost(one, to);
+        bool dense = may_be_dense && worth_dense(one, price, cost, to);
+        if (!dense && !pays(one, cost)) {
+          lower_ranks(one, price, to);
+          cost = low_rank_cost(one, to);
+          dense = may_be_dense && worth_dense(one, price, cost, to);
+        }
+        if (dense) {
+          to.dense[i] = 1;
+          cost = one.dense;
+        }
+      }
+      to.cost = plus_scaled(to.cost, 1.0, cost);
+    }
+  }
+
+  /// Upper bound for a search: at this multiple of `price`, `choose` returns each layer's least rank.
+  double highest_price(const budget_vector& price) const {
+    double highest = 0.0;
+    const auto consider = [&](double gain, double cost) {
+      if (cost > 0.0) highest = std::max(highest, gain / cost);
+    };
+    for (const layer& one : layers_) {
+      if (!one.low_rank) continue;
+      double lost = 0.0;
+      for (std::size_t g = one.first; g < one.first + one.groups; ++g) {
+        lost += groups_[g].dropped[groups_[g].floor];
+        if (groups_[g].floor < groups_[g].last) {
+          consider(groups_[g].gains[groups_[g].floor], dot(price, groups_[g].per_rank));
+        }
+      }
+      consider(lost, dot(price, plus_scaled(one.dense, -1.0, floor_cost(one))));
+    }
+    return highest > 0.0 && std::isfinite(2.0 * highest) ? 2.0 * highest : 1.0;
+  }
+
+  double lost(const layer& one, const state& of) const {
+    double sum = 0.0;
+    for (std::size_t g = one.first; g < one.first + one.groups; ++g) sum += groups_[g].dropped[of.ranks[g]];
+    return sum;
+  }
+  double lost(const state& of) const {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < layers_.size(); ++i) sum += of.dense[i] != 0 ? 0.0 : lost(layers_[i], of);
+    return sum;
+  }
+  /// Additional cost of a dense layer over its factors at the state's ranks or, if the layer is dense in that
+  /// state, over factors at the floor.
+  budget_vector step_to_dense(std::size_t i, const state& of) const {
+    const layer& one = layers_[i];
+    return plus_scaled(one.dense, -1.0, of.dense[i] != 0 ? floor_cost(one) : low_rank_cost(one, of));
+  }
+  double all_gains(const layer& one) const {
+    double sum = 0.0;
+    for (std::size_t g = one.first; g < one.first + one.groups; ++g) sum += groups_[g].dropped[0];
+    return sum;
+  }
+
+  budget_vector low_rank_cost(const layer& one, const state& of) const {
+    budget_vector cost = one.at_rank_0;
+    for (std::size_t g = one.first; g < one.first + one.groups; ++g) {
+      cost = plus_scaled(cost, static_cast<double>(of.ranks[g]), groups_[g].per_rank);
+    }
+    return cost;
+  }
+
+  /// Whether factors of this cost have fewer parameters than the dense layer and, under a
+  /// limit of time, take less time.
+  bool pays(const layer& one, const budget_vector& cost) const {
+    constexpr auto time = static_cast<std::size_t>(budget_resource::milliseconds);
+    return cost[0] < one.dense[0] && (!timed_ || cost[time] < one.dense[time]);
+  }
+
+ private:
+  /// Appends a layer with its groups: sums of dropped gains, costs, and whether factors at the floor pay.
+  void add(const budget_layer& from, std::size_t index, const budget_options& options) {
+    layer made;
+    made.index = index;
+    made.first = groups_.size();
+    made.groups = from.groups.size();
+    made.dense = to_vector(cost_of(from));
+    made.at_rank_0 = {0.0, 0.0, from.low_rank_ms};
+    for (const budget_group& g : from.groups) {
+      const index_t full = std::min(g.size.rows, g.size.cols);
+      group item;
+      item.gains = g.gains.data();
+      item.per_rank = to_vector(cost_per_rank(g));
+      item.floor = std::min(options.floor, full);
+      item.last = full;
+      const std::size_t begin = sums_.size();
+      sums_.resize(begin + static_cast<std::size_t>(full) + 1, 0.0);
+      for (auto r = static_cast<std::size_t>(full); r-- > 0;) {
+        sums_[begin + r] = sums_[begin + r + 1] + g.gains[r];
+      }
+      item.dropped = sums_.data() + begin;
+      groups_.push_back(item);
+    }
+    const budget_vector least = floor_cost(made);
+    made.low_rank = pays(made, least);
+    made.otherwise = least[0] < made.dense[0] ? budget_reason::slower : budget_reason::growth;
+    if (made.low_rank) {
+      for (std::size_t g = made.first; g < groups_.size(); ++g) limit_rank(made, least, groups_[g]);
+    }
+    layers_.push_back(made);
+  }
+
+  /// Lowers the group's largest rank to the largest one that pays with the other groups at their floors.
+  void limit_rank(const layer& one, const budget_vector& least, group& g) const {
+    index_t low = g.floor, high = g.last + 1;
+    while (high - low > 1) {
+      const index_t middle = low + (high - low) / 2;
+      const bool fits = pays(one, plus_scaled(least, static_cast<double>(middle - g.floor), g.per_rank));
+      (fits ? low : high) = middle;
+    }
+    g.last = low;
+  }
+
+  /// Cost of a layer with all groups at their floors.
+  budget_vector floor_cost(const layer& one) const {
+    budget_vector cost = one.at_rank_0;
+    for (std::size_t g = one.first; g < one.first + one.groups; ++g) {
+      cost = plus_scaled(cost, static_cast<double>(groups_[g].floor), groups_[g].per_rank);
+    }
+    return cost;
+  }
+
+  /// Selects every component whose gain exceeds its price times `factor`.
+  void set_ranks(const layer& one, const budget_vector& price, double factor, state& to) const {
+    for (std::size_t i = one.first; i < one.first + one.groups; ++i) {
+      const group& g = groups_[i];
+      const double least = factor * dot(price, g.per_rank);
+      to.ranks[i] = std::partition_point(g.gains + g.floor, g.gains + g.last,
+                                         [least](double gain) { return gain > least; }) -
+                    g.gains;
+    }
+  }
+
+  /// Raises the price of a layer's components until its factors cost less than the dense layer (`pays`).
+  void lower_ranks(const layer& one, budget_vector price, state& to) const {
+    price[0] = std::max(price[0], 1e-290);
+    double low = 1.0, high = std::numeric_limits<double>::max();
+    while (!prices_agree(low, high, 30)) {
+      const double middle = price_between(low, high);
+      set_ranks(one, price, middle, to);
+      (pays(one, low_rank_cost(one, to)) ? high : low) = middle;
+    }
+    set_ranks(one, price, high, to);
+  }
+
+  /// Whether the gains lost by factors of this cost exceed the price of the additional cost of the dense
+  /// layer.
+  bool worth_dense(const layer& one, const budget_vector& price, const budget_vector& cost,
+                   const state& of) const {
+    const double extra = dot(price, plus_scaled(one.dense, -1.0, cost));
+    return extra <= 0.0 || lost(one, of) > extra;
+  }
+
+  bool timed_;
+  std::vector<double> sums_;
+  std::vector<group> groups_;
+  std::vector<layer> layers_;
+};
+
+/// Spends the rest of a budget: repeatedly buys the move with the highest gain per priced cost, either the
+/// next component of a group or a whole dense layer. Moves that do not fit are skipped.
+class budget_filler {
+ public:
+  using state = budget_problem::state;
+
+  /// `price`: price per unit of each cost. `form`: the allowed forms of the layers.
+  budget_filler(const budget_problem& problem, const budget_problem::forms& form, const budget_vector& price)
+      : problem_(problem), form_(form), price_(price) {}
+
+  /// `room`: cost that may be added to the state's cost. Returns the number of moves examined.
+  std::size_t operator()(state& to, budget_vector room) {
+    std::size_t looked_at = 0;
+    for (bool again = true; again;) {
+      again = false;
+      moves_ = {};
+      changes_.assign(problem_.layers().size(), 0);
+      for (std::size_t i = 0; i < problem_.layers().size(); ++i) offer_all(i, to);
+      while (!moves_.empty()) {
+        const move best = moves_.top();
+        moves_.pop();
+        ++looked_at;
+        if (best.to_dense && best.version != changes_[best.layer]) continue;
+        if (to.dense[best.layer] != 0) continue;
+        const budget_vector cost = cost_of(best, to);
+        if (!fits(cost, room) || !allowed(best, to)) continue;
+        room = plus_scaled(room, -1.0, cost);
+        // A dense embedding frees multiply-adds, so moves that did not fit may fit now.
+        again = again || std::any_of(cost.begin(), cost.end(), [](double c) { return c < 0.0; });
+        take(best, to);
+      }
+    }
+    to.cost = {};
+    for (std::size_t i = 0; i < problem_.layers().size(); ++i) {
+      const budget_problem::layer& one = problem_.layers()[i];
+      to.cost = plus_scaled(to.cost, 1.0, to.dense[i] != 0 ? one.dense : problem_.low_rank_cost(one, to));
+    }
+    return looked_at;
+  }
+
+ private:
+  struct move {
+    double worth = 0.0;  // gain per unit of priced cost
+    std::size_t layer = 0, group = 0;
+    bool to_dense = false;
+    std::size_t version = 0;  // changes_[layer] when the move to dense was priced
+    bool operator<(const move& other) const {
+      if (worth != other.worth) return worth < other.worth;
+      if (layer != other.layer) return layer > other.layer;
+      if (to_dense != other.to_dense) return to_dense;
+      return group > other.group;
+    }
+  };
+
+  static bool fits(const budget_vector& cost, const budget_vector& room) {
+    for (std::size_t k = 0; k < cost.size(); ++k) {
+      if (cost[k] > 0.0 && !(cost[k] <= room[k])) return false;
+    }
+    return true;
+  }
+
+  bool allowed(const move& one, const state& in) const {
+    const budget_problem::layer& layer = problem_.layers()[one.layer];
+    return one.to_dense ||
+           problem_.pays(layer, plus_scaled(problem_.low_rank_cost(layer, in), 1.0, cost_of(one, in)));
+  }
+
+  budget_vector cost_of(const move& one, const state& in) const {
+    const budget_problem::layer& layer = problem_.layers()[one.layer];
+    return one.to_dense ? plus_scaled(layer.dense, -1.0, problem_.low_rank_cost(layer, in))
+                        : problem_.groups()[one.group].per_rank;
+  }
+
+  void push(move one, double gain, const state& in) {
+    const double cost = dot(price_, cost_of(one, in));
+    one.worth = cost > 0.0 ? gain / cost : std::numeric_limits<double>::infinity();
+    moves_.push(one);
+  }
+  void offer_group(std::size_t layer, std::size_t group, const state& in) {
+    const budget_problem::group& g = problem_.groups()[group];
+    const index_t rank = in.ranks[group];
+    if (rank < g.last && g.gains[rank] > 0.0) push({0.0, layer, group, false, 0}, g.gains[rank], in);
+  }
+  void offer_dense(std::size_t layer, const state& in) {
+    if (form_[layer] != budget_problem::layer_form::any) return;
+    const double gain = problem_.lost(problem_.layers()[layer], in);
+    if (gain > 0.0) push({0.0, layer, 0, true, changes_[layer]}, gain, in);
+  }
+  void offer_all(std::size_t layer, const state& in) {
+    if (in.dense[layer] != 0) return;
+    const budget_problem::layer& one = problem_.layers()[layer];
+    for (std::size_t g = one.first; g < one.first + one.groups; ++g) offer_group(layer, g, in);
+    offer_dense(layer, in);
+  }
+
+  void take(const move& best, state& to) {
+    if (best.to_dense) {
+      to.dense[best.layer] = 1;
+      return;
+    }
+    ++to.ranks[best.group];
+    ++changes_[best.layer];
+    offer_group(best.layer, best.group, to);
+    offer_dense(best.layer, to);
+  }
+
+  const budget_problem& problem_;
+  const budget_problem::forms& form_;
+  budget_vector price_;
+  std::priority_queue<move> moves_;
+  std::vector<std::size_t> changes_;  // number of changes of each layer's ranks
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

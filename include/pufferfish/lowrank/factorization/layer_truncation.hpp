@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: all matrices of a layer, decomposed, so that they can be truncated to the ranks of their groups.
+
+#include <algorithm>
+#include <list>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pufferfish/lowrank/factorization/truncation.hpp>
+#include <pufferfish/lowrank/kinds.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A weight as a dense matrix: out x (the product of the other dimensions, in the order of the view).
+template <class T, std::size_t N>
+tensor<std::remove_const_t<T>, 2> unroll(const tensor_view<T, N>& weight) {
+  tensor<std::remove_const_t<T>, 2> matrix(
+      {weight.extent(0), weight.extent(0) == 0 ? 0 : weight.size() / weight.extent(0)});
+  copy(weight, tensor_view<std::remove_const_t<T>, N>(matrix.data(), weight.shape()));
+  return matrix;
+}
+
+/// The truncation requested by the options, or the most exact one that the statistics of all matrices allow:
+/// plain without rows, data_aware without gradients, else two_sided.
+inline truncation chosen_truncation(const factorize_options& options) {
+  if (options.truncate) return *options.truncate;
+  const layer_statistics* const statistics = options.statistics;
+  if (statistics == nullptr || statistics->matrices.empty()) return truncation::plain;
+  const auto all = [&](auto&& has) {
+    return std::all_of(statistics->matrices.begin(), statistics->matrices.end(), has);
+  };
+  if (!all([](const output_statistics& one) { return one.has_rows(); })) return truncation::plain;
+  const bool gradients = all([](const output_statistics& one) { return one.has_gradients(); });
+  return gradients ? truncation::two_sided : truncation::data_aware;
+}
+
+/// Location of the bias of matrix i's outputs: index of the layer's bias vector, and
+/// offset of the first element.
+struct bias_place {
+  std::size_t bias = 0;
+  index_t first = 0;
+};
+template <class Matrices, class RowsOf>
+bias_place place_of_bias(const Matrices& matrices, std::size_t i, bool rows_are_outputs, std::size_t biases,
+                         const RowsOf& rows_of) {
+  if (!rows_are_outputs) return {biases == 0 ? 0 : i % biases, 0};
+  bias_place place;
+  for (std::size_t before = 0; before < i; ++before) place.first += rows_of(matrices[before]);
+  return place;
+}
+
+/// The decompositions of a layer's matrices.
+template <class T>
+class layer_truncation {
+ public:
+  /// Decomposes copies of the matrices of `weights`. rank_of(group): the rank that make() will be called
+  /// with, if it is known, else 0. Throws shape_error, naming the layer, for statistics of another number of
+  /// matrices or outputs; other errors as matrix_truncation.
+  template <class RankOf>
+  layer_truncation(const layer_weights<T>& weights, const factorize_options& options, const RankOf& rank_of)
+      : kind_(chosen_truncation(options)) {
+    const layer_statistics* const statistics = options.statistics;
+    check(weights, statistics);
+    for (std::size_t i = 0; i < weights.matrices.size(); ++i) {
+      const tensor_view<const T, 4>& view = weights.matrices[i].view;
+      unrolled_.push_back(unroll(view));
+      kernels_.push_back({view.extent(2), view.extent(3)});
+      names_.push_back(weights.name_of(i));
+      groups_.push_back(weights.matrices[i].group);
+      svd_options how;
+      how.method = options.method;
+      how.seed = options.seed;
+      if (kind_ == truncation::plain) how.max_rank = rank_of(weights.matrices[i].group);
+      const std::vector<T> bias = bias_of(weights, i);
+      matrices_.emplace_back(tensor_view<const T, 2>(unrolled_.back()),
+                             statistics == nullptr ? nullptr : &statistics->matrices[i],
+                             own_options(weights, statistics, i), std::span<const T>(bias), how);
+    }
+  }
+
+  truncation kind() const { return kind_; }
+  const std::vector<matrix_truncation>& matrices() const { return matrices_; }
+
+  /// Gains of each rank group: matrix_truncation::gains summed over the group's matrices.
+  std::vector<std::vector<double>> gains() const {
+    std::vector<std::vector<double>> all;
+    for (std::size_t i = 0; i < matrices_.size(); ++i) {
+      std::vector<double> own = matrices_[i].gains();
+      if (groups_[i] == all.size()) {
+        all.push_back(std::move(own));
+      } else {
+        std::vector<double>& sum = all[groups_[i]];
+        for (std::size_t r = 0; r < sum.size(); ++r) sum[r] += own[r];
+      }
+    }
+    return all;
+  }
+
+  /// The rank of each group: the largest rank that policy_of(group) chooses for a matrix of the group.
+  template <class PolicyOf>
+  rank_list choose(const PolicyOf& policy_of) const {
+    rank_list ranks;
+    for (std::size_t i = 0; i < matrices_.size(); ++i) {
+      const matrix_truncation& one = matrices_[i];
+      const index_t rank =
+          choose_rank(policy_of(groups_[i]), one.rows(), one.cols(), one.spectrum(), one.squared_norm());
+      ranks.resize(std::max(ranks.size(), groups_[i] + 1));
+      ranks[groups_[i]] = std::max(ranks[groups_[i]], rank);
+    }
+    return ranks;
+  }
+
+  /// The factors of all matrices, in order, with the given rank of each group.
+  /// Throws rank_error for a rank outside 1 .. min(rows, cols) of a matrix.
+  std::vector<factors<T>> make(const rank_list& ranks) const {
+    std::vector<factors<T>> made;
+    for (std::size_t i = 0; i < matrices_.size(); ++i) {
+      made.push_back(matrices_[i].template make<T>(ranks[groups_[i]]));
+      made.back().report.name = names_[i];
+      made.back().kernel = kernels_[i];
+    }
+    return made;
+  }
+
+ private:
+  static void check(const layer_weights<T>& weights, const layer_statistics* statistics) {
+    if (statistics == nullptr || statistics->matrices.size() == weights.matrices.size()) return;
+    throw_error<shape_error>({weights.name, ": statistics of ", statistics->matrices.size(),
+                              " matrices for a layer of ", weights.matrices.size()});
+  }
+
+  truncation_options own_options(const layer_weights<T>& weights, const layer_statistics* statistics,
+                                 std::size_t i) const {
+    truncation_options own;
+    own.kind = kind_;
+    own.name = weights.describe(i);
+    if (statistics == nullptr) return own;
+    own.centered = statistics->normalized || has_any(weights.biases);
+    if (!statistics->output_scale.empty()) {
+      const index_t first = place(weights, i).first;
+      const index_t rows = weights.matrices[i].view.extent(0);
+      const auto scales = static_cast<index_t>(statistics->output_scale.size());
+      if (scales < first + rows) {
+        throw_error<shape_error>({own.name, ": an output_scale of ", scales, " numbers; outputs ", first,
+                                  " to ", first + rows, " need one each"});
+      }
+      const auto from = statistics->output_scale.begin() + first;
+      own.output_scale.assign(from, from + rows);
+    }
+    return own;
+  }
+
+  static bias_place place(const layer_weights<T>& weights, std::size_t i) {
+    return place_of_bias(weights.matrices, i, weights.rows_are_outputs, weights.biases.size(),
+                         [](const auto& matrix) { return matrix.view.extent(0); });
+  }
+  // The bias contained in the recorded outputs. Layers that add two biases record inputs instead.
+  static std::vector<T> bias_of(const layer_weights<T>& weights, std::size_t i) {
+    if (!weights.rows_are_outputs || weights.biases.size() != 1 || weights.biases[0].view.is_null())
+      return {};
+    const tensor_view<const T, 1> own =
+        weights.biases[0].view.slice(0, place(weights, i).first, weights.matrices[i].view.extent(0));
+    std::vector<T> values;
+    for (index_t j = 0; j < own.size(); ++j) values.push_back(own(j));
+    return values;
+  }
+
+  truncation kind_;
+  std::list<tensor<T, 2>> unrolled_;  // referenced by matrices_
+  std::vector<extents<2>> kernels_;
+  std::vector<std::string> names_;
+  std::vector<std::size_t> groups_;
+  std::vector<matrix_truncation> matrices_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

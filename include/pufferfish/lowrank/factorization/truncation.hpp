@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `matrix_truncation`: a decomposed weight matrix that can be truncated to any rank, with the least error of
+/// its elements, of its outputs, or of the loss.
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/linalg/cholesky.hpp>
+#include <pufferfish/lowrank/factorization/factors.hpp>
+#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Options of the truncation of one matrix.
+struct truncation_options {
+  truncation kind = truncation::plain;
+  /// Whether errors are measured about their mean. True if the mean error is compensated by the layer's bias
+  /// or by a batch normalisation after the layer.
+  bool centered = false;
+  /// data_aware: factors that later operations multiply the outputs with (weight / deviation of a batch
+  /// normalisation), so that errors of different outputs are comparable. Empty: ones; else `outputs` numbers.
+  /// Magnitudes below 1e-12 count as 1e-12.
+  std::vector<double> output_scale;
+  std::string name = "layer";  ///< for errors
+};
+
+namespace detail {
+
+/// Weight L of output errors: an error e counts ||L^T e||^2. L is the identity, diagonal or lower triangular.
+class error_weight {
+ public:
+  error_weight() = default;
+  explicit error_weight(std::vector<double> diagonal) : diagonal_(std::move(diagonal)) {}
+  explicit error_weight(tensor<double, 2> lower) : lower_(std::move(lower)) {}
+
+  /// L^T X and L X, for X [outputs x n].
+  tensor<double, 2> transposed_times(const product_operand& x) const { return times(x, true); }
+  tensor<double, 2> times(const product_operand& x) const { return times(x, false); }
+  /// X := L^-T X.
+  void solve(const tensor_view<double, 2>& x) const {
+    if (lower_.size() > 0) return solve_transposed(lower_, x);
+    for (std::size_t i = 0; i < diagonal_.size(); ++i) {
+      scale_by(1.0 / diagonal_[i], x.data() + static_cast<index_t>(i) * x.stride(0), x.extent(1));
+    }
+  }
+
+ private:
+  tensor<double, 2> times(const product_operand& x, bool transposed) const {
+    if (lower_.size() > 0) {
+      tensor<double, 2> result({x.extent[0], x.extent[1]});
+      const product_operand left(lower_);
+      add_product_tn(transposed ? left : left.transposed(), x, result.view());
+      return result;
+    }
+    tensor<double, 2> result = x.copy();
+    for (std::size_t i = 0; i < diagonal_.size(); ++i) {
+      scale_by(diagonal_[i], result.data() + static_cast<index_t>(i) * x.extent[1], x.extent[1]);
+    }
+    return result;
+  }
+
+  std::vector<double> diagonal_;
+  tensor<double, 2> lower_;
+};
+
+/// A^T B.
+inline tensor<double, 2> product_tn(const product_operand& a, const product_operand& b) {
+  tensor<double, 2> result({a.extent[1], b.extent[1]});
+  add_product_tn(a, b, result.view());
+  return result;
+}
+
+/// Sum of the diagonal, sum of the squares of all elements, and a += value I.
+inline double trace(const tensor<double, 2>& a) {
+  double sum = 0.0;
+  for (index_t i = 0; i < a.extent(0); ++i) sum += a(i, i);
+  return sum;
+}
+inline double squared_norm(const tensor<double, 2>& a) { return dot(a.data(), a.data(), a.size()); }
+inline void add_to_diagonal(tensor<double, 2>& a, double value) {
+  for (index_t i = 0; i < a.extent(0); ++i) a(i, i) += value;
+}
+
+/// Ridges as shares of the mean eigenvalue of a moment: for gradients, so that L is invertible; for inputs,
+/// so that directions without any input are ordered by their size in W.
+inline constexpr double gradient_ridge = 1e-3;
+inline constexpr double input_ridge = 1e-6;
+
+}  // namespace detail
+
+/// The decomposition of W [outputs x inputs] shared by all ranks: W ~ up down with up = A_r, down = B_r W.
+/// With D = L L^T the weight of output errors (I for truncation::plain and, without an output_scale, for
+/// data_aware) and E[x x^T] = R R^T, the columns of P_r are the r leading left singular vectors of L^T W R,
+/// or eigenvectors of L^T C L with C = E[y y^T] without records of inputs.
+/// A_r = L^-T P_r and B_r = P_r^T L^T, before both factors are balanced.
+///
+/// Ridges keep D and E[x x^T] invertible: 1e-3 times the mean eigenvalue is added to D, and 1e-6 times that
+/// of E[x x^T] to it. Constructing costs one decomposition (svd or symmetric_eigen), make() products of about
+/// rows cols rank.
+///
+/// \code
+/// truncation_options options;
+/// options.kind = truncation::data_aware;
+/// matrix_truncation cut(weight, &seen, options);  // seen: output_statistics
+/// for (index_t rank : {4, 8, 16}) errors.push_back(cut.make<double>(rank).report.weighted_energy);
+/// \endcode
+class matrix_truncation {
+ public:
+  /// `statistics` may be nullptr for truncation::plain; predicted losses are unknown then. `bias` (of
+  /// `outputs` elements, or empty) is the part of the recorded outputs that is not W x. make() reads `weight`
+  /// again, so its memory must exist until then. Throws value_error, naming the layer, for an element or a
+  /// statistic that is not finite, and for missing statistics that the kind of truncation needs; shape_error
+  /// for statistics of a matrix of another size, and for a `bias` or an output_scale of another size.
+  /// `statistics` and `bias` are read during the call only. With method.max_rank set, make() accepts ranks up
+  /// to that number only.
+  template <class T>
+  matrix_truncation(const tensor_view<const T, 2>& weight, const output_statistics* statistics,
+                    truncation_options options, std::span<const T> bias = {}, const svd_options& method = {})
+      : weight_(weight), options_(std::move(options)) {
+    PUFFERFISH_DETAIL_TRY {
+      prepare(statistics, std::vector<double>(bias.begin(), bias.end()));
+      decompose(method);
+    }
+    PUFFERFISH_DETAIL_CATCH(value_error, e) {
+      PUFFERFISH_THROW(value_error(options_.name + ": " + e.what()));
+    }
+  }
+
+  index_t rows() const { return weight_.extent[0]; }
+  index_t cols() const { return weight_.extent[1]; }
+  index_t full_rank() const { return std::min(rows(), cols()); }
+
+  /// Square roots of the weighted energy of each component, descending, full_rank() numbers (method.max_rank
+  /// with the randomized method). Rank policies use them as singular values. The sum of their squares is
+  /// squared_norm() up to rounding, if all of them are known.
+  const std::vector<double>& spectrum() const { return spectrum_; }
+  double squared_norm() const { return squared_norm_; }
+
+  /// gains[i]: predicted increase of the mean loss if component i is dropped, to second order: half of the
+  /// weighted energy per sample. Descending. Without gradient statistics all layers have the same error
+  /// weight; without any statistics the gains are squared singular values.
+  std::vector<double> gains() const {
+    std::vector<double> result;
+    result.reserve(spectrum_.size());
+    for (const double sigma : spectrum_) result.push_back(loss_scale_ * sigma * sigma);
+    return result;
+  }
+
+  /// Balanced factors of the given rank: component i has the same norm in both. Errors as check_rank.
+  /// Also throws rank_error for a rank above the method.max_rank of the constructor, if the singular value
+  /// decomposition was limited by it. report.predicted_loss is known if there are statistics of gradients;
+  /// mean_error is empty without statistics of outputs or inputs, and for tokens. T is the element type of
+  /// the factors: float or double.
+  template <class T>
+  factors<T> make(index_t rank) const {
+    check_rank(options_.name, rows(), cols(), rank);
+    check_computed(rank);
+    if (options_.kind == truncation::plain) return make_plain<T>(rank);
+    const tensor<double, 2> up = left(rank);
+    const tensor<double, 2> down = detail::product_tn(right(rank), weight_);
+    factors<T> result;
+    result.down = tensor<T, 2>({rank, cols()});
+    result.up = tensor<T, 2>({rows(), rank});
+    for (index_t r = 0; r < rank; ++r) {
+      double up_norm = 0.0;
+      for (index_t i = 0; i < rows(); ++i) up_norm += up(i, r) * up(i, r);
+      const double* const row = down.data() + r * cols();
+      const double down_norm = detail::dot(row, row, cols());
+      const bool both = up_norm > 0.0 && down_norm > 0.0;
+      const double scale = both ? std::pow(down_norm / up_norm, 0.25) : 1.0;
+      for (index_t j = 0; j < cols(); ++j) result.down(r, j) = static_cast<T>(row[j] / scale);
+      for (index_t i = 0; i < rows(); ++i) result.up(i, r) = static_cast<T>(up(i, r) * scale);
+    }
+    result.report = report(up, down);
+    result.mean_error = mean_error(up, rank);
+    return result;
+  }
+
+ private:
+  static detail::product_operand vector_operand(const std::vector<double>& v) {
+    return tensor_view<const double, 2>(v.data(), {static_cast<index_t>(v.size()), 1});
+  }
+
+  // The decomposition may have fewer components than the matrix: svd_options::max_rank.
+  void check_computed(index_t rank) const {
+    const index_t computed = svd_ ? svd_->u.extent(1) : full_rank();
+    if (rank > computed) {
+      detail::throw_error<rank_error>({options_.name, ": rank ", rank, " of a decomposition with max_rank ",
+                                       computed, "; it must be in 1 .. ", computed});
+    }
+  }
+  // One number per output, or none.
+  void check_per_output(const char* what, const std::vector<double>& values) const {
+    if (!values.empty() && static_cast<index_t>(values.size()) != rows()) {
+      detail::throw_error<shape_error>(
+          {options_.name, ": ", what, " of ", values.size(), " numbers for ", rows(), " outputs"});
+    }
+  }
+
+  // Copies what the decomposition needs of the statistics, and checks them.
+  void prepare(const output_statistics* statistics, const std::vector<double>& bias) {
+    check_per_output("an output_scale", options_.output_scale);
+    check_per_output("a bias", bias);
+    const bool none = statistics == nullptr || !statistics->has_rows();
+    if (none) {
+      if (options_.kind != truncation::plain) {
+        detail::throw_error<value_error>({"a ", to_string(options_.kind), " truncation needs statistics"});
+      }
+      return;
+    }
+    if (statistics->outputs() != rows() || statistics->inputs() != cols()) {
+      detail::throw_error<shape_error>({options_.name, ": statistics of a matrix ", statistics->outputs(),
+                                        " x ", statistics->inputs(), " for one of ", rows(), " x ", cols()});
+    }
+    take_inputs(*statistics, bias);
+    take_gradients(*statistics);
+  }
+
+  // input_root_ R with E[x x^T] = R R^T, or token_root_, or output_moment_ C = E[y y^T]; mean_ = E[W x].
+  void take_inputs(const output_statistics& seen, const std::vector<double>& bias) {
+    if (seen.has_tokens()) {
+      token_root_ = seen.token_shares();
+      for (double& share : token_root_) share = std::sqrt(share);
+      return;
+    }
+    const bool by_inputs = seen.has_inputs();
+    tensor<double, 2> moment = by_inputs ? seen.input_moment() : seen.output_moment();
+    std::vector<double> mean = by_inputs ? seen.input_mean() : seen.output_mean();
+    if (options_.centered) {
+      for (index_t i = 0; i < moment.extent(0); ++i) {
+        detail::add_scaled(-mean[static_cast<std::size_t>(i)], mean.data(),
+                           moment.data() + i * moment.extent(0), moment.extent(0));
+      }
+    } else if (!by_inputs && !bias.empty()) {
+      remove_bias(moment, mean, bias);
+    }
+    const double size = std::max(1.0, static_cast<double>(cols()));
+    if (by_inputs) {
+      const double ridge = detail::input_ridge * detail::trace(moment) / size;
+      detail::add_to_diagonal(moment, ridge > 0.0 ? ridge : 1.0);
+      input_root_ = cholesky(moment);
+      const tensor<double, 2> outputs = detail::product_tn(weight_.transposed(), vector_operand(mean));
+      mean_.assign(outputs.data(), outputs.data() + outputs.size());
+    } else {
+      // x x^T is unknown. Its ridge is c I, with c such that the trace of c W W^T is input_ridge times the
+      // trace of the moment of y.
+      const tensor<double, 2> gram = detail::product_tn(weight_.transposed(), weight_.transposed());
+      const double norm = detail::trace(gram), energy = detail::trace(moment);
+      const double ridge = energy > 0.0 ? detail::input_ridge * energy : 1.0;
+      if (norm > 0.0) detail::add_scaled(ridge / norm, gram.data(), moment.data(), gram.size());
+      output_moment_ = std::move(moment);
+      mean_ = std::move(mean);
+      for (std::size_t i = 0; i < bias.size(); ++i) mean_[i] -= bias[i];
+    }
+  }
+
+  // Converts moment and mean of y + b to those of y = W x.
+  static void remove_bias(tensor<double, 2>& moment, const std::vector<double>& mean,
+                          const std::vector<double>& bias) {
+    const auto n = static_cast<index_t>(bias.size());
+    for (index_t i = 0; i < n; ++i) {
+      for (index_t j = 0; j < n; ++j) {
+        const auto a = static_cast<std::size_t>(i), b = static_cast<std::size_t>(j);
+        moment(i, j) -= mean[a] * bias[b] + bias[a] * mean[b] - bias[a] * bias[b];
+      }
+    }
+  }
+
+  // loss_: L of D = E[dy dy^T] + ridge I. weight_of_errors_: the L that the truncation uses. loss_scale_
+  // converts a weighted energy to a loss: half of the rows per sample, times the mean of D if the truncation
+  // does not use D.
+  void take_gradients(const output_statistics& seen) {
+    const double half = 0.5 * seen.rows_of_sample();
+    loss_scale_ = half;
+    if (seen.has_gradients()) {
+      std::vector<double> squares = seen.gradient_squares();
+      tensor<double, 2> moment = seen.gradient_moment();
+      if (const tensor<double, 2> tied = seen.tied_moment(); tied.size() > 0 && moment.size() > 0) {
+        detail::add_scaled(1.0 / seen.rows_of_sample(), tied.data(), moment.data(), tied.size());
+      }
+      const auto n = static_cast<double>(std::max<index_t>(1, rows()));
+      double sum = detail::trace(moment);
+      for (const double square : squares) sum += square;
+      // If all gradients are zero, all errors have equal weight and cost nothing.
+      const double ridge = sum > 0.0 ? detail::gradient_ridge * sum / n : 1.0;
+      for (double& square : squares) square = std::sqrt(square + ridge);
+      if (moment.size() > 0) {
+        detail::add_to_diagonal(moment, ridge);
+        loss_ = detail::error_weight(cholesky(moment));
+      } else {
+        loss_ = detail::error_weight(std::move(squares));
+      }
+      if (options_.kind != truncation::two_sided) loss_scale_ *= sum / n;
+      if (sum == 0.0) loss_scale_ = 0.0;
+      true_scale_ = sum > 0.0 ? half : 0.0;
+    } else if (options_.kind == truncation::two_sided) {
+      detail::throw_error<value_error>({"a two-sided truncation needs statistics of gradients, too"});
+    }
+    if (options_.kind == truncation::two_sided) weight_of_errors_ = loss_;
+    if (options_.kind == truncation::data_aware && !options_.output_scale.empty()) {
+      std::vector<double> scale = options_.output_scale;
+      for (double& s : scale) s = std::max(std::abs(s), 1e-12);
+      weight_of_errors_ = detail::error_weight(std::move(scale));
+    }
+  }
+
+  bool knows_rows() const {
+    return output_moment_.size() > 0 || input_root_.size() > 0 || !token_root_.empty();
+  }
+
+  // L^T W R. Its singular values are those of the weighted problem.
+  tensor<double, 2> rooted(const detail::product_operand& w, const detail::error_weight& l) const {
+    tensor<double, 2> weighted = l.transposed_times(w);
+    if (!token_root_.empty()) {
+      for (index_t i = 0; i < weighted.extent(0); ++i) {
+        for (index_t j = 0; j < weighted.extent(1); ++j) {
+          weighted(i, j) *= token_root_[static_cast<std::size_t>(j)];
+        }
+      }
+      return weighted;
+    }
+    return detail::product_tn(detail::product_operand(weighted).transposed(), input_root_);
+  }
+
+  // Sets spectrum_ and squared_norm_, and eigen_ if only the moment of the outputs is known, else svd_.
+  void decompose(const svd_options& method) {
+    if (options_.kind != truncation::plain && output_moment_.size() > 0) {
+      tensor<double, 2> half = weight_of_errors_.transposed_times(output_moment_);
+      const tensor<double, 2> both =
+          weight_of_errors_.transposed_times(detail::product_operand(half).transposed());
+      eigen_.emplace(both.view());
+      const auto kept = eigen_->values().begin();
+      for (auto value = kept; value != kept + full_rank(); ++value) {
+        spectrum_.push_back(std::sqrt(std::max(0.0, *value)));
+      }
+      squared_norm_ = detail::trace(both);
+      return;
+    }
+    const bool plain = options_.kind == truncation::plain;
+    svd_ = plain ? plain_svd(method) : svd<double>(rooted(weight_, weight_of_errors_).view(), method);
+    spectrum_ = svd_->singular_values;
+    squared_norm_ = svd_->squared_norm;
+  }
+  svd_result plain_svd(const svd_options& method) const {
+    if (weight_.is_float) {
+      return svd(tensor_view<const float, 2>(static_cast<const float*>(weight_.data), weight_.extent,
+                                             weight_.stride),
+                 method);
+    }
+    return svd(tensor_view<const double, 2>(static_cast<const double*>(weight_.data), weight_.extent,
+                                            weight_.stride),
+               method);
+  }
+
+  // The r leading basis vectors P_r as columns.
+  tensor<double, 2> basis(index_t rank) const {
+    if (eigen_) return detail::product_operand(eigen_->vectors(rank)).transposed().copy();
+    tensor<double, 2> columns({rows(), rank});
+    for (index_t i = 0; i < rows(); ++i) {
+      for (index_t r = 0; r < rank; ++r) columns(i, r) = svd_->u(i, r);
+    }
+    return columns;
+  }
+  // A_r = L^-T P_r and B_r^T = L P_r.
+  tensor<double, 2> left(index_t rank) const {
+    tensor<double, 2> columns = basis(rank);
+    weight_of_errors_.solve(columns.view());
+    return columns;
+  }
+  tensor<double, 2> right(index_t rank) const { return weight_of_errors_.times(basis(rank)); }
+
+  // The factors of factorize_matrix, with the mean error and the predicted loss if there are statistics.
+  template <class T>
+  factors<T> make_plain(index_t rank) const {
+    factors<T> result = detail::factors_of<T>(*svd_, rank);
+    result.report.name = options_.name;
+    const tensor<double, 2> up = left(rank);
+    result.mean_error = mean_error(up, rank);
+    if (knows_rows() && true_scale_) {
+      const tensor<double, 2> down = detail::product_tn(up, weight_);
+      result.report.predicted_loss = *true_scale_ * weighted_error(difference(up, down), rank);
+    }
+    return result;
+  }
+
+  // (W - up down) E[x] = E[W x] - A B E[W x].
+  std::vector<double> mean_error(const tensor<double, 2>& up, index_t rank) const {
+    if (mean_.empty()) return {};
+    const tensor<double, 2> kept = detail::product_tn(right(rank), vector_operand(mean_));
+    std::vector<double> error = mean_;
+    for (index_t i = 0; i < rows(); ++i) {
+      for (index_t r = 0; r < rank; ++r) error[static_cast<std::size_t>(i)] -= up(i, r) * kept(r, 0);
+    }
+    return error;
+  }
+
+  tensor<double, 2> difference(const tensor<double, 2>& up, const tensor<double, 2>& down) const {
+    tensor<double, 2> error = weight_.copy();
+    detail::scale_by(-1.0, error.data(), error.size());
+    detail::add_product_tn(detail::product_operand(up).transposed(), down, error.view());
+    return error;
+  }
+
+  // Report of the errors in W, in the weighted energy, and in the loss.
+  factor_report report(const tensor<double, 2>& up, const tensor<double, 2>& down) const {
+    const index_t rank = up.extent(1);
+    const double norm = detail::squared_norm(weight_.copy());
+    const tensor<double, 2> error = difference(up, down);
+    const double lost = detail::squared_norm(error);
+    factor_report result;
+    result.name = options_.name;
+    result.rows = rows();
+    result.cols = cols();
+    result.rank = rank;
+    result.squared_norm = norm;
+    result.kept_energy = norm > 0.0 ? std::clamp(1.0 - lost / norm, 0.0, 1.0) : 1.0;
+    result.truncation_error = std::sqrt(lost);
+    result.relative_error = norm > 0.0 ? std::sqrt(lost / norm) : 0.0;
+    result.parameters_before = result.macs_before = rows() * cols();
+    result.parameters_after = result.macs_after = factor_parameters(rows(), cols(), rank);
+    double kept = 0.0;
+    for (index_t r = 0; r < rank; ++r) {
+      kept += spectrum_[static_cast<std::size_t>(r)] * spectrum_[static_cast<std::size_t>(r)];
+    }
+    result.weighted_energy = squared_norm_ > 0.0 ? std::min(1.0, kept / squared_norm_) : 1.0;
+    if (knows_rows() && true_scale_) result.predicted_loss = *true_scale_ * weighted_error(error, rank);
+    return result;
+  }
+
+  // Mean of ||L^T e||^2 over all rows, with L L^T = D, for the errors e of the rank-`rank` approximation.
+  double weighted_error(const tensor<double, 2>& error, index_t rank) const {
+    if (output_moment_.size() == 0) return detail::squared_norm(rooted(error, loss_));
+    // e = (I - A B) y.
+    tensor<double, 2> rest({rows(), rows()});
+    detail::add_product_tn(detail::product_operand(left(rank)).transposed(),
+                           detail::product_operand(right(rank)).transposed(), rest.view());
+    detail::scale_by(-1.0, rest.data(), rest.size());
+    detail::add_to_diagonal(rest, 1.0);
+    const tensor<double, 2> seen = loss_.transposed_times(rest);
+    const tensor<double, 2> moved =
+        detail::product_tn(detail::product_operand(seen).transposed(), output_moment_);
+    return std::max(0.0, detail::dot(seen.data(), moved.data(), seen.size()));
+  }
+
+  detail::product_operand weight_;
+  truncation_options options_;
+  std::vector<double> mean_;
+  tensor<double, 2> output_moment_, input_root_;
+  std::vector<double> token_root_;
+  detail::error_weight weight_of_errors_, loss_;
+  double loss_scale_ = 1.0;
+  std::optional<double> true_scale_;
+  std::optional<symmetric_eigen> eigen_;
+  std::optional<svd_result> svd_;
+  std::vector<double> spectrum_;
+  double squared_norm_ = 0.0;
+};
+
+PUFFERFISH_NAMESPACE_END

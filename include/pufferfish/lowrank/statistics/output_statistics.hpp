@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `output_statistics`: statistics of a weight matrix in training, as sums over rows: second moments of its
+/// outputs or inputs, and of the gradients of the loss with respect to its outputs.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/linalg/gemm/double_product.hpp>
+#include <pufferfish/linalg/vector_loops.hpp>
+#include <pufferfish/lowrank/statistics/layer_times.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Sums over the rows (samples, pixels, tokens) of some batches for one weight matrix W [outputs x inputs] of
+/// a layer y = W x (+ b). Truncations weight errors by these statistics
+/// (lowrank/factorization/truncation.hpp). All sums are in double and in the order of the calls, so they do
+/// not depend on the number of threads.
+///
+///     output_statistics seen(dense.out_features(), dense.in_features());
+///     for (const batch& one : batches) {                    // 20 batches of training are enough
+///       ...                                                 // forward and backward pass of the host
+///       seen.add_outputs(y);                                // or seen.add_inputs(x), if x is narrower
+///       seen.add_gradients(dy, one.size());                 // optional: for truncation::two_sided
+///     }
+///     auto low_rank = svd_factorize(dense, rank_ratio{0.25}, seen);
+///
+/// Either outputs or inputs are sufficient; if both are given, inputs are used. For a convolution, add
+/// outputs: pixels x channels.
+/// Memory: width^2 doubles for each second moment. Each call needs rows width^2 / 2 multiply-adds in the
+/// calling thread; one object is not for several threads at once.
+class output_statistics {
+ public:
+  output_statistics() = default;
+  /// Throws shape_error for a negative size.
+  output_statistics(index_t outputs, index_t inputs) : outputs_(outputs), inputs_(inputs) {
+    if (outputs < 0 || inputs < 0) {
+      detail::throw_error<shape_error>({"output_statistics: ", outputs, " x ", inputs});
+    }
+  }
+
+  /// Largest width of rows whose second moment is stored as a matrix. Of wider gradients only the squares are
+  /// stored; wider outputs and inputs are rejected.
+  static constexpr index_t largest_moment = 8192;
+
+  index_t outputs() const { return outputs_; }
+  index_t inputs() const { return inputs_; }
+
+  /// Adds y^T y and the column sums of y. y: rows x outputs, any strides, with or without the layer's bias.
+  /// Throws shape_error for another width, and for a width above largest_moment.
+  template <class T>
+  void add_outputs(const tensor_view<const T, 2>& y) {
+    add_moment("outputs", y, outputs_, output_moment_, output_sum_);
+    counts_[output_rows] += static_cast<double>(y.extent(0));
+  }
+
+  /// Adds x^T x and the column sums of x. x: rows x inputs. Errors as add_outputs.
+  template <class T>
+  void add_inputs(const tensor_view<const T, 2>& x) {
+    add_moment("inputs", x, inputs_, input_moment_, input_sum_);
+    counts_[input_rows] += static_cast<double>(x.extent(0));
+  }
+
+  /// For an embedding, whose inputs select columns of W: adds 1 to each token's count. Throws value_error for
+  /// a token outside 0 .. inputs - 1.
+  void add_tokens(std::span<const std::int32_t> tokens) {
+    token_counts_.resize(static_cast<std::size_t>(inputs_));
+    for (const std::int32_t token : tokens) {
+      if (token < 0 || token >= inputs_) {
+        detail::throw_error<value_error>({"output_statistics: token ", token, " of ", inputs_});
+      }
+      token_counts_[static_cast<std::size_t>(token)] += 1.0;
+    }
+    counts_[input_rows] += static_cast<double>(tokens.size());
+  }
+
+  /// Adds samples^2 dy^T dy. dy: rows x outputs, gradients of a loss that is the mean over the `samples`
+  /// samples of a batch; samples * dy is then the gradient of one sample's loss. Throws shape_error for
+  /// another width. Of gradients wider than largest_moment only the squares are added.
+  template <class T>
+  void add_gradients(const tensor_view<const T, 2>& dy, double samples) {
+    check("gradients", dy.shape(), outputs_);
+    const double weight = samples * samples;
+    if (outputs_ > largest_moment) {
+      gradient_squares_.resize(static_cast<std::size_t>(outputs_));
+      for (index_t i = 0; i < dy.extent(0); ++i) {
+        for (index_t j = 0; j < outputs_; ++j) {
+          const auto d = static_cast<double>(dy(i, j));
+          gradient_squares_[static_cast<std::size_t>(j)] += weight * d * d;
+        }
+      }
+    } else {
+      start(gradient_moment_, outputs_);
+      tensor<double, 2> sum({outputs_, outputs_});
+      detail::add_product_tn(dy, dy, sum.view(), detail::product_part::lower);
+      detail::add_scaled(weight, sum.data(), gradient_moment_.data(), sum.size());
+    }
+    counts_[gradient_rows] += static_cast<double>(dy.extent(0));
+  }
+
+  /// For an embedding that shares its matrix with an output layer W^T h: adds h^T h. h: rows x
+  /// outputs. Errors as add_outputs.
+  template <class T>
+  void add_tied_inputs(const tensor_view<const T, 2>& h) {
+    std::vector<double> unused;
+    add_moment("inputs of the tied layer", h, outputs_, tied_moment_, unused);
+    counts_[tied_rows] += static_cast<double>(h.extent(0));
+  }
+
+  /// Counts all rows of a batch of `samples` samples (an image's pixels, for example), even if only some of
+  /// them were added. The counts determine rows_of_sample(); without them a sample counts as one row. `tied`:
+  /// rows of the output layer tied to an embedding.
+  void add_batch(double rows, double samples, double tied = 0.0) {
+    counts_[all_rows] += rows;
+    counts_[all_samples] += samples;
+    counts_[all_tied] += tied;
+  }
+
+  /// Adds the sums of another object for the same matrix, with its gradients multiplied by `samples`.
+  /// Needed if the batch size was unknown when the gradients were added, with samples = 1. Throws
+  /// shape_error for another size.
+  void merge(const output_statistics& other, double samples = 1.0) {
+    if (outputs_ != other.outputs_ || inputs_ != other.inputs_) {
+      detail::throw_error<shape_error>({"output_statistics: ", other.outputs_, " x ", other.inputs_,
+                                        " cannot be added to ", outputs_, " x ", inputs_});
+    }
+    output_statistics copy = other;
+    std::vector<part> from = copy.parts();
+    for (const part& one : from) {
+      if (!one.values.empty()) make(one.name);
+    }
+    std::vector<part> to = parts();
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      const bool gradients = std::string(from[i].name).rfind("gradient", 0) == 0;
+      const double factor = gradients ? samples * samples : 1.0;
+      detail::add_scaled(factor, from[i].values.data(), to[i].values.data(),
+                         static_cast<index_t>(from[i].values.size()));
+    }
+  }
+
+  /// Replaces the input statistics by those of another object, for a matrix that multiplies the same rows.
+  /// Token counts are not replaced. Throws shape_error if inputs() differ.
+  void take_inputs(const output_statistics& other) {
+    if (inputs_ != other.inputs_) {
+      detail::throw_error<shape_error>(
+          {"output_statistics: statistics of ", other.inputs_, " inputs cannot replace those of ", inputs_});
+    }
+    input_moment_ = other.input_moment_;
+    input_sum_ = other.input_sum_;
+    counts_[input_rows] = other.counts_[input_rows];
+  }
+
+  /// Statistics of rows first .. first + rows - 1 of W, for one matrix of a packed weight. Throws
+  /// shape_error for rows outside W.
+  /// The result is a copy; input statistics are the same for every block.
+  output_statistics block(index_t first, index_t rows) const {
+    if (first < 0 || rows < 0 || first > outputs_ - rows) {
+      detail::throw_error<shape_error>(
+          {"output_statistics: ", rows, " rows from row ", first, " on of ", outputs_});
+    }
+    output_statistics own(rows, inputs_);
+    const auto square = [&](const tensor<double, 2>& moment) {
+      if (moment.size() == 0) return tensor<double, 2>();
+      return tensor<double, 2>(moment.view().slice(0, first, rows).slice(1, first, rows));
+    };
+    const auto range = [&](const std::vector<double>& values) {
+      if (values.empty()) return values;
+      return std::vector<double>(values.begin() + first, values.begin() + first + rows);
+    };
+    own.counts_ = counts_;
+    own.output_moment_ = square(output_moment_);
+    own.gradient_moment_ = square(gradient_moment_);
+    own.tied_moment_ = square(tied_moment_);
+    own.output_sum_ = range(output_sum_);
+    own.gradient_squares_ = range(gradient_squares_);
+    own.input_moment_ = input_moment_;
+    own.input_sum_ = input_sum_;
+    own.token_counts_ = token_counts_;
+    return own;
+  }
+
+  bool has_inputs() const { return input_moment_.size() > 0 || !token_counts_.empty(); }
+  bool has_tokens() const { return !token_counts_.empty(); }
+  /// Whether there are statistics of outputs or inputs: the minimum for a data-aware truncation.
+  bool has_rows() const { return counts_[output_rows] + counts_[input_rows] > 0.0; }
+  bool has_gradients() const { return counts_[gradient_rows] > 0.0; }
+  /// Rows per sample: the pixels of an image, for example.
+  double rows_of_sample() const {
+    return counts_[all_samples] > 0.0 ? counts_[all_rows] / counts_[all_samples] : 1.0;
+  }
+  /// Rows of the tied output layer per sample.
+  double tied_rows_of_sample() const {
+    return counts_[all_samples] > 0.0 ? counts_[all_tied] / counts_[all_samples] : 0.0;
+  }
+  /// Whether rows_of_sample() was counted (see add_batch).
+  bool has_samples() const { return counts_[all_samples] > 0.0; }
+
+  /// Means over the rows, both triangles: of y y^T [outputs x outputs], of x x^T [inputs x inputs], and of
+  /// samples^2 dy dy^T [outputs x outputs]. The factor samples^2, with the batch size, undoes the mean
+  /// over samples in the loss.
+  tensor<double, 2> output_moment() const { return mean(output_moment_, counts_[output_rows]); }
+  tensor<double, 2> input_moment() const { return mean(input_moment_, counts_[input_rows]); }
+  tensor<double, 2> gradient_moment() const { return mean(gradient_moment_, counts_[gradient_rows]); }
+  /// Mean of h h^T for an output layer tied to an embedding; empty if there is none.
+  tensor<double, 2> tied_moment() const { return mean(tied_moment_, counts_[tied_rows]); }
+  /// Column means; means of squared gradients, if only squares are stored; empty if nothing was added.
+  std::vector<double> output_mean() const { return mean(output_sum_, counts_[output_rows]); }
+  std::vector<double> input_mean() const { return mean(input_sum_, counts_[input_rows]); }
+  std::vector<double> gradient_squares() const { return mean(gradient_squares_, counts_[gradient_rows]); }
+  /// Share of each token among the inputs. Half an occurrence is added to every count: a word that did not
+  /// occur in the batches is rare, not impossible.
+  std::vector<double> token_shares() const {
+    std::vector<double> shares = token_counts_;
+    double sum = 0.0;
+    for (double& share : shares) sum += share += 0.5;
+    for (double& share : shares) share /= sum;
+    return shares;
+  }
+
+  /// The sums under their names, for files and messages between ranks. Of a moment, only the lower triangle
+  /// is valid. Empty parts: nothing was added.
+  struct part {
+    const char* name;
+    std::span<double> values;
+  };
+  std::vector<part> parts() {
+    return {{"counts", counts_},
+            {"output_moment", span_of(output_moment_)},
+            {"output_sum", output_sum_},
+            {"input_moment", span_of(input_moment_)},
+            {"input_sum", input_sum_},
+            {"token_counts", token_counts_},
+            {"gradient_moment", span_of(gradient_moment_)},
+            {"gradient_squares", gradient_squares_},
+            {"tied_moment", span_of(tied_moment_)}};
+  }
+  /// Allocates a part, filled with zeros, so that values from elsewhere can be written to it. Throws
+  /// value_error for an unknown name.
+  void make(const std::string& name) {
+    if (name == "counts") return;
+    if (name == "output_moment") return start(output_moment_, outputs_);
+    if (name == "input_moment") return start(input_moment_, inputs_);
+    if (name == "gradient_moment") return start(gradient_moment_, outputs_);
+    if (name == "tied_moment") return start(tied_moment_, outputs_);
+    if (name == "output_sum") return output_sum_.resize(static_cast<std::size_t>(outputs_));
+    if (name == "input_sum") return input_sum_.resize(static_cast<std::size_t>(inputs_));
+    if (name == "token_counts") return token_counts_.resize(static_cast<std::size_t>(inputs_));
+    if (name == "gradient_squares") return gradient_squares_.resize(static_cast<std::size_t>(outputs_));
+    detail::throw_error<value_error>({"output_statistics: no part is called ", name});
+  }
+
+  /// Number of values in the part "counts".
+  static constexpr index_t count_size = 7;
+
+ private:
+  enum count { output_rows, input_rows, gradient_rows, tied_rows, all_rows, all_samples, all_tied, counts };
+  static_assert(counts == count_size);
+
+  static void start(tensor<double, 2>& moment, index_t size) {
+    if (moment.size() == 0) moment = tensor<double, 2>({size, size});
+  }
+  static std::span<double> span_of(tensor<double, 2>& moment) {
+    return {moment.data(), static_cast<std::size_t>(moment.size())};
+  }
+
+  static void check(const char* what, const extents<2>& shape, index_t columns) {
+    if (shape[1] != columns) {
+      detail::throw_error<shape_error>(
+          {"output_statistics: ", what, " of ", shape[1], " columns where the matrix has ", columns});
+    }
+  }
+
+  template <class T>
+  static void add_moment(const char* what, const tensor_view<const T, 2>& rows, index_t columns,
+                         tensor<double, 2>& moment, std::vector<double>& sum) {
+    check(what, rows.shape(), columns);
+    if (columns > largest_moment) {
+      detail::throw_error<shape_error>({"output_statistics: ", what, " of ", columns,
+                                        " columns; their second moment is kept up to ", largest_moment});
+    }
+    start(moment, columns);
+    detail::add_product_tn(rows, rows, moment.view(), detail::product_part::lower);
+    sum.resize(static_cast<std::size_t>(columns));
+    for (index_t i = 0; i < rows.extent(0); ++i) {
+      for (index_t j = 0; j < columns; ++j) {
+        sum[static_cast<std::size_t>(j)] += static_cast<double>(rows(i, j));
+      }
+    }
+  }
+
+  static tensor<double, 2> mean(const tensor<double, 2>& moment, double rows) {
+    const index_t n = moment.extent(0);
+    tensor<double, 2> result({n, n});
+    for (index_t i = 0; i < n; ++i) {
+      for (index_t j = 0; j <= i; ++j) result(i, j) = result(j, i) = rows > 0.0 ? moment(i, j) / rows : 0.0;
+    }
+    return result;
+  }
+  static std::vector<double> mean(std::vector<double> sum, double rows) {
+    for (double& value : sum) value = rows > 0.0 ? value / rows : 0.0;
+    return sum;
+  }
+
+  index_t outputs_ = 0, inputs_ = 0;
+  std::array<double, counts> counts_{};
+  tensor<double, 2> output_moment_, input_moment_, gradient_moment_, tied_moment_;
+  std::vector<double> output_sum_, input_sum_, token_counts_, gradient_squares_;
+};
+
+/// Statistics of one layer.
+struct layer_statistics {
+  layer_statistics() = default;
+  /// Statistics of a layer with one matrix.
+  layer_statistics(output_statistics one) { matrices.push_back(std::move(one)); }
+  explicit layer_statistics(std::vector<output_statistics> all) : matrices(std::move(all)) {}
+
+  std::string name;
+  std::vector<output_statistics> matrices;  ///< in the order of the layer's matrices (see kind_traits)
+  /// A batch normalisation follows; it subtracts the mean of the outputs, and so the mean of their errors.
+  bool normalized = false;
+  /// The factors weight / deviation by which that normalisation multiplies the outputs, for
+  /// truncation::data_aware. Empty: unknown.
+  std::vector<double> output_scale;
+};
+
+/// Statistics of the layers of a network. Layers that are not factorized may have only row counts, which
+/// determine their multiply-adds.
+struct network_statistics {
+  std::vector<layer_statistics> layers;
+  layer_times times;  ///< measured times, for budgets in milliseconds; empty: none
+
+  /// The statistics of the layer called `name`, or nullptr if there are none.
+  const layer_statistics* find(const std::string& name) const {
+    for (const layer_statistics& layer : layers) {
+      if (layer.name == name) return &layer;
+    }
+    return nullptr;
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,476 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `any_layer<T>`: a layer of any type behind one type, so that networks are values, and programs
+/// need not compile the type of each network. The price is one virtual call per layer.
+///
+/// Interface of a layer that can be stored (ExampleLayer is documentation, no such class exists):
+///
+///     class ExampleLayer {
+///      public:
+///       using value_type = T;
+///       using view = tensor_view<T, 4>;                            // all NHWC
+///       using const_view = tensor_view<const T, 4>;
+///       std::string describe() const;                              // "Conv 3 -> 16, kernel 3x3"
+///       extents<4> output_shape(const extents<4>& input) const;    // throws shape_error
+///       void forward(context<Device>&, const const_view& x, const view& y) const;
+///       void backward(context<Device>&, const const_view& dy, const view& dx) const;
+///
+///       // Optional:
+///       template <class F> void visit(F&& f);    // f("weight", parameter) or f("mean", state_buffer)
+///       void initialize(random_stream);          // random parameters
+///       index_t macs(const extents<4>&) const;   // multiply-accumulates of convolutions and products
+///
+///       // To save passes over memory (see layer_abilities; a layer of rows takes views of rows):
+///       void forward_with_moments(context<Device>&, const const_view& x, const view& y,
+///                                 ops::moment_parts<T>&) const;
+///       void forward_fused(context<Device>&, const const_view& x, const view& y,
+///                          const forward_fusion<T>&) const;
+///       void backward_masked(context<Device>&, const const_view& dy, const view& dx,
+///                            const ops::relu_mask<T>&) const;    // required with forward_fused
+///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
+///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
+///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place;
+///       static constexpr bool gradient_over_input, input_may_move;
+///       static constexpr bool reads_input, reads_output;         // true for a layer without them
+///
+///       // For a wrapper of a low-rank layer, with the meaning of any_layer's members of these names:
+///       low_rank_parts<parameter_t<T>> low_rank();
+///       any_layer<T, Device> twin(const rank_list& ranks, std::optional<bool> bias) const;
+///     };
+///
+/// A container has layer_abilities abilities() const instead of these constants. If it fuses or
+/// adds gradients, it has forward_fused and backward_fused(context, dy, dx, backward_fusion).
+/// forward_with_moments must call moments.start() before it takes scratch.
+///
+/// Activations are NHWC and dense, otherwise any_layer throws; a vector is N x 1 x 1 x C. In training, x must
+/// not change until the layer's backward pass if the layer has reads_input, nor y if it has reads_output. dx
+/// may be a null view. A layer of rows (in_features(), out_features()) works on the last dimension.
+///
+/// A forward pass keeps data for the backward pass on the tape: blocks first, then push_value(*this, value),
+/// which only pop_value(*this) of the same object returns. For layers of tokens see
+/// nn/layers/token_layer.hpp.
+
+#include <algorithm>
+#include <concepts>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/lowrank/selection.hpp>
+#include <pufferfish/nn/containers/layer_concepts.hpp>
+#include <pufferfish/nn/containers/layer_visitors.hpp>
+#include <pufferfish/nn/layers/dense_layers.hpp>
+#include <pufferfish/nn/layers/token_layer.hpp>
+#include <pufferfish/ops/elementwise/sum.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A layer type L that a network can replace by the low-rank layer of its kind: L has layer_traits,
+/// and a network can run that low-rank layer.
+template <class T, class L, class Device>
+concept replaceable_layer = factorizable<L> && std::same_as<weight_scalar_t<L>, parameter_t<T>> &&
+    (network_layer<T, typename kind_of<L>::template core<T>, Device> ||
+     takes_tokens<T, typename kind_of<L>::template core<T>, Device>);
+
+/// Makes a layer of kind Kind with the settings of `like` and all parameters zero: low-rank, or
+/// dense if `ranks` is empty.
+template <class Any, class Kind, class Layer>
+Any make_twin(const Layer& like, const typename Kind::shape_type& shape, const rank_list& ranks, bool bias) {
+  using T = typename Any::value_type;
+  if (ranks.empty()) return Kind::template make_dense<T>(shape, bias);
+  auto made =
+      Kind::template make<typename Kind::template low_rank<T, dynamic_rank, device::cpu>>(shape, ranks, bias);
+  if constexpr (requires { made.set_recompute(like.recompute()); }) made.set_recompute(like.recompute());
+  return made;
+}
+
+}  // namespace detail
+
+/// A layer of any type, held by value: copies are deep.
+///
+/// Unless stated otherwise, a member calls the function of the same name of the layer inside and throws what
+/// that function throws. Passes check that views are dense (shape_error). One thread at a time may run
+/// training passes of a layer, which write gradients, counters and buffers; inference passes may run in
+/// several threads at once, each with a context of its own.
+///
+/// \code
+/// any_layer<float> layer = Linear<float>(8, 5);
+/// layer.initialize({1, 1});
+/// const tensor<float, 4> x({3, 1, 1, 8});
+/// tensor<float, 4> y(layer.output_shape(x.shape()));
+/// layer.forward(ctx, x.view(), y.view());
+/// if (auto* linear = layer.target<Linear<float>>()) linear->bias()(0) = 1.0F;
+/// \endcode
+template <class T, class Device>
+class any_layer {
+  static_assert(
+      !std::is_same_v<T, bfloat16> && !std::is_same_v<T, float16>,
+      "pufferfish: networks compute in float or double; on a device in gpu::bf16 and gpu::fp16, too");
+
+ public:
+  using value_type = T;
+
+  template <class L>
+  requires(!std::same_as<std::remove_cvref_t<L>, any_layer>)
+      any_layer(L&& layer)  // NOLINT(bugprone-forwarding-reference-overload): the constraint keeps copies out
+      : self_(std::make_unique<model<std::remove_cvref_t<L>>>(std::forward<L>(layer))) {}
+  any_layer(const any_layer& other) : self_(other.self().clone()) {}
+  any_layer(any_layer&&) noexcept = default;
+  any_layer& operator=(any_layer other) noexcept {
+    self_ = std::move(other.self_);
+    return *this;
+  }
+  ~any_layer() = default;
+
+  /// In a moved-from layer, every other member but assignment and target() throws state_error.
+  bool is_moved_from() const { return self_ == nullptr; }
+
+  std::string describe() const { return self().describe(); }
+  /// NHWC extents of the output for an input. Throws shape_error.
+  extents<4> output_shape(const extents<4>& input) const { return self().output_shape(input); }
+  /// y = layer(x): y has output_shape(x.shape()) and overlaps x only with the ability output_in_place.
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    self().forward(ctx, x, y);
+  }
+  /// Gradients of the parameters and, unless dx is a null view, of x, for the last forward pass in training.
+  /// dx may be dy with the ability gradient_in_place, x with gradient_over_input, and overlaps nothing else.
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    self().backward(ctx, dy, dx);
+  }
+
+  /// Abilities of the layer. Each of the three members below may be called only if the abilities include it.
+  layer_abilities abilities() const { return self().abilities(); }
+  /// Forward pass with the operations of `fusion` applied to y, for layers with the ability `fuses`.
+  /// Unless `moments` is nullptr, it receives mean and variance of y's channels (ability `gives_moments`).
+  void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                     const forward_fusion<T>& fusion, ops::moment_parts<T>* moments = nullptr) const {
+    self().forward_fused(ctx, x, y, fusion, moments);
+  }
+  /// backward with the operations of `fusion` (abilities `fuses`, `adds_gradient`).
+  void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                      const backward_fusion<T>& fusion) const {
+    self().backward_fused(ctx, dy, dx, fusion);
+  }
+  /// Writes y again, bit for bit, as the forward pass that filled `record` did; to be called before
+  /// the backward pass (ability `recomputes`). y overlaps nothing.
+  void recompute(context<Device>& ctx, const forward_record<T>& record, const tensor_view<T, 4>& y) const {
+    self().recompute(ctx, record, y);
+  }
+
+  /// Visits all parameters and buffers of the layer, in execution order, under names joined by dots.
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
+    self().visit_state(visitor, prefix);
+  }
+  /// Visits the layers inside this layer (not itself), containers before their contents.
+  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
+    self().visit_layers(visitor, prefix);
+  }
+  /// Shows the layers that compute, in execution order, with their input and output shapes. Throws
+  /// shape_error if the shapes do not fit.
+  void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix = {}) const {
+    self().trace(*this, tracer, input, prefix);
+  }
+  /// Multiply-accumulates of convolutions and matrix products in one forward pass; 0 for other layers.
+  index_t macs(const extents<4>& input) const { return self().macs(input); }
+  /// Random initial values of all parameters; each layer draws from a random stream of its name.
+  void initialize(random_stream random) { self().initialize(random); }
+
+  /// Weights, under the name `name`, of a layer that can be factorized: of any layer with
+  /// layer_traits, also from other libraries. Without matrices for other layers.
+  layer_weights<parameter_t<T>> weights(const std::string& name) const { return self().weights(name); }
+  /// Factors and biases of the low-rank layer inside, of any kind and rank; empty for other layers.
+  low_rank_parts<parameter_t<T>> low_rank() { return self().low_rank(); }
+  /// Ranks of the low-rank layer inside, one per rank group; empty for other layers.
+  rank_list ranks() const { return const_cast<interface&>(self()).low_rank().ranks(); }
+  /// Rows and columns of the layer's first weight matrix, or of the product of its first factors; zeros for a
+  /// layer that has neither.
+  matrix_size first_matrix() const {
+    const auto groups = detail::groups_of(weights({}));
+    if (!groups.empty()) return groups.front().size;
+    const auto factors = const_cast<interface&>(self()).low_rank().factors;
+    if (factors.empty()) return {};
+    return {factors[0].up.extent(0), factors[0].down.size() / factors[0].down.extent(0)};
+  }
+  /// A new layer of this layer's kind, shape and settings whose parameters are all zero: low-rank
+  /// of the given ranks (one per rank group), or dense if `ranks` is empty. `bias`: whether the new
+  /// layer has a bias; empty: as this layer. Throws state_error unless this layer has weights or
+  /// factors, rank_error for ranks that the layer's matrices cannot have.
+  any_layer twin(const rank_list& ranks, std::optional<bool> bias = {}) const {
+    return self().twin(ranks, bias);
+  }
+  /// The embedding inside, otherwise nullptr. forward and backward of an embedding throw state_error.
+  const token_layer<T, Device>* tokens() const { return self().tokens(); }
+  /// The recurrent layer inside, dense or not; else nullptr.
+  const recurrent_layer<T>* recurrent() const { return self().recurrent(); }
+  /// Passes of a recurrent layer, which carry a state: see recurrent_layer. Others throw state_error.
+  void forward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& x,
+                        const recurrent_state<const T>& before, const tensor_view<T, 3>& y,
+                        const recurrent_state<T>& after) const {
+    self().forward_sequence(ctx, x, before, y, after);
+  }
+  void backward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
+                         const recurrent_state<const T>& from_after = {},
+                         const recurrent_state<T>& to_before = {}) const {
+    self().backward_sequence(ctx, dy, dx, from_after, to_before);
+  }
+
+  /// The layer inside if it is an L, else nullptr.
+  template <class L>
+  L* target() {
+    return static_cast<L*>(held(&detail::type_tag<L>));
+  }
+  template <class L>
+  const L* target() const {
+    return static_cast<const L*>(held(&detail::type_tag<L>));
+  }
+
+ private:
+  struct interface {
+    virtual ~interface() = default;
+    virtual std::unique_ptr<interface> clone() const = 0;
+    // The layer, if its type is the tag's.
+    virtual void* target(const char* tag) = 0;
+    virtual std::string describe() const = 0;
+    virtual extents<4> output_shape(const extents<4>& input) const = 0;
+    virtual void forward(context<Device>&, const tensor_view<const T, 4>&,
+                         const tensor_view<T, 4>&) const = 0;
+    virtual void backward(context<Device>&, const tensor_view<const T, 4>&,
+                          const tensor_view<T, 4>&) const = 0;
+    virtual layer_abilities abilities() const = 0;
+    virtual void forward_fused(context<Device>&, const tensor_view<const T, 4>&, const tensor_view<T, 4>&,
+                               const forward_fusion<T>&, ops::moment_parts<T>*) const = 0;
+    virtual void backward_fused(context<Device>&, const tensor_view<const T, 4>&, const tensor_view<T, 4>&,
+                                const backward_fusion<T>&) const = 0;
+    virtual void recompute(context<Device>&, const forward_record<T>&, const tensor_view<T, 4>&) const = 0;
+    virtual void visit_state(state_visitor<parameter_t<T>>&, const std::string&) = 0;
+    virtual void visit_layers(layer_visitor<T, Device>&, const std::string&) = 0;
+    virtual void trace(const any_layer&, layer_tracer<T, Device>&, const extents<4>&,
+                       const std::string&) const = 0;
+    virtual index_t macs(const extents<4>&) const = 0;
+    virtual void initialize(random_stream) = 0;
+    virtual layer_weights<parameter_t<T>> weights(const std::string&) const = 0;
+    virtual low_rank_parts<parameter_t<T>> low_rank() = 0;
+    virtual any_layer twin(const rank_list&, std::optional<bool>) const = 0;
+    virtual const token_layer<T, Device>* tokens() const = 0;
+    virtual const recurrent_layer<T>* recurrent() const = 0;
+    virtual void forward_sequence(context<Device>&, const tensor_view<const T, 3>&,
+                                  const recurrent_state<const T>&, const tensor_view<T, 3>&,
+                                  const recurrent_state<T>&) const = 0;
+    virtual void backward_sequence(context<Device>&, const tensor_view<const T, 3>&, const tensor_view<T, 3>&,
+                                   const recurrent_state<const T>&, const recurrent_state<T>&) const = 0;
+  };
+
+  template <class L>
+  struct model final : interface {
+    explicit model(const L& l) : layer(l) {}
+    explicit model(L&& l) : layer(std::move(l)) {}
+
+    static constexpr bool is_replaceable = detail::replaceable_layer<T, L, Device>;
+    static constexpr bool is_token_layer = detail::takes_tokens<T, L, Device>;
+
+    std::unique_ptr<interface> clone() const override { return std::make_unique<model>(layer); }
+    void* target(const char* tag) override { return tag == &detail::type_tag<L> ? &layer : nullptr; }
+    std::string describe() const override { return layer.describe(); }
+
+    // A layer of rows keeps N, H and W; a token layer has no output shape.
+    extents<4> output_shape(const extents<4>& input) const override {
+      if constexpr (detail::row_layer<L>) {
+        if (input[3] != layer.in_features()) {
+          detail::throw_error<shape_error>({layer.describe(), ": input ", input, " has ", input[3],
+                                            " features, not ", layer.in_features()});
+        }
+        return {input[0], input[1], input[2], layer.out_features()};
+      } else if constexpr (is_token_layer) {
+        detail::needs_tokens(layer.describe());
+      } else {
+        return layer.output_shape(input);
+      }
+    }
+
+    void forward([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const tensor_view<const T, 4>& x,
+                 [[maybe_unused]] const tensor_view<T, 4>& y) const override {
+      if constexpr (is_token_layer) detail::needs_tokens(layer.describe());
+      if constexpr (!is_token_layer) layer.forward(ctx, view("x", x), view("y", y));
+    }
+    void backward([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const tensor_view<const T, 4>& dy,
+                  [[maybe_unused]] const tensor_view<T, 4>& dx) const override {
+      if constexpr (is_token_layer) detail::needs_tokens(layer.describe());
+      if constexpr (!is_token_layer) layer.backward(ctx, view("dy", dy), gradient(dx));
+    }
+
+    layer_abilities abilities() const override { return detail::abilities_of<T, L, Device>(layer); }
+    void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                       [[maybe_unused]] const forward_fusion<T>& fusion,
+                       [[maybe_unused]] ops::moment_parts<T>* moments) const override {
+      if constexpr (detail::gives_moments_layer<T, L, Device>) {
+        if (moments != nullptr) return layer.forward_with_moments(ctx, view("x", x), view("y", y), *moments);
+      }
+      if constexpr (detail::fusing_layer<T, L, Device>) {
+        layer.forward_fused(ctx, view("x", x), view("y", y), fusion);
+      } else {
+        forward(ctx, x, y);
+      }
+    }
+    // A layer that is no container applies one operation. Of two, the addition is a pass of its own.
+    void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                        [[maybe_unused]] const backward_fusion<T>& fusion) const override {
+      if constexpr (requires { layer.backward_fused(ctx, dy, dx, fusion); }) {
+        return layer.backward_fused(ctx, dy, dx, fusion);
+      }
+      if constexpr (detail::masking_layer<T, L, Device>) {
+        if (!fusion.mask.is_null()) {
+          if (!fusion.add || dx.is_null()) {
+            return layer.backward_masked(ctx, view("dy", dy), gradient(dx), fusion.mask);
+          }
+          detail::check_dense(layer, "dx", dx);
+          scratch_frame frame(ctx.scratch());
+          const tensor_view<T, 4> part = frame.template take<T>(dx.shape());
+          layer.backward_masked(ctx, view("dy", dy), gradient(part), fusion.mask);
+          return ops::add<T>(ctx, std::as_const(part).flat(), dx.flat());
+        }
+      }
+      if constexpr (detail::adding_layer<T, L, Device>) {
+        if (fusion.add) return layer.backward_add(ctx, view("dy", dy), gradient(dx));
+      }
+      backward(ctx, dy, dx);
+    }
+    void recompute([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const forward_record<T>& record,
+                   [[maybe_unused]] const tensor_view<T, 4>& y) const override {
+      if constexpr (detail::recomputing_layer<T, L, Device>) layer.recompute(ctx, record, y);
+    }
+
+    void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) override {
+      if constexpr (requires { layer.visit_state(visitor, prefix); }) {
+        layer.visit_state(visitor, prefix);
+      } else if constexpr (requires {
+                             layer.visit(detail::named_forwarder<parameter_t<T>>{visitor, prefix});
+                           }) {
+        layer.visit(detail::named_forwarder<parameter_t<T>>{visitor, prefix});
+      }
+    }
+    void visit_layers([[maybe_unused]] layer_visitor<T, Device>& visitor,
+                      [[maybe_unused]] const std::string& prefix) override {
+      if constexpr (requires { layer.visit_layers(visitor, prefix); }) layer.visit_layers(visitor, prefix);
+    }
+    void trace(const any_layer& self, layer_tracer<T, Device>& tracer, const extents<4>& input,
+               const std::string& prefix) const override {
+      if constexpr (requires { layer.trace(tracer, input, prefix); }) {
+        layer.trace(tracer, input, prefix);
+      } else {
+        tracer.on_trace(prefix, self, input, output_shape(input));
+      }
+    }
+    index_t macs(const extents<4>& input) const override {
+      if constexpr (requires { layer.macs(input); }) {
+        return layer.macs(input);
+      } else {
+        return 0 * input[0];
+      }
+    }
+    void initialize([[maybe_unused]] random_stream random) override {
+      if constexpr (requires { layer.initialize(random); }) layer.initialize(random);
+    }
+
+    layer_weights<parameter_t<T>> weights([[maybe_unused]] const std::string& name) const override {
+      if constexpr (is_replaceable) return detail::weights_of(layer, name);
+      return {};
+    }
+    low_rank_parts<parameter_t<T>> low_rank() override {
+      if constexpr (requires { layer.low_rank(); }) return layer.low_rank();
+      if constexpr (detail::low_rank_layer<L>) return detail::parts_of(layer);
+      return {};
+    }
+    // From the dense layer by its traits, by the member of a wrapper, or from a low-rank layer.
+    any_layer twin([[maybe_unused]] const rank_list& ranks,
+                   [[maybe_unused]] std::optional<bool> bias) const override {
+      if constexpr (is_replaceable) {
+        using kind = detail::kind_of<L>;
+        return detail::make_twin<any_layer, kind>(layer, kind::shape(layer, layer.describe()), ranks,
+                                                  bias.value_or(detail::has_any(detail::host_biases(layer))));
+      } else if constexpr (requires { layer.twin(ranks, bias); }) {
+        return layer.twin(ranks, bias);
+      } else if constexpr (detail::low_rank_layer<L>) {
+        using kind = detail::low_rank_kind_of<L>;
+        const auto biases = kind::biases(const_cast<L&>(layer));
+        const bool has =
+            std::any_of(biases.begin(), biases.end(), [](const auto& b) { return !b.is_null(); });
+        return detail::make_twin<any_layer, kind>(layer, kind::shape(layer), ranks, bias.value_or(has));
+      } else {
+        no_weights();
+      }
+    }
+    [[noreturn]] void no_weights() const {
+      detail::throw_error<state_error>({layer.describe(), " has no weight matrix to factorize"});
+    }
+    const token_layer<T, Device>* tokens() const override { return token_part.shown(); }
+    const recurrent_layer<T>* recurrent() const override { return base<recurrent_layer<T>>(); }
+    void forward_sequence([[maybe_unused]] context<Device>& ctx,
+                          [[maybe_unused]] const tensor_view<const T, 3>& x,
+                          [[maybe_unused]] const recurrent_state<const T>& before,
+                          [[maybe_unused]] const tensor_view<T, 3>& y,
+                          [[maybe_unused]] const recurrent_state<T>& after) const override {
+      if constexpr (std::is_base_of_v<recurrent_layer<T>, L>) {
+        layer.forward(ctx, x, before, y, after);
+      } else {
+        not_recurrent();
+      }
+    }
+    void backward_sequence([[maybe_unused]] context<Device>& ctx,
+                           [[maybe_unused]] const tensor_view<const T, 3>& dy,
+                           [[maybe_unused]] const tensor_view<T, 3>& dx,
+                           [[maybe_unused]] const recurrent_state<const T>& from_after,
+                           [[maybe_unused]] const recurrent_state<T>& to_before) const override {
+      if constexpr (std::is_base_of_v<recurrent_layer<T>, L>) {
+        layer.backward(ctx, dy, dx, from_after, to_before);
+      } else {
+        not_recurrent();
+      }
+    }
+    [[noreturn]] void not_recurrent() const {
+      detail::throw_error<state_error>({layer.describe(), " is no recurrent layer"});
+    }
+    template <class Base>
+    const Base* base() const {
+      if constexpr (std::is_base_of_v<Base, L>) {
+        return &layer;
+      } else {
+        return nullptr;
+      }
+    }
+
+    // Turns a view of images into the view that the layer's passes expect. The check is for layers
+    // of other libraries, which may not check their views.
+    template <class U>
+    auto view(const char* what, const tensor_view<U, 4>& images) const {
+      detail::check_dense(layer, what, images);
+      return detail::layer_view<U, L>(images);
+    }
+    auto gradient(const tensor_view<T, 4>& dx) const {
+      detail::check_dense_if_wanted(layer, "dx", dx);
+      return detail::layer_view<T, L>(dx);
+    }
+
+    L layer;
+    [[no_unique_address]] detail::token_part<T, L, Device> token_part{layer};
+  };
+
+  void* held(const char* tag) const { return self_ == nullptr ? nullptr : self_->target(tag); }
+  const interface& self() const {
+    if (self_ == nullptr) detail::moved_from("any_layer");
+    return *self_;
+  }
+  interface& self() {
+    return const_cast<interface&>(std::as_const(*this).self());
+  }
+
+  std::unique_ptr<interface> self_;  // nullptr: moved from
+};
+
+PUFFERFISH_NAMESPACE_END

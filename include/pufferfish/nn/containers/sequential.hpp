@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `sequential`: named layers, one after the other.
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/core/move_mark.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/nn/containers/any_layer.hpp>
+#include <pufferfish/nn/containers/inner_places.hpp>
+#include <pufferfish/ops/elementwise/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Layers in a row, with the memory between them. In training, an output that a backward pass reads
+/// is kept on the tape until then. An output that its layer can recompute from its own input (that
+/// of a batch norm before a convolution) is not kept: the backward pass recomputes it where its own
+/// gradient is written afterwards. Outputs that are not kept alternate between two blocks of scratch,
+/// and so do gradients, unless they can overwrite an output that has had its last reader.
+///
+/// Neighbours share passes over memory if their abilities allow it (layer_abilities). A batch norm
+/// takes the moments of its input from the layer before and applies the ReLU after it: only the
+/// ReLU's output is then written, and the ReLU's backward pass is part of the batch norm's.
+///
+/// A sequential is a value: copies are deep. It can be a layer of another container, and the root of a
+/// network. Without layers it copies x to y.
+///
+/// \code
+/// sequential<float> layers;
+/// layers.add("conv", Conv<float>(conv_shape::square(3, 16, 3, 1, 1)))
+///     .add("bn", BatchNorm<float>(16))
+///     .add("relu", ReLU<float>())
+///     .add("pool", GlobalAvgPool<float>())
+///     .add("fc", Linear<float>(16, 10));
+/// network<float> net(std::move(layers));
+/// \endcode
+template <class T, class Device>
+class sequential {
+ public:
+  using value_type = T;
+  using layer_type = any_layer<T, Device>;
+
+  /// A layer and its name, which is unique in the sequential.
+  struct child {
+    std::string name;
+    layer_type layer;
+  };
+
+  sequential() = default;
+  sequential(const sequential&) = default;
+  sequential(sequential&&) noexcept = default;
+  sequential& operator=(const sequential&) = default;
+  sequential& operator=(sequential&&) noexcept = default;
+  virtual ~sequential() = default;
+
+  /// Appends a layer with a name, by default its number ("0", "1", ...), as PyTorch does. Throws
+  /// value_error if another layer of this sequential has that name.
+  sequential& add(std::string name, layer_type layer) {
+    for (std::size_t i = 0; i < size(); ++i) {
+      if (children_[i].name == name) {
+        detail::throw_error<value_error>({"sequential: layers ", i, " and ", size(), " are both called \"",
+                                          name, "\": give each a name of its own, or none for its number"});
+      }
+    }
+    children_.push_back({std::move(name), std::move(layer)});
+    moved_.clear();
+    return *this;
+  }
+  sequential& add(layer_type layer) { return add(std::to_string(children_.size()), std::move(layer)); }
+
+  std::size_t size() const { return children_.size(); }
+  bool empty() const { return children_.empty(); }
+  /// Passes and visits of a moved-from sequential throw state_error; adding a layer to it begins a new one.
+  bool is_moved_from() const { return moved_.is_set(); }
+  layer_type& operator[](std::size_t i) { return children_[i].layer; }
+  const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
+  const std::string& name(std::size_t i) const { return children_[i].name; }
+  /// Removes a layer; the others keep their names.
+  /// i < size().
+  void erase(std::size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }
+
+  virtual std::string describe() const { return "sequential of " + std::to_string(children_.size()); }
+
+  /// Throws shape_error that names the first layer that does not fit.
+  extents<4> output_shape(const extents<4>& input) const {
+    detail::check_not_moved(*this);
+    extents<4> shape = input;
+    for (const child& c : children_) shape = shape_after(c, shape);
+    return shape;
+  }
+
+  /// y = layer n - 1 (.. layer 1 (layer 0 (x))). x, y: dense; y has output_shape(x.shape()) and does not
+  /// overlap x. In training, x must not change until the backward pass if abilities().reads_input, nor y if
+  /// reads_output. Throws state_error for a moved-from sequential, shape_error that names the layer that does
+  /// not fit, and as the layers.
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    forward_fused(ctx, x, y, {});
+  }
+
+  /// Gradients of all parameters for the last forward pass in training, layer by layer from the last one, and
+  /// of x unless dx is a null view. dx, shaped as x, is overwritten; it may be dy if
+  /// abilities().gradient_in_place, x if gradient_over_input, and overlaps nothing else. Throws shape_error,
+  /// and state_error without a forward pass in training mode.
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    backward_fused(ctx, dy, dx, {});
+  }
+
+  /// Abilities of the last layer for the output side, of the first layer for the input side;
+  /// gradient_in_place if all layers have it.
+  layer_abilities abilities() const {
+    layer_abilities result;
+    if (empty()) return result;
+    const layer_abilities first = children_.front().layer.abilities();
+    result.fuses = children_.back().layer.abilities().fuses;
+    result.adds_gradient = first.adds_gradient;
+    result.gradient_over_input = first.gradient_over_input;
+    result.reads_input = first.reads_input;
+    result.reads_output = reads_output(group_to(size()));
+    result.gradient_in_place = true;
+    for (group g = group_from(0); g.begin < size(); g = group_from(g.end)) {
+      result.gradient_in_place = result.gradient_in_place && leader(g).abilities().gradient_in_place;
+    }
+    return result;
+  }
+
+  /// forward with the operations of `fusion` applied by the last layer, for a container around this one.
+  /// Needs the ability `fuses`.
+  void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                     const forward_fusion<T>& fusion) const {
+    detail::check_not_moved(*this);
+    detail::check_dense(*this, "x", x);
+    detail::check_dense(*this, "y", y);
+    if (empty()) {
+      check_output(x.shape(), y.shape());
+      return copy_dense(ctx, x, y);
+    }
+    scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
+    const extents<4>* shapes = shapes_for(notes, x.shape());
+    check_output(shapes[size()], y.shape());
+    inner_output* outputs = nullptr;
+    if (ctx.training()) {
+      outputs = ctx.tape().template push_notes<inner_output>(static_cast<index_t>(size()) + 1);
+    }
+    const detail::inner_places<T> places = place_outputs(ctx, frame, notes, shapes, outputs, y.data());
+    const auto output_of = [&](const group& g) { return tensor_view<T, 4>(places[g.end], shapes[g.end]); };
+    const auto fusion_of = [&](const group& g) {
+      forward_fusion<T> own;
+      if (g.end == size()) own = fusion;
+      if (ctx.training() && is_recomputed(g)) own.record = &outputs[g.end].record;
+      return own;
+    };
+    tensor_view<const T, 4> input = x;
+    for (group g = group_from(0); g.begin < size(); g = group_from(g.end)) {
+      const tensor_view<T, 4> output = output_of(g);
+      const group next = group_from(g.end);
+      if (!ctx.training() || !moments_pass(g, next)) {
+        run(ctx, g, input, output, fusion_of(g), nullptr);
+        input = output;
+        continue;
+      }
+      scratch_frame collected(ctx.scratch());
+      ops::moment_parts<T> moments(collected);
+      run(ctx, g, input, output, fusion_of(g), &moments);
+      const tensor_view<T, 4> normalised = output_of(next);
+      forward_fusion<T> with_moments = fusion_of(next);
+      with_moments.moments = &moments;
+      run(ctx, next, output, normalised, with_moments, nullptr);
+      input = normalised;
+      g = next;
+    }
+    if (ctx.training()) ctx.tape().push_value(*this, kept{x.shape(), outputs});
+  }
+
+  /// backward for a container around this one: the mask of `fusion` is applied by the last layer (ability
+  /// `fuses`), `add` by the first one (ability adds_gradient).
+  void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                      const backward_fusion<T>& fusion) const {
+    detail::check_not_moved(*this);
+    if (empty()) {
+      detail::check_dense(*this, "dy", dy);
+      check_gradient(dy.shape(), dx);
+      return dx.is_null() ? void() : copy_dense(ctx, dy, dx);
+    }
+    scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
+    const auto [x_shape, outputs] = ctx.tape().template pop_value<kept>(*this);
+    detail::check_dense(*this, "dy", dy);
+    check_gradient(x_shape, dx);
+    const extents<4>* shapes = shapes_for(notes, x_shape);
+    check_output(shapes[size()], dy.shape());
+    const bool over_dy = !fusion.add && !dx.is_null() && dx.data() == dy.data();
+    const detail::inner_places<T> places =
+        place_gradients(frame, notes, shapes, outputs, over_dy ? dx.data() : nullptr);
+    tensor_view<const T, 4> gradient = dy;
+    for (group g = group_to(size()); g.end > 0; g = group_to(g.begin)) {
+      backward_fusion<T> own;
+      if (g.end == size()) own.mask = fusion.mask;
+      if (g.begin == 0) own.add = fusion.add;
+      if (g.relu) own.mask = ctx.tape().template pop_value<ops::relu_mask<T>>(*this);
+      const tensor_view<T, 4> next = g.begin == 0 ? dx : tensor_view<T, 4>(places[g.begin], shapes[g.begin]);
+      if (reads_recomputed(g)) recompute_input(ctx, g, outputs[g.begin].record, next);
+      leader(g).backward_fused(ctx, gradient, next, own);
+      if (g.relu) ctx.tape().template pop<mask_word>(mask_size(shapes[g.end]));
+      gradient = next;
+    }
+    for (std::size_t i = 1; i < size(); ++i) {
+      if (outputs[i].kept != nullptr) ctx.tape().template pop<T>(shapes[i]);
+    }
+    ctx.tape().template pop<inner_output>(static_cast<index_t>(size()) + 1);
+  }
+
+  /// The visits and trace show the layers in order, under the prefix and the layer's name.
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
+    detail::check_not_moved(*this);
+    for (child& c : children_) c.layer.visit_state(visitor, detail::join_name(prefix, c.name));
+  }
+  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
+    detail::check_not_moved(*this);
+    visitor.on_sequence(prefix, *this);
+    for (child& c : children_) {
+      const std::string name = detail::join_name(prefix, c.name);
+      visitor.on_layer(name, c.layer);
+      c.layer.visit_layers(visitor, name);
+    }
+  }
+  void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix) const {
+    detail::check_not_moved(*this);
+    extents<4> shape = input;
+    for (const child& c : children_) {
+      c.layer.trace(tracer, shape, detail::join_name(prefix, c.name));
+      shape = c.layer.output_shape(shape);
+    }
+  }
+  /// Each layer draws from the child of `random` with the layer's name.
+  void initialize(random_stream random) {
+    detail::check_not_moved(*this);
+    for (child& c : children_) c.layer.initialize(random.child(c.name));
+  }
+  /// Sum over the layers. Throws shape_error if the shapes do not fit.
+  index_t macs(const extents<4>& input) const {
+    detail::check_not_moved(*this);
+    index_t total = 0;
+    extents<4> shape = input;
+    for (const child& c : children_) {
+      total += c.layer.macs(shape);
+      shape = c.layer.output_shape(shape);
+    }
+    return total;
+  }
+
+ private:
+  static extents<4> shape_after(const child& c, const extents<4>& input) {
+    PUFFERFISH_DETAIL_TRY { return c.layer.output_shape(input); }
+    PUFFERFISH_DETAIL_CATCH(shape_error, e) { PUFFERFISH_THROW(shape_error(c.name + ": " + e.what())); }
+  }
+
+  static void copy_dense(context<Device>& ctx, const tensor_view<const T, 4>& from,
+                         const tensor_view<T, 4>& to) {
+    if (from.data() != to.data()) ops::copy_elements<T>(ctx, from.data(), to.data(), to.size());
+  }
+
+  void check_output(const extents<4>& expected, const extents<4>& given) const {
+    if (expected != given) {
+      PUFFERFISH_THROW(shape_error(describe() + ": the output is " + to_string<4>(expected) + ", not " +
+                                   to_string<4>(given)));
+    }
+  }
+
+  void check_gradient(const extents<4>& x, const tensor_view<T, 4>& dx) const {
+    if (dx.is_null()) return;
+    if (dx.shape() != x) {
+      detail::throw_error<shape_error>({describe(), ": dx ", dx.shape(), " is not shaped as x ", x});
+    }
+    detail::check_dense(*this, "dx", dx);
+  }
+
+  // The input's shape and each layer's output shape; in scratch, since a step must not allocate.
+  const extents<4>* shapes_for(scratch_frame& notes, const extents<4>& input) const {
+    auto* shapes = notes.template take<extents<4>>(static_cast<index_t>(size()) + 1);
+    shapes[0] = input;
+    for (std::size_t i = 0; i < size(); ++i) shapes[i + 1] = shape_after(children_[i], shapes[i]);
+    return shapes;
+  }
+
+  // Children begin .. end - 1 that run as one: a layer, or a layer that fuses with the ReLU after it.
+  struct group {
+    std::size_t begin, end;
+    bool relu;
+  };
+  bool fused_at(std::size_t i) const {
+    return i + 1 < size() && children_[i + 1].layer.abilities().is_relu &&
+           children_[i].layer.abilities().fuses;
+  }
+  group group_from(std::size_t begin) const {
+    const bool relu = fused_at(begin);
+    return {begin, std::min(size(), begin + (relu ? 2 : 1)), relu};
+  }
+  group group_to(std::size_t end) const {
+    const bool relu = end >= 2 && fused_at(end - 2);
+    return {end - std::min<std::size_t>(end, relu ? 2 : 1), end, relu};
+  }
+
+  using mask_word = typename ops::relu_mask<T>::word;
+  static index_t mask_size(const extents<4>& shape) {
+    return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
+  }
+
+  // The layer whose passes compute a group.
+  const layer_type& leader(const group& g) const { return children_[g.begin].layer; }
+
+  // State, on the tape, of the output of an inner group in a training step.
+  struct inner_output {
+    T* kept = nullptr;  // address on the tape if the output is kept
+    forward_record<T> record;
+  };
+  struct kept {
+    extents<4> x_shape;
+    inner_output* outputs;  // index: the child that reads the output
+  };
+
+  // With a ReLU the layer's own output is never written.
+  bool reads_output(const group& g) const { return !g.relu && leader(g).abilities().reads_output; }
+
+  // Whether the output of an inner group is kept on the tape; if not, is_recomputed tells whether
+  // it is recomputed. A layer whose own input may have moved by then does not recompute.
+  bool is_kept(const group& g) const {
+    return reads_output(g) || (leader(group_from(g.end)).abilities().reads_input && !is_recomputed(g));
+  }
+  // On a device, recomputing costs more time than the saved memory is worth.
+  bool is_recomputed(const group& g) const {
+    if (!std::is_same_v<Device, device::cpu> || g.end == size() || reads_output(g)) return false;
+    const layer_abilities writer = leader(g).abilities(), reader = leader(group_from(g.end)).abilities();
+    return writer.recomputes && !writer.input_may_move && reader.reads_input && reader.input_may_move;
+  }
+  bool reads_recomputed(const group& g) const { return g.begin > 0 && is_recomputed(group_to(g.begin)); }
+
+  bool moments_pass(const group& from, const group& to) const {
+    return !from.relu && !is_recomputed(from) && to.begin < size() &&
+           leader(from).abilities().gives_moments && leader(to).abilities().takes_moments;
+  }
+
+  void run(context<Device>& ctx, const group& g, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+           forward_fusion<T> fusion, ops::moment_parts<T>* moments) const {
+    if (g.relu) {
+      fusion.relu = true;
+      if (ctx.training()) fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
+    }
+    leader(g).forward_fused(ctx, x, y, fusion, moments);
+    // On top of the tape, because the backward pass needs the mask first.
+    if (!fusion.mask.is_null() && g.relu) ctx.tape().push_value(*this, fusion.mask);
+  }
+
+  // Recomputes the input of a group, and updates the view of it that its layer has on top of the tape.
+  void recompute_input(context<Device>& ctx, const group& g, const forward_record<T>& record,
+                       const tensor_view<T, 4>& to) const {
+    leader(group_to(g.begin)).recompute(ctx, record, to);
+    ctx.tape().replace_value(tensor_view<const T, 4>(to));
+  }
+
+  // Places of outputs: on the tape if kept. Otherwise in the place of the next output, if the layer between
+  // works in place, or in two blocks in turn. The last output is y. `outputs`: nullptr in inference.
+  detail::inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, scratch_frame& notes,
+                                        const extents<4>* shapes, inner_output* outputs, T* y) const {
+    detail::inner_places<T> places(frame, notes, size());
+    places.put(size(), y);
+    if (outputs != nullptr) std::fill_n(outputs, size() + 1, inner_output{});
+    for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {
+      const index_t elements = volume<4>(shapes[g.begin]);
+      if (outputs != nullptr && is_kept(group_to(g.begin))) {
+        outputs[g.begin].kept = ctx.tape().template push<T>(elements);
+        places.put(g.begin, outputs[g.begin].kept);
+      } else if (leader(g).abilities().output_in_place) {
+        places.stay(g.begin, elements);
+      } else {
+        places.next(g.begin, elements);
+      }
+    }
+    places.take_blocks();
+    return places;
+  }
+
+  // Places of gradients: over the output that a gradient belongs to, if the layers allow it. Otherwise dx
+  // overwrites dy if the layer can (memory that is only written must be fetched first), or gradients use two
+  // blocks in turn. The caller owns the outermost dy; it is overwritten with dx only if `over_dy` is set.
+  detail::inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes,
+                                          const extents<4>* shapes, const inner_output* outputs,
+                                          T* over_dy) const {
+    detail::inner_places<T> places(frame, notes, size());
+    places.put(size(), over_dy);
+    bool may_stay = over_dy != nullptr;
+    for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {
+      const layer_abilities can = leader(g).abilities();
+      T* const x = outputs[g.begin].kept;
+      if (can.gradient_over_input && x != nullptr && !reads_output(group_to(g.begin))) {
+        places.put(g.begin, x);
+      } else if (may_stay && can.gradient_in_place && !reads_recomputed(g)) {
+        places.stay(g.begin, volume<4>(shapes[g.begin]));
+      } else {
+        places.next(g.begin, volume<4>(shapes[g.begin]));
+      }
+      may_stay = true;
+    }
+    places.take_blocks();
+    return places;
+  }
+
+  std::vector<child> children_;
+  detail::move_mark moved_;
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `measure_layers`: measures the time of each layer, dense and at a few ranks, alone and at its real input.
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/core/memory.hpp>
+#include <pufferfish/lowrank/candidates.hpp>
+#include <pufferfish/lowrank/statistics/layer_times.hpp>
+#include <pufferfish/nn/measure/layer_inputs.hpp>
+#include <pufferfish/nn/network.hpp>
+#include <pufferfish/ops/loss/output_loss.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// How long variants of layers are timed.
+struct timing_options {
+  int iterations = 11;  ///< of each variant; the first is not counted, the median of the others is
+  /// No further iteration begins once the iterations of a layer, or of a stage, have taken this long
+  /// together. Two iterations are always made, of which the second counts.
+  double seconds = 10.0;
+};
+
+namespace detail {
+
+inline void check_timing(const char* who, const timing_options& options) {
+  if (options.iterations >= 2 && options.seconds > 0.0) return;
+  throw_error<value_error>({who, ": ", options.iterations, " iterations of which one is not counted, ",
+                            options.seconds, " seconds: at least 2, and more than 0"});
+}
+
+template <class Device>
+void wait_for(context<Device>& ctx) {
+  if constexpr (requires { ctx.synchronize(); }) ctx.synchronize();
+}
+
+/// Training mode for passes that are timed. Restores the context's mode and step at its end.
+template <class Device>
+class timed_scope {
+ public:
+  explicit timed_scope(context<Device>& ctx)
+      : ctx_(ctx), mode_(ctx, run_mode::training), step_(ctx.step()), first_(ctx.first_sample()) {}
+  ~timed_scope() { ctx_.begin_step(step_, first_); }
+  timed_scope(const timed_scope&) = delete;
+  timed_scope& operator=(const timed_scope&) = delete;
+
+ private:
+  context<Device>& ctx_;
+  mode_scope<Device> mode_;
+  std::uint64_t step_;
+  index_t first_;
+};
+
+/// Median milliseconds of each of several passes. The passes take turns, so that a slower phase of the
+/// machine slows all of them.
+template <class Device>
+std::vector<double> time_passes(context<Device>& ctx, const timing_options& options,
+                                const std::vector<std::function<void()>>& passes) {
+  using clock = std::chrono::steady_clock;
+  const timed_scope scope(ctx);
+  std::vector<std::vector<double>> times(passes.size());
+  const clock::time_point begun = clock::now();
+  for (int iteration = 0; iteration < options.iterations; ++iteration) {
+    if (iteration >= 2 && std::chrono::duration<double>(clock::now() - begun).count() > options.seconds)
+      break;
+    for (std::size_t i = 0; i < passes.size(); ++i) {
+      ctx.begin_step(static_cast<std::uint64_t>(iteration));
+      wait_for(ctx);
+      const clock::time_point start = clock::now();
+      passes[i]();
+      wait_for(ctx);
+      if (iteration > 0)
+        times[i].push_back(std::chrono::duration<double, std::milli>(clock::now() - start).count());
+    }
+  }
+  std::vector<double> medians;
+  for (std::vector<double>& all : times) {
+    const auto middle = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+    std::nth_element(all.begin(), middle, all.end());
+    medians.push_back(all.size() % 2 == 1 ? *middle
+                                          : 0.5 * (*middle + *std::max_element(all.begin(), middle)));
+  }
+  return medians;
+}
+
+/// A tensor with random elements, in the memory of a device.
+template <class T, class Device>
+class random_block {
+ public:
+  random_block(const extents<4>& shape, std::uint64_t stream)
+      : shape_(shape), memory_(memory_of<Device>::source(), volume<4>(shape), uninitialized) {
+    // Timing needs no better random numbers than 4099 of them, repeated.
+    std::array<float, 4099> numbers{};
+    fill_normal(std::span<float>(numbers), 1.0, random_stream(1, stream));
+    std::vector<T> values(static_cast<std::size_t>(memory_.size()));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(numbers[i % numbers.size()]);
+    memory_.from_host(values);
+  }
+  tensor_view<T, 4> view() { return {memory_.data(), shape_}; }
+
+ private:
+  extents<4> shape_;
+  memory_block<T> memory_;
+};
+
+/// A copy of a layer in a network of its own: dense if `ranks` is empty, else low-rank with random factors.
+/// `writers`: number of writes of each gradient in a backward pass.
+template <class T, class Device>
+network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_list& ranks, int writers) {
+  struct setter final : state_visitor<parameter_t<T>> {
+    void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override { p.set_writers(count); }
+    void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
+    int count = 1;
+  } all;
+  all.count = writers;
+  any_layer<T, Device> copy = ranks.empty() ? layer : layer.twin(ranks);
+  copy.visit_state(all);
+  network<T, Device> alone(std::move(copy));
+  if (!ranks.empty()) alone.initialize(1);
+  return alone;
+}
+
+/// Forward and backward passes of a layer or a stage at one input shape.
+template <class T, class Device>
+class layer_passes {
+ public:
+  layer_passes(context<Device>& ctx, const layer_input& input, const extents<4>& output)
+      : ctx_(&ctx),
+        x_(input.shape, 1),
+        y_(output, 2),
+        dy_(output, 3),
+        dx_(input.gradient ? input.shape : none, 4) {}
+
+  void run(const network<T, Device>& net) {
+    net.forward(*ctx_, x_.view(), y_.view());
+    net.backward(*ctx_, dy_.view(), dx_.view().empty() ? tensor_view<T, 4>() : dx_.view());
+  }
+
+ private:
+  static constexpr extents<4> none{0, 0, 0, 0};
+  context<Device>* ctx_;
+  random_block<T, Device> x_, y_, dy_, dx_;
+};
+
+/// Forward and backward passes of an embedding: the lookup and, if the table is tied, the output layer with
+/// its loss.
+template <class T, class Device>
+class embedding_passes {
+ public:
+  embedding_passes(context<Device>& ctx, const layer_input& input, const token_layer<T, Device>& table)
+      : ctx_(&ctx),
+        rows_(input.shape[0]),
+        tied_(input.tied_rows),
+        y_({rows_, 1, 1, table.width()}, 1),
+        h_({tied_, 1, 1, table.width()}, 2),
+        dh_({tied_, 1, 1, table.width()}, 3),
+        tokens_(memory_of<Device>::source(), std::max(rows_, tied_), uninitialized),
+        results_(memory_of<Device>::source(), 2) {
+    std::vector<std::int32_t> drawn;
+    const random_stream random(1, 5);
+    for (index_t i = 0; i < tokens_.size(); ++i) {
+      drawn.push_back(static_cast<std::int32_t>(
+          random.below(static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(table.vocabulary()))));
+    }
+    tokens_.from_host(drawn);
+  }
+
+  void run(const network<T, Device>& net) {
+    const token_layer<T, Device>& table = *net.root().tokens();
+    const auto matrix = [](const tensor_view<T, 4>& v) {
+      return tensor_view<T, 2>(v.data(), {v.extent(0), v.extent(3)});
+    };
+    const tensor_view<T, 2> y = matrix(y_.view());
+    table.forward(*ctx_, tokens(rows_), y);
+    if (tied_ > 0) output(table, matrix(h_.view()), matrix(dh_.view()));
+    table.backward(*ctx_, y);
+  }
+
+ private:
+  std::span<const std::int32_t> tokens(index_t count) const {
+    return {tokens_.data(), static_cast<std::size_t>(count)};
+  }
+  void output(const token_layer<T, Device>& table, const tensor_view<T, 2>& h, const tensor_view<T, 2>& dh) {
+    scratch_frame frame(ctx_->scratch());
+    const ops::output_layer<T> layer{table.output_rows(*ctx_, frame, h), table.rows(), nullptr, 1};
+    T* const kept = frame.template take<T>(ops::output_loss_kept(*ctx_, layer));
+    ops::output_loss_forward<T>(*ctx_, layer, tokens(tied_), {}, kept, results_.data());
+    const tensor_view<T, 2> drows = table.output_row_gradient(frame, dh);
+    ops::output_loss_backward<T>(*ctx_, layer, tokens(tied_), {}, static_cast<double>(tied_), kept,
+                                 {drows, table.weight_gradient(), false, nullptr, false});
+    table.output_backward(*ctx_, h, drows, dh);
+  }
+
+  context<Device>* ctx_;
+  index_t rows_, tied_;
+  random_block<T, Device> y_, h_, dh_;
+  memory_block<std::int32_t> tokens_;
+  memory_block<double> results_;
+};
+
+/// The ranks to measure: an eighth of the full rank in all groups; then, in one group at a time, a quarter
+/// and a half.
+inline std::vector<rank_list> measured_ranks(const std::vector<matrix_group>& groups) {
+  const auto share = [](const matrix_group& group, index_t part) {
+    return std::max<index_t>(1, std::min(group.size.rows, group.size.cols) / part);
+  };
+  rank_list base;
+  for (const matrix_group& group : groups) base.push_back(share(group, 8));
+  std::vector<rank_list> all{base};
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (const index_t part : {4, 2}) {
+      rank_list ranks = base;
+      ranks[g] = share(groups[g], part);
+      if (ranks != all.back() && ranks != base) all.push_back(ranks);
+    }
+  }
+  return all;
+}
+
+/// Median milliseconds of a layer, dense and at each entry of `ranks`, in this order.
+template <class T, class Device>
+std::vector<double> time_layer(context<Device>& ctx, const any_layer<T, Device>& layer,
+                               const layer_input& input, const std::vector<rank_list>& ranks,
+                               const timing_options& options) {
+  std::vector<network<T, Device>> variants;
+  variants.reserve(ranks.size() + 1);
+  const int writers = input.tied_rows > 0 ? 2 : 1;
+  variants.push_back(layer_alone(layer, {}, writers));
+  for (const rank_list& one : ranks) variants.push_back(layer_alone(layer, one, writers));
+  std::vector<std::function<void()>> passes;
+  const auto time = [&](auto& pass) {
+    for (const network<T, Device>& variant : variants)
+      passes.emplace_back([&pass, &variant] { pass.run(variant); });
+    return time_passes(ctx, options, passes);
+  };
+  if (const auto* table = layer.tokens()) {
+    embedding_passes<T, Device> pass(ctx, input, *table);
+    return time(pass);
+  }
+  layer_passes<T, Device> pass(ctx, input, layer.output_shape(input.shape));
+  return time(pass);
+}
+
+/// Key that is equal for layers whose passes do the same work.
+template <class T, class Device>
+std::string timing_key(const any_layer<T, Device>& layer, const layer_input& input) {
+  std::string key = layer.describe();
+  const layer_weights<parameter_t<T>> weights = layer.weights("");
+  for (const auto& matrix : weights.matrices) key += message({" ", matrix.view.shape(), " ", matrix.group});
+  if (layer.tokens() == nullptr) key += " " + to_string<4>(layer.output_shape(input.shape));
+  return key + message({" ", input.shape, " ", input.gradient ? 1 : 0, " ", input.tied_rows, " ",
+                        has_any(weights.biases) ? 1 : 0});
+}
+
+}  // namespace detail
+
+/// Measures forward and backward passes of all layers that `policy` would factorize at a low enough rank
+/// (select_candidates). `inputs` has the input of each of them (traced_inputs, counted_inputs or
+/// sequence_inputs), for the batch of one rank. A layer is measured alone: dense, and for each rank group at
+/// an eighth, a quarter and a half of the full rank, from which fit_layer_time makes a linear model. Layers
+/// that are the same work are measured once. Times are milliseconds.
+///
+///     const auto inputs = traced_inputs(net, {batch, 32, 32, 3});
+///     const layer_times times = measure_layers(net, inputs, policy, ctx, {.iterations = 5});
+///
+/// A layer alone does not share passes with its neighbours (batch norm, ReLU) as it may in its network. This
+/// holds for the dense and the low-rank layer alike. The time of a tied embedding is that of the lookup and
+/// of the output layer with its loss. On a device the host waits for every pass, so that times include the
+/// latency of launches.
+///
+/// The network is not changed. `ctx` must be between two training steps, since its tape is cleared, and
+/// should have the number of threads and the math mode of the run. Its mode, step and first sample are
+/// restored. Needs memory for one layer at a time: input, output and their gradients, and the parameters with
+/// their gradients once for each variant. For the time that it takes see timing_options.
+///
+/// Times differ from run to run: in a distributed run rank 0 measures, and the other ranks get to_text() of
+/// its table. Throws state_error, naming the layer, for a candidate without an input; value_error for fewer
+/// than two iterations or a time that is not positive; other errors as select.
+template <class Root, class Device>
+layer_times measure_layers(const model<Root, Device>& net, const std::vector<layer_input>& inputs,
+                           const factorize_policy& policy, context<Device>& ctx,
+                           const timing_options& options = {}) {
+  detail::check_timing("measure_layers", options);
+  layer_times result;
+  net.read_on_host([&](const Root&) {
+    const auto found = detail::find_slots(net);
+    const std::vector<layer_choice> choices = select_candidates(found.layers, policy, "measure_layers");
+    std::map<std::string, layer_time> known;
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      if (!choices[i].factorize()) continue;
+      const std::string& name = found.layers[i].name;
+      const auto input = std::find_if(inputs.begin(), inputs.end(),
+                                      [&](const layer_input& one) { return one.name == name; });
+      if (input == inputs.end()) {
+        PUFFERFISH_THROW(state_error("measure_layers: the list of inputs has none of layer " + name));
+      }
+      const auto& layer = *found.slots[i];
+      const std::string key = detail::timing_key(layer, *input);
+      auto at = known.find(key);
+      if (at == known.end()) {
+        const std::vector<rank_list> ranks = detail::measured_ranks(found.layers[i].groups);
+        const std::vector<double> times = detail::time_layer(ctx, layer, *input, ranks, options);
+        std::vector<rank_time> points;
+        for (std::size_t r = 0; r < ranks.size(); ++r) points.push_back({ranks[r], times[r + 1]});
+        at = known.emplace(key, fit_layer_time(name, times[0], points)).first;
+      }
+      result.layers.push_back(at->second);
+      result.layers.back().name = name;
+    }
+  });
+  return result;
+}
+
+PUFFERFISH_NAMESPACE_END

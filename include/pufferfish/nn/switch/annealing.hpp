@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Annealed truncation: the part of a weight that a truncation drops fades out over some steps, not at once.
+///
+/// A layer W that became up down computes, for a share s that falls from 1 to 0,
+///
+///     y = up down x + b + s R x,   R = W - up down
+///
+/// R is frozen: its gradient is neither computed nor exchanged. At s = 1 the network has the
+/// function of the dense one. Detaching the residuals removes the cost of the products with R.
+///
+///     const auto dense = net;
+///     factorize(net, policy);
+///     attach_residuals(net, dense);
+///     for (...) { set_residual_share(net, residual_share(step, steps)); ... }   // training steps
+///     detach_residuals(net);
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/ops/conv/conv.hpp>
+#include <pufferfish/ops/elementwise/sum.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// y = inner(x) + s R x, where `inner` is a low-rank convolution or linear layer. R and s are
+/// buffers, so that checkpoints and broadcasts contain them. Passes run on the CPU only. Parameters
+/// have the names of the inner layer's parameters. merge() multiplies out the factors and drops R.
+/// The factors are trained, R is not. A product with R costs as much as the dense layer, in both passes; it
+/// is left out at s = 0.
+template <class T, class Device = device::cpu>
+class AnnealedLayer {
+ public:
+  using value_type = T;
+  using layer_type = any_layer<T, Device>;
+
+  /// `shape`: shape of the dense convolution; for a linear layer, of the equivalent convolution
+  /// with a 1x1 kernel. Initially R is zero and s is 1.
+  AnnealedLayer(layer_type inner, const conv_shape& shape)
+      : inner_(std::move(inner)), shape_(shape), residual_(shape.patch() * shape.out_channels), share_(1) {
+    *share_.data() = parameter_t<T>(1);
+  }
+
+  const layer_type& inner() const { return inner_; }
+  /// R, stored [height][width][in / groups][out].
+  std::span<parameter_t<T>> residual() { return residual_.values(); }
+  double share() const { return static_cast<double>(*share_.data()); }
+  /// The share s of R, stored in the precision of the parameters.
+  void set_share(double share) { *share_.data() = static_cast<parameter_t<T>>(share); }
+
+  std::string describe() const { return inner_.describe() + ", annealed"; }
+  extents<4> output_shape(const extents<4>& input) const { return inner_.output_shape(input); }
+
+  /// x, y: as for the inner layer. Throws shape_error.
+  /// y = inner(x) + s R x. Takes scratch of the size of y and of R.
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    inner_.forward(ctx, x, y);
+    if (share() == 0.0) return;
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 4> part = frame.template take<T>(y.shape());
+    ops::conv_forward<T>(ctx, shape_, x, scaled(frame), nullptr, part);
+    ops::add<T>(ctx, part.flat(), y.flat());
+  }
+  /// dx overlaps nothing. Throws as the inner layer.
+  /// dx = gradient of the inner layer + s R^T dy.
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    inner_.backward(ctx, dy, dx);
+    if (share() == 0.0 || dx.is_null()) return;
+    scratch_frame frame(ctx.scratch());
+    ops::conv_backward_input<T>(ctx, shape_, dy, scaled(frame), dx, true);
+  }
+  layer_abilities abilities() const {
+    layer_abilities result;
+    result.reads_input = inner_.abilities().reads_input;
+    result.reads_output = inner_.abilities().reads_output;
+    return result;
+  }
+
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
+    inner_.visit_state(visitor, prefix);
+    visitor.on_buffer(detail::join_name(prefix, "residual"), residual_);
+    visitor.on_buffer(detail::join_name(prefix, "residual_share"), share_);
+  }
+  void initialize(random_stream random) { inner_.initialize(random); }
+  /// Multiply-accumulates of the inner layer and, unless s = 0, of R.
+  index_t macs(const extents<4>& input) const {
+    const extents<4> output = output_shape(input);
+    const index_t pixels = output[0] * output[1] * output[2];
+    return inner_.macs(input) + (share() == 0.0 ? 0 : pixels * residual_.size());
+  }
+
+  /// Factors and twin of the inner layer (see any_layer).
+  low_rank_parts<parameter_t<T>> low_rank() { return inner_.low_rank(); }
+  layer_type twin(const rank_list& ranks, std::optional<bool> bias) const { return inner_.twin(ranks, bias); }
+
+ private:
+  const T* scaled(scratch_frame& frame) const {
+    T* const weights = frame.template take<T>(residual_.size());
+    const auto share = static_cast<T>(*share_.data());
+    std::transform(residual_.data(), residual_.data() + residual_.size(), weights,
+                   [share](parameter_t<T> r) { return share * static_cast<T>(r); });
+    return weights;
+  }
+
+  layer_type inner_;
+  conv_shape shape_;
+  state_buffer<parameter_t<T>> residual_, share_;
+};
+
+/// s after `done` of `steps` steps: (1 + cos(pi done / steps)) / 2, 0 from `steps` on. Throws value_error for
+/// fewer than 1 step.
+inline double residual_share(double done, double steps) {
+  if (!(steps >= 1.0)) detail::throw_error<value_error>({"residual_share: over ", steps, " steps"});
+  if (done >= steps) return 0.0;
+  return 0.5 * (1.0 + std::cos(std::numbers::pi * std::max(done, 0.0) / steps));
+}
+
+namespace detail {
+
+/// Geometry and weight of a dense convolution or linear layer; `weight` is empty for other layers.
+template <class T>
+struct dense_operator {
+  conv_shape shape;
+  std::span<parameter_t<T>> weight;
+
+  template <class Device>
+  explicit dense_operator(any_layer<T, Device>& slot) {
+    if (auto* const conv = slot.template target<Conv<T>>()) {
+      shape = conv->shape();
+      weight = {conv->weight().data(), static_cast<std::size_t>(shape.patch() * shape.out_channels)};
+    } else if (auto* const linear = slot.template target<Linear<T>>()) {
+      shape = conv_shape::square(linear->in_features(), linear->out_features(), 1);
+      weight = {linear->weight().data(), static_cast<std::size_t>(shape.patch() * shape.out_channels)};
+    }
+  }
+};
+
+template <class T, class Device>
+class annealed_finder final : public layer_visitor<T, Device> {
+ public:
+  struct place {
+    std::string name;
+    any_layer<T, Device>* slot;
+    AnnealedLayer<T, Device>* layer;
+  };
+  void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
+    if (auto* const layer = slot.template target<AnnealedLayer<T, Device>>()) {
+      all.push_back({name, &slot, layer});
+    }
+  }
+  std::vector<place> all;
+};
+
+/// Throws shape_error that names the first difference.
+PUFFERFISH_COLD inline void check_same_layers(const std::vector<layer_info>& net,
+                                              const std::vector<layer_info>& dense) {
+  if (net.size() != dense.size()) {
+    throw_error<shape_error>({"attach_residuals: the network has ", net.size(),
+                              " layers with weights, the dense network ", dense.size()});
+  }
+  for (std::size_t i = 0; i < net.size(); ++i) {
+    if (net[i].name != dense[i].name) {
+      throw_error<shape_error>({"attach_residuals: layer ", i, " is ", net[i].name, " in the network and ",
+                                dense[i].name, " in the dense network"});
+    }
+  }
+}
+
+template <class Net>
+auto find_annealed(Net& net) {
+  annealed_finder<typename Net::value_type, typename Net::device_type> found;
+  net.visit_layers(found);
+  return std::move(found.all);
+}
+
+}  // namespace detail
+
+/// The annealed layers of a network and the ranks of their factors, in execution order.
+template <class Root, class Device>
+std::vector<layer_rank> annealed_layers(const model<Root, Device>& net) {
+  std::vector<layer_rank> result;
+  for (const auto& place : detail::find_annealed(net)) result.push_back({place.name, place.slot->ranks()});
+  return result;
+}
+
+/// Gives a network the structure that attach_residuals would give it, with R = 0: afterwards
+/// exactly the listed layers are annealed. For ranks of a distributed run that receive the values
+/// from another rank, and for loading checkpoints. Parameters stay as they are. New arenas, a new
+/// generation. Throws state_error for a name that is no low-rank convolution or linear layer of
+/// these ranks, value_error for a list on a device; the network is unchanged then.
+template <class Root>
+void apply_residuals(model<Root, device::cpu>& net, const std::vector<layer_rank>& layers) {
+  using T = typename Root::value_type;
+  using layer = any_layer<T, device::cpu>;
+  net.modify([&](Root& root) {
+    detail::annealed_finder<T, device::cpu> annealed;
+    detail::slot_finder<T, device::cpu> found;
+    root.visit_layers(annealed);
+    root.visit_layers(found);
+    std::vector<std::pair<layer*, layer>> replacements;
+    const auto is_listed = [&layers](const std::string& name) {
+      return std::any_of(layers.begin(), layers.end(),
+                         [&](const layer_rank& one) { return one.name == name; });
+    };
+    for (const auto& place : annealed.all) {
+      if (!is_listed(place.name)) replacements.emplace_back(place.slot, place.layer->inner());
+    }
+    for (const layer_rank& one : layers) {
+      const auto at = std::find_if(found.layers.begin(), found.layers.end(),
+                                   [&](const layer_info& info) { return info.name == one.name; });
+      const auto refuse = [&one](const char* why) {
+        detail::throw_error<state_error>({"apply_residuals: ", one.name, " is no low-rank layer", why});
+      };
+      if (at == found.layers.end()) refuse(" of the network");
+      layer& slot = *found.slots[static_cast<std::size_t>(at - found.layers.begin())];
+      if (slot.ranks().empty() || slot.ranks() != one.ranks) refuse(" of these ranks");
+      if (slot.template target<AnnealedLayer<T>>() != nullptr) continue;
+      layer dense = slot.twin({});
+      const detail::dense_operator<T> geometry(dense);
+      if (geometry.weight.empty()) refuse(" that has one matrix");
+      replacements.emplace_back(&slot, AnnealedLayer<T>(slot, geometry.shape));
+    }
+    for (auto& [slot, replacement] : replacements) *slot = std::move(replacement);
+  });
+}
+template <class Root>
+void apply_residuals(model<Root, device::gpu>&, const std::vector<layer_rank>& layers) {
+  if (!layers.empty()) {
+    detail::throw_error<value_error>(
+        {"apply_residuals: ", layers.front().name, ": annealed layers compute on the CPU only"});
+  }
+}
+
+/// Attaches R = W - up down to each convolution and linear layer, on the main path or a shortcut,
+/// that is low-rank in `net`. W is the weight of that layer in `dense`, the network before its
+/// factorization. Recurrent layers and embeddings stay as they are. Returns the annealed layers.
+/// New arenas, a new generation; the order of the parameters stays.
+/// Throws shape_error unless net and dense have the same layers with weights or factors under the same names;
+/// net is unchanged then.
+template <class Root>
+std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Root, device::cpu> dense) {
+  using T = typename Root::value_type;
+  model<Root, device::cpu> merged = net;
+  if (!low_rank_layers(net).empty()) merge(merged);
+  const auto before = detail::find_slots(dense), after = detail::find_slots(merged),
+             factors = detail::find_slots(net);
+  detail::check_same_layers(factors.layers, before.layers);
+  std::vector<layer_rank> layers;
+  std::vector<std::vector<parameter_t<T>>> residuals;
+  for (std::size_t i = 0; i < factors.slots.size(); ++i) {
+    if (factors.slots[i]->ranks().empty() || factors.layers[i].place == layer_place::embedding) continue;
+    const detail::dense_operator<T> was(*before.slots[i]), is(*after.slots[i]);
+    if (was.weight.empty() || is.weight.size() != was.weight.size()) continue;
+    layers.push_back({factors.layers[i].name, factors.slots[i]->ranks()});
+    std::vector<parameter_t<T>>& residual = residuals.emplace_back(was.weight.begin(), was.weight.end());
+    std::transform(residual.begin(), residual.end(), is.weight.begin(), residual.begin(), std::minus<>());
+  }
+  apply_residuals(net, layers);
+  const auto made = detail::find_annealed(net);
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    std::copy(residuals[i].begin(), residuals[i].end(), made[i].layer->residual().begin());
+  }
+  return layers;
+}
+
+/// Sets s of all annealed layers.
+/// Does nothing without annealed layers. The store's generation stays.
+template <class Root, class Device>
+void set_residual_share(model<Root, Device>& net, double share) {
+  for (const auto& place : detail::find_annealed(net)) place.layer->set_share(share);
+}
+
+/// Drops the residuals, whatever s is: the layers become plain low-rank layers. New arenas, a new
+/// generation; the order of the parameters stays.
+template <class Root, class Device>
+void detach_residuals(model<Root, Device>& net) {
+  apply_residuals(net, {});
+}
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `insert_factor_norms`: inserts batch norms between the factors of low-rank convolutions after
+/// the switch, without changing the network's function in inference.
+///
+/// A LowRankConv y = up t + b, t = down x, becomes a LowRankNormConv y = up BatchNorm(t) + b whose batch norm
+/// starts with
+///
+///     running_mean = mean of t, running_var = variance of t     (over some batches)
+///     weight = sqrt(running_var + eps), bias = running_mean
+///
+/// so that in inference BatchNorm(t) = t up to rounding. In training each batch is shifted and scaled to that
+/// mean and variance, which changes the function as much as batches differ from each other.
+///
+/// In one call:
+///
+///     insert_factor_norms(ctx, net, 20, [&](index_t k) { net.forward(ctx, batch(k), y); });
+///
+/// In three, for distributed runs, which average the statistics over ranks before the third:
+///
+///     observe_factors(net);                          // the function stays; t is measured
+///     estimate_norms(ctx, net, 20, forward);         // see nn/norm_estimation.hpp
+///     settle_factor_norms(net);                      // batch norms with these statistics
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/layers/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/norm_estimation.hpp>
+#include <pufferfish/ops/elementwise/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Identity layer y = x whose training passes update running statistics of x as a BatchNorm would.
+template <class T>
+class moment_probe {
+ public:
+  using value_type = T;
+  static constexpr bool reads_input = false;
+  static constexpr bool reads_output = false;
+  static constexpr bool gradient_in_place = true;
+
+  explicit moment_probe(index_t channels) : running_mean_(channels), running_var_(channels), batches_(1) {}
+
+  index_t channels() const { return running_mean_.size(); }
+  std::string describe() const { return message({"moment probe ", channels()}); }
+  extents<4> output_shape(const extents<4>& input) const {
+    if (input[3] != channels()) {
+      throw_error<shape_error>({describe(), ": input ", input, " (NHWC) has ", input[3], " channels"});
+    }
+    return input;
+  }
+
+  /// x, y: dense, of one shape. Throws value_error in training with a single value a channel.
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    check_forward(*this, x, y);
+    if (ctx.training() && x.size() == channels()) {
+      throw_error<value_error>(
+          {describe(), ": training needs more than one value a channel, the input is ", x.shape()});
+    }
+    if (ctx.training()) ctx.tape().push_value(*this, x.shape());
+    if (x.empty()) return;
+    ops::copy_elements<T>(ctx, x.data(), y.data(), x.size());
+    if (!ctx.training()) return;
+    scratch_frame frame(ctx.scratch());
+    const extents<2> rows{x.extent(0) * x.extent(1) * x.extent(2), x.extent(3)};
+    ops::batch_norm_use_batch<T>(ctx, x.reshape(rows), 1.0, ctx.norm_momentum().value_or(0.1),
+                                 frame.template take<parameter_t<T>>(2 * channels()), running_mean_.data(),
+                                 running_var_.data(), batches_.data());
+  }
+  /// dx = dy; dx may be dy, or a null view.
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);
+    if (!dx.is_null() && dx.data() != dy.data()) ops::copy_elements<T>(ctx, dy.data(), dx.data(), dy.size());
+  }
+
+  template <class F>
+  void visit(F&& f) {
+    f("running_mean", running_mean_);
+    f("running_var", running_var_);
+    f("num_batches_tracked", batches_);
+  }
+
+ private:
+  state_buffer<parameter_t<T>> running_mean_, running_var_, batches_;
+};
+
+/// Finds the slots of a network that hold a LowRankNormConv.
+template <class T, class Device>
+class norm_conv_finder final : public layer_visitor<T, Device> {
+ public:
+  using layer_type = LowRankNormConv<T, Device>;
+  struct place {
+    std::string name;
+    any_layer<T, Device>* slot;
+    layer_type* layer;
+  };
+
+  void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
+    if (auto* layer = slot.template target<layer_type>()) all.push_back({name, &slot, layer});
+  }
+
+  std::vector<place> all;
+};
+
+/// The low-rank convolution, with all parameters zero, of the shape of the dense or low-rank
+/// convolution in a slot; nullopt for a layer of another kind. Errors as any_layer::twin.
+template <class T, class Device>
+std::optional<LowRankConv<T>> as_low_rank_conv(const any_layer<T, Device>& slot, const rank_list& ranks) {
+  const any_layer<T, Device> twin = slot.twin(ranks);
+  if (const auto* conv = twin.template target<LowRankConv<T>>()) return *conv;
+  return std::nullopt;
+}
+
+/// Copies the factors and the bias of a low-rank convolution to a LowRankNormConv of the same shape.
+template <class T, class Device>
+void copy_factors(const low_rank_parts<parameter_t<T>>& from, LowRankNormConv<T, Device>& to) {
+  using P = parameter_t<T>;
+  Conv<T>&down = *to[0].template target<Conv<T>>(), &up = *to[2].template target<Conv<T>>();
+  index_t row = 0, out = 0;
+  for (const factor_views<P>& one : from.factors) {  // one a group
+    copy(tensor_view<const P, 4>(one.down), down.weight().slice(0, row, one.down.extent(0)));
+    copy(tensor_view<const P, 4>(one.up), up.weight().slice(0, out, one.up.extent(0)));
+    row += one.down.extent(0);
+    out += one.up.extent(0);
+  }
+  if (to.has_bias()) copy(tensor_view<const P, 1>(from.biases[0]), up.bias());
+}
+
+inline void check_one_rank(const layer_rank& layer) {
+  if (layer.ranks.size() == 1) return;
+  throw_error<rank_error>({layer.name, ": ", layer.ranks.size(), " ranks for a convolution, which has one"});
+}
+
+/// The buffers and parameters of a batch norm or of a probe.
+template <class P>
+struct norm_buffers {
+  P *mean = nullptr, *variance = nullptr, *batches = nullptr;
+  P *weight = nullptr, *bias = nullptr;
+
+  template <class Layer>
+  explicit norm_buffers(Layer& layer) {
+    layer.visit([this](const std::string& name, auto& thing) {
+      if (name == "running_mean") mean = thing.data();
+      if (name == "running_var") variance = thing.data();
+      if (name == "num_batches_tracked") batches = thing.data();
+      if (name == "weight") weight = thing.data();
+      if (name == "bias") bias = thing.data();
+    });
+  }
+};
+
+/// A batch norm with a probe's statistics that is the identity in inference.
+template <class T>
+BatchNorm<T> settled_norm(moment_probe<T>& probe) {
+  using P = parameter_t<T>;
+  BatchNorm<T> norm(probe.channels());
+  const norm_buffers<P> from(probe), to(norm);
+  for (index_t c = 0; c < probe.channels(); ++c) {
+    to.mean[c] = to.bias[c] = from.mean[c];
+    to.variance[c] = from.variance[c];
+    to.weight[c] = static_cast<P>(std::sqrt(static_cast<double>(from.variance[c]) + norm.eps()));
+  }
+  *to.batches = *from.batches;
+  return norm;
+}
+
+}  // namespace detail
+
+/// The layers of a network that are a LowRankNormConv, with their ranks, in execution order.
+template <class Root, class Device>
+std::vector<layer_rank> factor_norm_layers(const model<Root, Device>& net) {
+  detail::norm_conv_finder<typename Root::value_type, Device> found;
+  net.visit_layers(found);
+  std::vector<layer_rank> result;
+  for (const auto& place : found.all) result.push_back({place.name, place.layer->rank()});
+  return result;
+}
+
+/// Turns each low-rank convolution on the main path into a LowRankNormConv with a probe in the
+/// place of the batch norm. Outputs are unchanged up to rounding, and training passes measure mean
+/// and variance of down x. Shortcuts of residual blocks and other layers are unchanged. Returns the
+/// layers. To be followed by estimate_norms and settle_factor_norms. New arenas, a new generation.
+template <class Root, class Device>
+std::vector<layer_rank> observe_factors(model<Root, Device>& net) {
+  using T = typename Root::value_type;
+  std::vector<layer_rank> result;
+  net.modify([&](Root& root) {
+    detail::slot_finder<T, Device> found;
+    root.visit_layers(found);
+    std::vector<std::pair<any_layer<T, Device>*, LowRankNormConv<T, Device>>> made;
+    for (std::size_t i = 0; i < found.slots.size(); ++i) {
+      any_layer<T, Device>& slot = *found.slots[i];
+      const rank_list ranks = slot.ranks();
+      if (ranks.empty() || found.layers[i].place != layer_place::path) continue;
+      const auto conv = detail::as_low_rank_conv(slot, ranks);
+      if (!conv) continue;
+      LowRankNormConv<T, Device> layer(conv->shape(), conv->rank(), conv->has_bias());
+      detail::copy_factors(slot.low_rank(), layer);
+      layer[1] = any_layer<T, Device>(detail::moment_probe<T>(conv->shape().groups * conv->rank()));
+      made.emplace_back(&slot, std::move(layer));
+      result.push_back({found.layers[i].name, ranks});
+    }
+    for (auto& [slot, layer] : made) *slot = any_layer<T, Device>(std::move(layer));
+  });
+  return result;
+}
+
+/// Puts a batch norm in the place of each probe of observe_factors: with the probe's statistics, weight
+/// sqrt(running_var + eps) and bias running_mean, so that inference gives the same outputs up to rounding.
+/// Returns the number of layers. New arenas, a new generation. Throws state_error, naming the layer, if no
+/// training pass has gone through a probe; the network is unchanged then.
+template <class Root, class Device>
+index_t settle_factor_norms(model<Root, Device>& net) {
+  using T = typename Root::value_type;
+  index_t count = 0;
+  net.modify([&](Root& root) {
+    detail::norm_conv_finder<T, Device> found;
+    root.visit_layers(found);
+    const auto probe_of = [](auto& place) {
+      return (*place.layer)[1].template target<detail::moment_probe<T>>();
+    };
+    for (const auto& place : found.all) {
+      auto* const probe = probe_of(place);
+      if (probe == nullptr || *detail::norm_buffers<parameter_t<T>>(*probe).batches > 0) continue;
+      detail::throw_error<state_error>(
+          {"settle_factor_norms: ", place.name, ": no training pass has measured it: estimate_norms first"});
+    }
+    for (const auto& place : found.all) {
+      auto* const probe = probe_of(place);
+      if (probe == nullptr) continue;
+      (*place.layer)[1] = any_layer<T, Device>(detail::settled_norm(*probe));
+      ++count;
+    }
+  });
+  return count;
+}
+
+/// Undoes observe_factors: layers with a probe become low-rank convolutions again, with their
+/// current parameters. Layers that are settled stay. New arenas, a new generation.
+template <class Root, class Device>
+void release_factors(model<Root, Device>& net) {
+  using T = typename Root::value_type;
+  net.modify([](Root& root) {
+    detail::norm_conv_finder<T, Device> found;
+    root.visit_layers(found);
+    for (const auto& place : found.all) {
+      LowRankNormConv<T, Device>& layer = *place.layer;
+      if (layer[1].template target<detail::moment_probe<T>>() == nullptr) continue;
+      LowRankConv<T> plain(layer.shape(), layer.rank(), layer.has_bias());
+      const Conv<T>& up = *std::as_const(layer[2]).template target<Conv<T>>();
+      copy(std::as_const(layer[0]).template target<Conv<T>>()->weight(), plain.down());
+      copy(up.weight(), plain.up());
+      if (layer.has_bias()) copy(up.bias(), plain.bias());
+      *place.slot = any_layer<T, Device>(std::move(plain));
+    }
+  });
+}
+
+namespace detail {
+
+/// Removes the probes in its destructor, unless keep() was called.
+template <class Net>
+class probe_guard {
+ public:
+  explicit probe_guard(Net& net) : net_(&net) {}
+  probe_guard(const probe_guard&) = delete;
+  probe_guard& operator=(const probe_guard&) = delete;
+  ~probe_guard() {
+    if (net_ == nullptr) return;
+    PUFFERFISH_DETAIL_TRY { release_factors(*net_); }
+    PUFFERFISH_DETAIL_CATCH_ALL {}  // no memory for other arenas: the probes stay
+  }
+  void keep() { net_ = nullptr; }
+
+ private:
+  Net* net_;
+};
+
+}  // namespace detail
+
+/// All three steps on one rank: observe_factors, estimate_norms over `passes` calls of forward(k),
+/// settle_factor_norms. forward(k) runs one forward pass of `net` and returns nothing (or false for a pass
+/// without samples). Other batch norms are estimated as well. Returns the layers. If anything is thrown,
+/// the layers are low-rank convolutions again, with the same parameters. New arenas, a new generation.
+/// Errors as observe_factors, estimate_norms and forward(k). Costs `passes` forward passes in training mode.
+template <class Root, class Device, class Forward>
+std::vector<layer_rank> insert_factor_norms(context<Device>& ctx, model<Root, Device>& net, index_t passes,
+                                            Forward&& forward) {
+  std::vector<layer_rank> layers = observe_factors(net);
+  if (layers.empty()) return layers;
+  detail::probe_guard<model<Root, Device>> guard(net);
+  estimate_norms(ctx, net, passes, forward);
+  settle_factor_norms(net);
+  guard.keep();
+  return layers;
+}
+
+/// Gives a network the structure that insert_factor_norms would, without its values: afterwards exactly the
+/// listed layers are LowRankNormConvs, of the given ranks. For ranks of a distributed run that receive the
+/// values from another rank, and for loading checkpoints. A listed layer may be a convolution, dense or
+/// low-rank, or a LowRankNormConv; a LowRankNormConv that is not listed becomes a dense convolution.
+/// Parameters of layers that change are zero. New arenas, a new generation. Throws state_error for a name
+/// that is none of these or is listed twice, rank_error for impossible ranks; the network is unchanged then.
+template <class Root, class Device>
+void apply_factor_norms(model<Root, Device>& net, const std::vector<layer_rank>& layers) {
+  using T = typename Root::value_type;
+  using layer = any_layer<T, Device>;
+  net.rearrange([&](Root& root) {
+    detail::norm_conv_finder<T, Device> norms;
+    detail::slot_finder<T, Device> found;
+    root.visit_layers(norms);
+    root.visit_layers(found);
+    std::vector<std::pair<layer*, layer>> replacements;
+    std::vector<std::string> done;
+    const auto listed = [&](const std::string& name) {
+      return std::find_if(layers.begin(), layers.end(),
+                          [&name](const layer_rank& one) { return one.name == name; });
+    };
+    for (const auto& place : norms.all) {
+      const auto at = listed(place.name);
+      const conv_shape& shape = place.layer->shape();
+      const bool bias = place.layer->has_bias();
+      if (at == layers.end()) {
+        replacements.emplace_back(place.slot, Conv<T>(shape, bias));
+      } else {
+        done.push_back(place.name);
+        detail::check_one_rank(*at);
+        const bool has_probe = (*place.layer)[1].template target<BatchNorm<T>>() == nullptr;
+        if (at->ranks == rank_list{place.layer->rank()} && !has_probe) continue;
+        replacements.emplace_back(place.slot, LowRankNormConv<T, Device>(shape, at->rank(), bias));
+      }
+    }
+    for (std::size_t i = 0; i < found.slots.size(); ++i) {
+      const auto at = listed(found.layers[i].name);
+      if (at == layers.end()) continue;
+      const rank_list before = found.slots[i]->ranks();
+      const std::size_t groups = before.empty() ? found.layers[i].groups.size() : before.size();
+      if (groups != 1) continue;
+      detail::check_one_rank(*at);
+      const auto conv = detail::as_low_rank_conv(*found.slots[i], at->ranks);
+      if (!conv) continue;
+      done.push_back(at->name);
+      replacements.emplace_back(found.slots[i],
+                                LowRankNormConv<T, Device>(conv->shape(), at->rank(), conv->has_bias()));
+    }
+    for (const layer_rank& one : layers) {
+      if (std::count(done.begin(), done.end(), one.name) == 0) {
+        detail::throw_error<state_error>(
+            {"apply_factor_norms: the network has no convolution called ", one.name});
+      }
+      if (&one != &*listed(one.name)) {
+        detail::throw_error<state_error>(
+            {"apply_factor_norms: the list has two entries for layer ", one.name});
+      }
+    }
+    for (auto& [slot, replacement] : replacements) *slot = std::move(replacement);
+  });
+}
+
+PUFFERFISH_NAMESPACE_END

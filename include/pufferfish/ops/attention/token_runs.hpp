@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `token_runs`: which rows hold the tokens of each sequence.
+///
+/// \code
+/// std::vector<index_t> first(sequences), count(sequences);
+/// const token_runs runs =
+///     ops::make_runs(ctx, sequences, length, lengths.data(), first.data(), count.data());
+/// ops::clear_rows_outside<float>(ctx, runs, y);  // then an operation that writes the rows of the runs
+/// \endcode
+
+#include <pufferfish/ops/copy/rows.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Rows of the tokens of each sequence: first[s] .. first[s] + count[s] - 1. The arrays, `sequences` elements
+/// each, are not owned; they are in the memory of the device that works on the rows. A sequence may have no
+/// tokens.
+struct token_runs {
+  index_t sequences = 0;
+  const index_t* first = nullptr;
+  const index_t* count = nullptr;
+  /// Sum of the counts, for code that cannot read the array `count` (in device memory); -1: unknown.
+  index_t total = -1;
+
+  /// The largest count; 0 without sequences. Reads `count`: only for arrays in host memory.
+  index_t most() const {
+    index_t result = 0;
+    for (index_t s = 0; s < sequences; ++s) result = std::max(result, count[s]);
+    return result;
+  }
+};
+
+namespace ops {
+
+/// Runs of sequences stored `length` rows apart: first[s] = s length, and count[s] = lengths[s], or `length`
+/// if `lengths` is nullptr. All arrays have `sequences` elements in the memory of the context's device;
+/// `first` and `count` are written and must outlive the result. The lengths are not checked. `total` is known
+/// only without `lengths`.
+inline token_runs make_runs(context<device::cpu>&, index_t sequences, index_t length, const index_t* lengths,
+                            index_t* first, index_t* count) {
+  for (index_t s = 0; s < sequences; ++s) {
+    first[s] = s * length;
+    count[s] = lengths == nullptr ? length : lengths[s];
+  }
+  return {sequences, first, count, lengths == nullptr ? sequences * length : -1};
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+token_runs make_runs(context<device::gpu>& ctx, index_t sequences, index_t length, const index_t* lengths,
+                     index_t* first, index_t* count);
+
+/// Clears the rows that belong to no run, for operations that do not write these rows: call it before them.
+/// May clear rows of runs, too. On the CPU, all of x is cleared unless the counts add up to its number of
+/// rows; so runs must not share rows. x: contiguous rows.
+template <class T>
+void clear_rows_outside(context<device::cpu>& ctx, const token_runs& runs, const tensor_view<T, 2>& x) {
+  index_t sum = 0;
+  for (index_t s = 0; s < runs.sequences; ++s) sum += runs.count[s];
+  if (sum != x.extent(0)) clear_rows(ctx, x);
+}
+/// GPU overload: <pufferfish/gpu.hpp>. Does nothing if runs.total equals the number of rows.
+template <class T>
+void clear_rows_outside(context<device::gpu>& ctx, const token_runs& runs, const tensor_view<T, 2>& x);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The geometry of a two-dimensional convolution.
+///
+/// \code
+/// const conv_shape stem = conv_shape::square(3, 64, 7, 2, 3);  // kernel 7, stride 2, padding 3
+/// stem.validate("stem");
+/// const extents<4> y = stem.output({2, 224, 224, 3}, "stem");  // {2, 112, 112, 64}
+/// \endcode
+
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Height and width, in that order.
+struct size2 {
+  index_t height = 0;
+  index_t width = 0;
+  friend bool operator==(const size2&, const size2&) = default;
+};
+
+/// Geometry of a convolution: all its properties except the values of the weight. Lengths in pixels. An
+/// aggregate: its members are not checked until validate() is called, and the other functions require a valid
+/// shape (a stride of 0 divides by zero, for example). Per axis, element k of the kernel multiplies input
+/// pixel (o stride + k dilation - padding) for output pixel o; pixels outside of the image count as 0.
+struct conv_shape {
+  index_t in_channels = 0;   ///< of all groups together
+  index_t out_channels = 0;  ///< of all groups together
+  size2 kernel{1, 1};
+  size2 stride{1, 1};    ///< distance of the windows of neighbouring output pixels
+  size2 padding{0, 0};   ///< pixels of zeros on each of both sides
+  size2 dilation{1, 1};  ///< distance of neighbouring kernel elements; 1: adjacent pixels
+  /// Input and output channels are cut into this many equal parts; outputs of part g depend
+  /// on inputs of part g only. 1: an ordinary convolution; in_channels: a depthwise one.
+  index_t groups = 1;
+  friend bool operator==(const conv_shape&, const conv_shape&) = default;
+
+  /// A square kernel with equal stride, padding and dilation in both directions, and one group. The result is
+  /// not validated.
+  // Never inlined: g++ 12.2 at -O2 with AVX-512 miscompiles copies of a constant shape,
+  // whose paddings become 1 where they are 0 (seen in tests/unit/nn/accounting.cpp).
+  PUFFERFISH_NOINLINE static conv_shape square(index_t in, index_t out, index_t kernel, index_t stride = 1,
+                                               index_t padding = 0, index_t dilation = 1) {
+    return {in, out, {kernel, kernel}, {stride, stride}, {padding, padding}, {dilation, dilation}, 1};
+  }
+
+  /// Input channels and output channels of one group.
+  index_t group_inputs() const { return in_channels / groups; }
+  index_t group_outputs() const { return out_channels / groups; }
+
+  /// Number of inputs of one output element: kernel height * kernel width * group_inputs(). The stored weight
+  /// has patch() rows of out_channels elements.
+  index_t patch() const { return kernel.height * kernel.width * group_inputs(); }
+
+  /// True if the convolution is one matrix product over pixels: 1x1, stride 1, no padding, one group. The
+  /// dilation of a 1x1 kernel has no effect.
+  bool is_pointwise() const {
+    return groups == 1 && kernel == size2{1, 1} && stride == size2{1, 1} && padding == size2{0, 0};
+  }
+
+  /// The convolution of one group, an ordinary one: group_inputs() to group_outputs() channels.
+  conv_shape of_one_group() const {
+    conv_shape one = *this;
+    one.in_channels = group_inputs();
+    one.out_channels = group_outputs();
+    one.groups = 1;
+    return one;
+  }
+
+  /// Throws shape_error, naming `layer`, unless
+  /// - channels, kernel, stride, dilation and groups are positive, and no padding is negative,
+  /// - groups divide both channels,
+  /// - kernel height * kernel width * in_channels * out_channels fits in index_t, and in each direction
+  ///   kernel * dilation and the padding are at most a quarter of the largest index_t.
+  void validate(std::string_view layer) const {
+    // A quarter of the largest index, since output_length adds a length, two paddings and the kernel's reach.
+    constexpr index_t most = std::numeric_limits<index_t>::max() / 4;
+    const auto too_long = [](index_t length, index_t spacing, index_t added) {
+      const extents<2> reach{length, spacing};
+      const index_t pixels = detail::checked_volume(reach.data(), 2);
+      return pixels < 0 || pixels > most || added > most;
+    };
+    const extents<4> weight{kernel.height, kernel.width, in_channels, out_channels};
+    const bool positive = in_channels > 0 && out_channels > 0 && kernel.height > 0 && kernel.width > 0 &&
+                          stride.height > 0 && stride.width > 0 && dilation.height > 0 &&
+                          dilation.width > 0 && groups > 0;
+    if (!positive || in_channels % groups != 0 || out_channels % groups != 0 || padding.height < 0 ||
+        padding.width < 0 || detail::checked_volume(weight.data(), 4) < 0 ||
+        too_long(kernel.height, dilation.height, padding.height) ||
+        too_long(kernel.width, dilation.width, padding.width)) {
+      detail::throw_error<shape_error>({layer, ": not a convolution: ", describe()});
+    }
+  }
+
+  /// NHWC extents of the output for an NHWC input: floor((in + 2 padding - dilation (kernel - 1) - 1) /
+  /// stride) + 1 in each direction, and out_channels. A batch of 0 images is allowed. Throws shape_error,
+  /// naming `layer` (a text, or an object with describe()), if input[3] differs from in_channels or the
+  /// kernel does not fit into the padded image. Builds the text only on error.
+  template <class Layer>
+  extents<4> output(const extents<4>& input, const Layer& layer) const {
+    const index_t height =
+        output_length(input[1], kernel.height, stride.height, padding.height, dilation.height);
+    const index_t width = output_length(input[2], kernel.width, stride.width, padding.width, dilation.width);
+    if (input[3] != in_channels || height <= 0 || width <= 0) misfit(name_of(layer), input);
+    return {input[0], height, width, out_channels};
+  }
+
+  /// Text for messages: "convolution 3 -> 64, kernel 7x7, stride 2x2, padding 3x3, dilation 1x1", and the
+  /// number of groups if there is more than one.
+  PUFFERFISH_COLD std::string describe() const {
+    return detail::message({"convolution ",
+                            in_channels,
+                            " -> ",
+                            out_channels,
+                            ", kernel ",
+                            kernel.height,
+                            "x",
+                            kernel.width,
+                            ", stride ",
+                            stride.height,
+                            "x",
+                            stride.width,
+                            ", padding ",
+                            padding.height,
+                            "x",
+                            padding.width,
+                            ", dilation ",
+                            dilation.height,
+                            "x",
+                            dilation.width,
+                            groups == 1 ? std::string() : ", groups " + std::to_string(groups)});
+  }
+
+  /// Output length of one axis, 0 if the kernel does not fit. Also for pooling windows (dilation 1).
+  static index_t output_length(index_t length, index_t kernel, index_t stride, index_t padding,
+                               index_t dilation) {
+    const index_t room = length + 2 * padding - dilation * (kernel - 1) - 1;
+    return room < 0 ? 0 : room / stride + 1;
+  }
+
+ private:
+  // The name of a layer for messages: describe(), or the text itself.
+  template <class Layer>
+  static std::string name_of(const Layer& layer) {
+    if constexpr (requires { layer.describe(); }) {
+      return layer.describe();
+    } else {
+      return layer;
+    }
+  }
+  [[noreturn]] PUFFERFISH_COLD void misfit(const std::string& layer, const extents<4>& input) const {
+    detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) does not fit ", describe()});
+  }
+};
+
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: convolution with one input and one output channel per group (in = out = groups), forward and
+/// both gradients: y[n,oy,ox,c] = b[c] + sum over taps of x[n,iy,ix,c] w[ky,kx,c]. Such a convolution does
+/// kernel height * kernel width multiply-adds per element, so its speed is that of memory. Kernels are
+/// vectorised over channels. A 3x3 kernel of stride 1 or 2 without dilation runs in tiles of 2 x 4 results,
+/// so that an input element is loaded once per tile (4 x 6 pixels for stride 1, 5 x 9 for stride 2); other
+/// kernels run pixel by pixel. Tiles at the edges read a row of zeros in place of padding and write results
+/// outside of the image to an unused row.
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/ops/conv/direct_conv.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
+#include <pufferfish/ops/norm/moments.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+/// cell(): the element of a 3x3 kernel that multiplies pixel `at` for result `result` of a tile (both counted
+/// row by row), or -1; forward, stride `Stride`. next_rows x next_columns: the new pixels of the tile below.
+template <index_t Stride>
+struct depthwise_forward_taps {
+  static constexpr index_t result_rows = 2, result_columns = 4;
+  static constexpr index_t pixel_rows = Stride + 3, pixel_columns = 3 * Stride + 3;
+  static constexpr index_t results = result_rows * result_columns, pixels = pixel_rows * pixel_columns;
+  static constexpr index_t next_rows = 2 * Stride, next_columns = 4 * Stride;
+  static constexpr index_t next_pixels = next_rows * next_columns;
+
+  static constexpr index_t cell(index_t at, index_t result) {
+    const index_t row = at / pixel_columns - result / result_columns * Stride;
+    const index_t column = at % pixel_columns - result % result_columns * Stride;
+    return row < 0 || row > 2 || column < 0 || column > 2 ? -1 : 3 * row + column;
+  }
+};
+
+/// The same for the input gradient of stride 2: pixels are gradients of the output, results gradients of
+/// the input. Results 2 m and 2 m + 1 of an axis, counted from minus the padding, depend on gradients m - 1
+/// and m: the even one through kernel elements 2 and 0, the odd one through element 1 of gradient m only.
+struct depthwise_backward2_taps {
+  static constexpr index_t result_rows = 2, result_columns = 4;
+  static constexpr index_t pixel_rows = 2, pixel_columns = 3;
+  static constexpr index_t results = result_rows * result_columns, pixels = pixel_rows * pixel_columns;
+  static constexpr index_t next_rows = 1, next_columns = 2, next_pixels = next_rows * next_columns;
+
+  /// The same along one axis: the kernel element that multiplies gradient `at` for result `result`, or -1.
+  static constexpr index_t element(index_t at, index_t result) {
+    const index_t behind = result / 2 + 1 - at;  // 0: gradient m, 1: gradient m - 1
+    if (behind < 0 || behind > 1) return -1;
+    return result % 2 == 0 ? 2 * behind : behind == 0 ? 1 : -1;
+  }
+  static constexpr index_t cell(index_t at, index_t result) {
+    const index_t row = element(at / pixel_columns, result / result_columns);
+    const index_t column = element(at % pixel_columns, result % result_columns);
+    return row < 0 || column < 0 ? -1 : 3 * row + column;
+  }
+};
+
+/// Pixels that a kernel prefetches: a block that begins at `from`, row stride `line` elements.
+template <class T>
+struct depthwise_fetch {
+  const T* from;
+  index_t line;
+};
+
+/// Arguments of one tile of results. Outside the images, pointers are to a row of zeros or an unused row.
+template <class T>
+struct depthwise_tile {
+  const T* const* pixels;
+  const T* weight;  ///< [9][channels]
+  const T* bias;    ///< or nullptr
+  T* const* results;
+  index_t channels;
+  bool add;     ///< add to the old results, instead of overwriting them
+  bool stream;  ///< write results past the caches; see streams_past_cache
+  depthwise_fetch<T> fetch;
+};
+
+/// Arguments of one tile of a weight gradient.
+template <class T>
+struct depthwise_gradient_tile {
+  const T* const* pixels;
+  const T* const* gradients;
+  T* sums;  ///< [9][channels]
+  index_t channels;
+  depthwise_fetch<T> fetch, fetch_gradients;
+};
+
+/// A pixel and the weights that multiply its channels.
+template <class T>
+struct depthwise_tap {
+  const T* pixel;
+  const T* weight;
+};
+
+#define PUFFERFISH_KERNELS depthwise_kernels
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/conv/depthwise_conv.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// One axis of a grid of tiles: the first result and the first pixel of each tile.
+struct depthwise_axis {
+  index_t tiles, result_first, result_step, pixel_first, pixel_step;
+
+  index_t result(index_t tile) const { return result_first + tile * result_step; }
+  index_t pixel(index_t tile) const { return pixel_first + tile * pixel_step; }
+
+  /// Number of results that the tiles before `tile` have in an image of `length`.
+  index_t results_before(index_t tile, index_t length) const {
+    return std::clamp<index_t>(result(tile), 0, length);
+  }
+};
+
+/// Tiles of `in_tile` results over all outputs of an axis. The last tile may have results outside of the
+/// image.
+inline depthwise_axis depthwise_forward_axis(index_t outputs, index_t in_tile, index_t stride,
+                                             index_t padding) {
+  return {(outputs + in_tile - 1) / in_tile, 0, in_tile, -padding, in_tile * stride};
+}
+
+/// Stride 1: a forward axis for the flipped kernel. Stride 2: pairs of inputs, the
+/// first of which begins at -padding; pairs without an input in the image are left out.
+inline depthwise_axis depthwise_backward_axis(index_t inputs, index_t in_tile, index_t stride,
+                                              index_t padding) {
+  if (stride == 1) return depthwise_forward_axis(inputs, in_tile, 1, 2 - padding);
+  const index_t first = padding / 2, end = (inputs - 1 + padding) / 2 + 1, pairs = in_tile / 2;
+  return {(end - first + pairs - 1) / pairs, 2 * first - padding, in_tile, first - 1, pairs};
+}
+
+/// list[i] = address of pixel i of a rows x columns block of image `image`, or `outside` outside the image.
+template <class T>
+void point_at_block(T* images, const extents<4>& shape, index_t image, index_t row, index_t column,
+                    index_t rows, index_t columns, T* outside, T** list) {
+  const index_t line = shape[2] * shape[3];
+  index_t first = (image * shape[1] + row) * line + column * shape[3];
+  const bool inside = row >= 0 && column >= 0 && row + rows <= shape[1] && column + columns <= shape[2];
+  for (index_t r = 0; r < rows; ++r, first += line) {
+    for (index_t c = 0; c < columns; ++c) {
+      const bool there =
+          inside || (row + r >= 0 && row + r < shape[1] && column + c >= 0 && column + c < shape[2]);
+      *list++ = there ? images + (first + c * shape[3]) : outside;
+    }
+  }
+}
+
+/// The pixels that the next row of tiles will read first: rows from `row` on, columns from `column` on. Rows
+/// below an image belong to the next image, which is read next; after the last image the prefetch is useless.
+template <class T>
+depthwise_fetch<T> fetch_below(const tensor_view<const T, 4>& images, index_t image, index_t row,
+                               index_t column) {
+  const index_t channels = images.extent(3), line = images.extent(2) * channels;
+  const index_t at = (image * images.extent(1) + row) * line + column * channels;
+  return {images.data() + std::clamp<index_t>(at, 0, std::max<index_t>(images.size() - 1, 0)), line};
+}
+
+/// True if the tiles of this file can compute the convolution.
+inline bool depthwise_in_tiles(const conv_shape& shape) {
+  return shape.kernel == size2{3, 3} && shape.dilation == size2{1, 1} &&
+         (shape.stride == size2{1, 1} || shape.stride == size2{2, 2});
+}
+
+/// True for one input and one output channel per group.
+inline bool is_depthwise(const conv_shape& shape) {
+  return shape.groups == shape.in_channels && shape.groups == shape.out_channels;
+}
+
+/// Computes results from pixels by tiles. Each task then calls after(task, first,
+/// count) for the rows of result pixels that it has computed. `weight`: [9][channels].
+template <class Taps, class T, class After>
+void run_depthwise_tiles(context<device::cpu>& ctx, const depthwise_axis& rows, const depthwise_axis& columns,
+                         const tensor_view<const T, 4>& pixels, const T* weight, const T* bias,
+                         const tensor_view<T, 4>& results, bool add, bool stream, const image_tasks& tasks,
+                         After&& after) {
+  const index_t channels = pixels.extent(3);
+  scratch_frame frame(ctx.scratch());
+  T* const zeros = frame.take<T>(channels);
+  std::fill_n(zeros, channels, T{});
+  T* const unused = frame.take<T>(channels * ctx.threads());
+  std::fill_n(unused, channels * ctx.threads(), T{});
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), depthwise_kernels, depthwise_results<Taps, T>);
+  const auto flush = PUFFERFISH_KERNEL(widest_isa(), depthwise_kernels, flush_streams);
+  ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
+    const range images = tasks.image_range(task), lines = tasks.line_range(task);
+    T* const spare = unused + worker * channels;
+    const T* from[static_cast<std::size_t>(Taps::pixels)];
+    T* to[static_cast<std::size_t>(Taps::results)];
+    depthwise_tile<T> tile{from, weight, bias, to, channels, add, stream, {}};
+    for (index_t image = images.begin; image < images.end; ++image) {
+      for (index_t line = lines.begin; line < lines.end; ++line) {
+        for (index_t column = 0; column < columns.tiles; ++column) {
+          point_at_block<const T>(pixels.data(), pixels.shape(), image, rows.pixel(line),
+                                  columns.pixel(column), Taps::pixel_rows, Taps::pixel_columns, zeros, from);
+          point_at_block<T>(results.data(), results.shape(), image, rows.result(line), columns.result(column),
+                            Taps::result_rows, Taps::result_columns, spare, to);
+          tile.stream = stream && std::find(to, to + Taps::results, spare) == to + Taps::results;
+          tile.fetch = fetch_below(pixels, image, rows.pixel(line) + Taps::pixel_rows,
+                                   columns.pixel(column) + Taps::pixel_columns - Taps::next_columns);
+          kernel(tile);
+        }
+      }
+    }
+    if (stream) flush();
+    const index_t height = results.extent(1), width = results.extent(2);
+    const index_t first = rows.results_before(lines.begin, height),
+                  end = rows.results_before(lines.end, height);
+    after(task, (images.begin * height + first) * width, images.length() * (end - first) * width);
+  });
+}
+
+/// Lists the taps of one result pixel that are not on padding, for kernels of any size; returns their number.
+template <class T>
+index_t depthwise_taps(const tap_axis& rows, const tap_axis& columns, index_t kernel_width,
+                       const tensor_view<const T, 4>& pixels, const T* weight, index_t image, index_t row,
+                       index_t column, depthwise_tap<T>* taps) {
+  const index_t channels = pixels.extent(3);
+  index_t count = 0;
+  for (index_t ky = 0; ky < rows.taps; ++ky) {
+    if (!rows.meets(ky, row)) continue;
+    const index_t iy = row * rows.in_step + rows.tap_offset(ky);
+    for (index_t kx = 0; kx < columns.taps; ++kx) {
+      if (!columns.meets(kx, column)) continue;
+      const index_t ix = column * columns.in_step + columns.tap_offset(kx);
+      const index_t cell = rows.tap_kernel(ky) * kernel_width + columns.tap_kernel(kx);
+      taps[count++] = {pixels.data() + ((image * pixels.extent(1) + iy) * pixels.extent(2) + ix) * channels,
+                       weight + cell * channels};
+    }
+  }
+  return count;
+}
+
+/// Computes the results of a correlation (or a phase of the input gradient) pixel by pixel; after() as above.
+template <class T, class After>
+void run_depthwise_pixels(context<device::cpu>& ctx, const tap_axis& rows, const tap_axis& columns,
+                          index_t kernel_width, const tensor_view<const T, 4>& pixels, const T* weight,
+                          const T* bias, const tensor_view<T, 4>& results, bool add, const image_tasks& tasks,
+                          After&& after) {
+  scratch_frame frame(ctx.scratch());
+  const index_t most = std::max<index_t>(1, rows.taps * columns.taps);
+  auto* const storage = frame.take<depthwise_tap<T>>(most * ctx.threads());
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), depthwise_kernels, depthwise_pixel<T>);
+  ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
+    const range images = tasks.image_range(task), lines = tasks.line_range(task);
+    depthwise_tap<T>* const taps = storage + worker * most;
+    for (index_t image = images.begin; image < images.end; ++image) {
+      for (index_t line = lines.begin; line < lines.end; ++line) {
+        for (index_t column = 0; column < columns.outputs; ++column) {
+          const index_t count =
+              depthwise_taps<T>(rows, columns, kernel_width, pixels, weight, image, line, column, taps);
+          T* const result = &results(image, rows.out_first + line * rows.out_step,
+                                     columns.out_first + column * columns.out_step, 0);
+          kernel(taps, count, bias, result, pixels.extent(3), add);
+        }
+      }
+    }
+    after(task, (images.begin * tasks.lines + lines.begin) * columns.outputs,
+          images.length() * lines.length() * columns.outputs);
+  });
+}
+
+/// y = x * w + b by tiles, for a shape with depthwise_in_tiles(). Each task adds the moments of its rows
+/// right after it has computed them; large results without moments are written past the caches.
+template <class Taps, class T>
+void depthwise_forward_tiles(context<device::cpu>& ctx, const conv_shape& shape,
+                             const tensor_view<const T, 4>& x, const T* w, const T* bias,
+                             const tensor_view<T, 4>& y, moment_parts<T>* moments) {
+  const auto rows = depthwise_forward_axis(y.extent(1), Taps::result_rows, shape.stride.height,
+                                           shape.padding.height),
+             columns = depthwise_forward_axis(y.extent(2), Taps::result_columns, shape.stride.width,
+                                              shape.padding.width);
+  const image_tasks tasks(y.extent(0), rows.tiles, Taps::result_rows * y.extent(2), 0);
+  if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
+  const bool stream = moments == nullptr && streams_past_cache(y.data(), y.size(), y.extent(3));
+  run_depthwise_tiles<Taps, T>(ctx, rows, columns, x, w, bias, y, false, stream, tasks,
+                               [&](index_t task, index_t first, index_t count) {
+                                 if (moments == nullptr) return;
+                                 const index_t channels = y.extent(3);
+                                 moments->add(task, y.data() + first * channels, count, channels);
+                               });
+}
+
+/// y = x * w + b for a depthwise shape (formula: reference::conv_forward); y is not empty.
+template <class T>
+void depthwise_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                       const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments) {
+  if (depthwise_in_tiles(shape)) {
+    return shape.stride.height == 1
+               ? depthwise_forward_tiles<depthwise_forward_taps<1>, T>(ctx, shape, x, w, bias, y, moments)
+               : depthwise_forward_tiles<depthwise_forward_taps<2>, T>(ctx, shape, x, w, bias, y, moments);
+  }
+  const tap_axis rows = forward_axis(x.extent(1), y.extent(1), shape.kernel.height, shape.stride.height,
+                                     shape.padding.height, shape.dilation.height);
+  const tap_axis columns = forward_axis(x.extent(2), y.extent(2), shape.kernel.width, shape.stride.width,
+                                        shape.padding.width, shape.dilation.width);
+  const image_tasks tasks(y.extent(0), y.extent(1), y.extent(2), 0);
+  if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
+  run_depthwise_pixels<T>(ctx, rows, columns, shape.kernel.width, x, w, bias, y, false, tasks,
+                          [&](index_t task, index_t first, index_t count) {
+                            if (moments == nullptr) return;
+                            const index_t channels = y.extent(3);
+                            moments->add(task, y.data() + first * channels, count, channels);
+                          });
+}
+
+/// dx (+)= the input gradient by tiles, for a shape with depthwise_in_tiles(). With stride 1 this is a
+/// forward pass over dy, and `w` is the kernel turned by 180 degrees.
+template <class Taps, class T>
+void depthwise_backward_tiles(context<device::cpu>& ctx, const conv_shape& shape,
+                              const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                              bool add) {
+  const auto rows = depthwise_backward_axis(dx.extent(1), Taps::result_rows, shape.stride.height,
+                                            shape.padding.height),
+             columns = depthwise_backward_axis(dx.extent(2), Taps::result_columns, shape.stride.width,
+                                               shape.padding.width);
+  const image_tasks tasks(dx.extent(0), rows.tiles, Taps::result_rows * dx.extent(2), 0);
+  const bool stream = !add && streams_past_cache(dx.data(), dx.size(), dx.extent(3));
+  run_depthwise_tiles<Taps, T>(ctx, rows, columns, dy, w, static_cast<const T*>(nullptr), dx, add, stream,
+                               tasks, [](index_t, index_t, index_t) {});
+}
+
+/// dx, overwritten or (`add`) added to, from dy (formula: reference::conv_backward_input); dx is not empty.
+template <class T>
+void depthwise_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
+                              const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                              bool add) {
+  if (depthwise_in_tiles(shape)) {
+    if (shape.stride.height == 2) {
+      return depthwise_backward_tiles<depthwise_backward2_taps, T>(ctx, shape, dy, w, dx, add);
+    }
+    const index_t channels = dx.extent(3);
+    scratch_frame frame(ctx.scratch());
+    T* const turned = frame.take<T>(9 * channels);
+    for (index_t cell = 0; cell < 9; ++cell) {
+      std::copy_n(w + (8 - cell) * channels, channels, turned + cell * channels);
+    }
+    return depthwise_backward_tiles<depthwise_forward_taps<1>, T>(ctx, shape, dy, turned, dx, add);
+  }
+  for (index_t row = 0; row < std::min(shape.stride.height, dx.extent(1)); ++row) {
+    for (index_t column = 0; column < std::min(shape.stride.width, dx.extent(2)); ++column) {
+      const tap_axis rows =
+          backward_axis(dx.extent(1), dy.extent(1), shape.kernel.height, shape.stride.height,
+                        shape.padding.height, shape.dilation.height, row);
+      const tap_axis columns =
+          backward_axis(dx.extent(2), dy.extent(2), shape.kernel.width, shape.stride.width,
+                        shape.padding.width, shape.dilation.width, column);
+      run_depthwise_pixels<T>(ctx, rows, columns, shape.kernel.width, dy, w, static_cast<const T*>(nullptr),
+                              dx, add, image_tasks(dx.extent(0), rows.outputs, columns.outputs, 0),
+                              [](index_t, index_t, index_t) {});
+    }
+  }
+}
+
+/// Computes a weight gradient in tasks: add_task(images, lines, sums, worker) adds the
+/// contribution of these images and lines to `sums`, in T. The sums of the tasks are
+/// added in double, in a fixed order, in parts whose number depends on shapes alone.
+template <class T, class AddTask>
+void depthwise_weight_tasks(context<device::cpu>& ctx, const image_tasks& tasks, index_t size, T* dw,
+                            bool accumulate, AddTask&& add_task) {
+  const index_t count = tasks.count(), parts = std::clamp<index_t>(count, 1, 16);
+  scratch_frame frame(ctx.scratch());
+  T* const sums = frame.take<T>(size * ctx.threads());
+  auto* const totals = frame.take<double>(size * parts);
+  const auto join = PUFFERFISH_KERNEL(widest_isa(), passes, column_sums<T>);
+  const auto merge = PUFFERFISH_KERNEL(widest_isa(), passes, column_sums<double>);
+  ctx.parallel_for(parts, [&](index_t part, int worker) {
+    T* const own = sums + worker * size;
+    double* const total = totals + part * size;
+    std::fill_n(total, size, 0.0);
+    for (index_t task = count * part / parts; task < count * (part + 1) / parts; ++task) {
+      std::fill_n(own, size, T{});
+      add_task(tasks.image_range(task), tasks.line_range(task), own, worker);
+      join(own, 1, size, size, total);
+    }
+  });
+  merge(totals + size, parts - 1, size, size, totals);
+  for (index_t i = 0; i < size; ++i) {
+    dw[i] = static_cast<T>(totals[i] + (accumulate ? static_cast<double>(dw[i]) : 0.0));
+  }
+}
+
+/// dw (+)= the weight gradient by tiles. Pixels and gradients outside of the images are rows of zeros.
+template <class Taps, class T>
+void depthwise_weight_tiles(context<device::cpu>& ctx, const conv_shape& shape,
+                            const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
+                            bool accumulate) {
+  const auto rows = depthwise_forward_axis(dy.extent(1), Taps::result_rows, shape.stride.height,
+                                           shape.padding.height),
+             columns = depthwise_forward_axis(dy.extent(2), Taps::result_columns, shape.stride.width,
+                                              shape.padding.width);
+  const image_tasks tasks(dy.extent(0), rows.tiles, Taps::result_rows * dy.extent(2), 0);
+  const index_t channels = x.extent(3);
+  scratch_frame frame(ctx.scratch());
+  T* const zeros = frame.take<T>(channels);
+  std::fill_n(zeros, channels, T{});
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), depthwise_kernels, depthwise_weight_sums<Taps, T>);
+  depthwise_weight_tasks<T>(
+      ctx, tasks, 9 * channels, dw, accumulate, [&](const range& images, const range& lines, T* sums, int) {
+        const T* pixels[static_cast<std::size_t>(Taps::pixels)];
+        const T* gradients[static_cast<std::size_t>(Taps::results)];
+        depthwise_gradient_tile<T> tile{pixels, gradients, sums, channels, {}, {}};
+        for (index_t image = images.begin; image < images.end; ++image) {
+          for (index_t line = lines.begin; line < lines.end; ++line) {
+            for (index_t column = 0; column < columns.tiles; ++column) {
+              point_at_block<const T>(x.data(), x.shape(), image, rows.pixel(line), columns.pixel(column),
+                                      Taps::pixel_rows, Taps::pixel_columns, zeros, pixels);
+              point_at_block<const T>(dy.data(), dy.shape(), image, rows.result(line), columns.result(column),
+                                      Taps::result_rows, Taps::result_columns, zeros, gradients);
+              tile.fetch = fetch_below(x, image, rows.pixel(line) + Taps::pixel_rows,
+                                       columns.pixel(column) + Taps::pixel_columns - Taps::next_columns);
+              tile.fetch_gradients = fetch_below(dy, image, rows.result(line + 1), columns.result(column));
+              kernel(tile);
+            }
+          }
+        }
+      });
+}
+
+/// dw (+)= the weight gradient of a depthwise shape (formula: reference::conv_backward_weight).
+template <class T>
+void depthwise_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
+                               const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
+                               bool accumulate) {
+  if (depthwise_in_tiles(shape)) {
+    return shape.stride.height == 1
+               ? depthwise_weight_tiles<depthwise_forward_taps<1>, T>(ctx, shape, x, dy, dw, accumulate)
+               : depthwise_weight_tiles<depthwise_forward_taps<2>, T>(ctx, shape, x, dy, dw, accumulate);
+  }
+  const tap_axis rows = forward_axis(x.extent(1), dy.extent(1), shape.kernel.height, shape.stride.height,
+                                     shape.padding.height, shape.dilation.height);
+  const tap_axis columns = forward_axis(x.extent(2), dy.extent(2), shape.kernel.width, shape.stride.width,
+                                        shape.padding.width, shape.dilation.width);
+  const index_t channels = x.extent(3), most = rows.taps * columns.taps;
+  scratch_frame frame(ctx.scratch());
+  auto* const storage = frame.take<depthwise_tap<T>>(most * ctx.threads());
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), depthwise_kernels, depthwise_pixel_gradient<T>);
+  depthwise_weight_tasks<T>(
+      ctx, image_tasks(dy.extent(0), dy.extent(1), dy.extent(2), 0), most * channels, dw, accumulate,
+      [&](const range& images, const range& lines, T* sums, int worker) {
+        depthwise_tap<T>* const taps = storage + worker * most;
+        for (index_t image = images.begin; image < images.end; ++image) {
+          for (index_t line = lines.begin; line < lines.end; ++line) {
+            for (index_t column = 0; column < columns.outputs; ++column) {
+              const index_t count =
+                  depthwise_taps<T>(rows, columns, shape.kernel.width, x, sums, image, line, column, taps);
+              kernel(taps, count, &dy(image, line, column, 0), sums, channels);
+            }
+          }
+        }
+      });
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

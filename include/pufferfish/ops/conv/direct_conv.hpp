@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: direct convolution, without a matrix of patches. The forward pass and the input gradient are
+/// both correlations: output pixel j of an axis reads, for each tap, input j * in_step + the offset of the
+/// tap. Taps that fall on padding are left out, not multiplied by zero.
+///
+/// The rows of a micro-kernel's block are the pixels of a line, in segments under three adjacent taps where
+/// these fit and else tap by tap, or one pixel of many images where lines are short. Blocks of input channels
+/// and groups of panels of output channels keep the current weights in the second-level cache.
+
+#include <algorithm>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/linalg/gemm/micro_kernels.hpp>
+#include <pufferfish/ops/conv/conv_shape.hpp>
+#include <pufferfish/ops/conv/tap_axis.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+using pufferfish::detail::block_arguments;
+using pufferfish::detail::block_tap;
+using pufferfish::detail::kernel_list;
+using pufferfish::detail::kernel_table;
+using pufferfish::detail::moved;
+using pufferfish::detail::run_rows;
+
+/// The kernels for convolutions of T on this machine.
+template <class T>
+const kernel_table<T>& conv_kernels() {
+  static const kernel_table<T>& chosen = pufferfish::detail::kernels_for<T>(widest_isa());
+  return chosen;
+}
+
+/// Cuts `vectors` vectors into panels: as few as `widest` allows, of widths as equal as possible.
+struct panel_cut {
+  index_t vectors, panels;
+  panel_cut(index_t count, index_t widest) : vectors(count), panels((count + widest - 1) / widest) {}
+  range operator[](index_t panel) const { return {vectors * panel / panels, vectors * (panel + 1) / panels}; }
+};
+
+/// Calls run(block, rows) for a block of which only `width` of `full` columns belong to the result. If width
+/// < full, up to 24 rows at a time go through a temporary block. run may not depend on where rows begin.
+template <class T, class Run>
+void run_clipped(const block_arguments<T>& whole, index_t width, index_t full, index_t rows, Run&& run) {
+  if (width == full) return run(whole, rows);
+  constexpr index_t most_rows = 24, most_columns = 4 * 64 / static_cast<index_t>(sizeof(T));
+  alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
+  block_arguments<T> block = whole;
+  block.result = beside;
+  block.result_step = most_columns * static_cast<index_t>(sizeof(T));
+  for (index_t first = 0; first < rows; first += most_rows) {
+    const index_t count = std::min(most_rows, rows - first);
+    T* target = moved(whole.result, first * whole.result_step);
+    for (index_t i = 0; i < count && block.accumulate != 0; ++i) {
+      std::copy_n(moved(target, i * whole.result_step), width, beside + i * most_columns);
+    }
+    block.left_shift = whole.left_shift + first * block.row_step;
+    run(block, count);
+    for (index_t i = 0; i < count; ++i) {
+      std::copy_n(beside + i * most_columns, width, moved(target, i * whole.result_step));
+    }
+  }
+}
+
+/// The weight of a correlation in the form its kernels read: for each panel of output channels and each
+/// element of the kernel a matrix [depth][panel]. May be the stored weight itself; see pack_weight.
+template <class T>
+struct correlation_weight {
+  const T* data;
+  index_t depth, columns;
+  index_t row;    ///< row stride of the stored form, in elements; 0: packed in panels
+  index_t cells;  ///< elements of the kernel
+  index_t lanes;
+
+  index_t panel_row(const range& panel) const { return row > 0 ? row : panel.length() * lanes; }
+  index_t cell(const range& panel) const { return depth * panel_row(panel); }
+  const T* at(const range& panel) const { return data + panel.begin * lanes * (row > 0 ? 1 : depth * cells); }
+};
+
+/// Strides of an image tensor, in elements.
+struct image_steps {
+  index_t image, line, pixel;
+};
+
+inline image_steps dense_steps(const extents<4>& shape) {
+  return {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]};
+}
+
+/// A correlation over a batch: input with any strides (channels contiguous), output dense NHWC.
+template <class T>
+struct correlation {
+  tap_axis rows, columns;
+  index_t kernel_width;
+  const T* input;
+  index_t in_channels;
+  image_steps in;
+  T* output;
+  index_t out_channels;
+  image_steps out;
+  const kernel_table<T>* kernels;
+  bool in_segments;  ///< segment kernels compute the pixels that whole segments cover
+  bool by_images;    ///< rows of a block are one pixel of many images, not the pixels of a line
+  bool add;          ///< add to the output, instead of overwriting it
+  index_t in_block;  ///< by_images: stride from one block of input channels to the next, in elements
+  panel_cut panels;
+  correlation_weight<T> weight;
+
+  static constexpr index_t size = static_cast<index_t>(sizeof(T));
+
+  /// Computes output rows `lines` of images `images`. `taps`: scratch of rows.taps * columns.taps entries.
+  void run(const range& images, const range& lines, block_tap<T>* taps) const {
+    const index_t depth_block = block_depth(), group = panel_group();
+    for (index_t panel = 0; panel < panels.panels; panel += group) {
+      const range some{panel, std::min(panels.panels, panel + group)};
+      for (index_t depth = 0; depth < in_channels; depth += depth_block) {
+        run_block(images, lines, some, {depth, std::min(in_channels, depth + depth_block)}, taps);
+      }
+    }
+  }
+
+  // Panels computed before the next ones: so few that blocks of many input channels fit in the cache.
+  index_t panel_group() const {
+    constexpr index_t cache = index_t{512} << 10, fewest_channels = 96;
+    const index_t panel_bytes = weight.cells * panels[0].length() * kernels->lanes * size;
+    return std::clamp<index_t>(cache / (panel_bytes * std::min(fewest_channels, in_channels)), 1,
+                               panels.panels);
+  }
+
+  // Input channels of a block: its weights stay in the second-level cache. With by_images,
+  // so do its pixels, since each weight is applied to the pixels of many images.
+  index_t block_depth() const {
+    constexpr index_t cache = index_t{600} << 10, outputs = 512;
+    const index_t inputs =
+        outputs * rows.inputs * columns.inputs / std::max<index_t>(1, rows.outputs * columns.outputs);
+    const index_t columns_out = std::min(out_channels, panel_group() * panels[0].length() * kernels->lanes);
+    const index_t bytes = (weight.cells * columns_out + (by_images ? inputs : 0)) * size;
+    const index_t most = std::max<index_t>(16, cache / bytes / 16 * 16);
+    const index_t blocks = (in_channels + most - 1) / most;
+    return std::min(in_channels, ((in_channels + blocks - 1) / blocks + 15) / 16 * 16);
+  }
+
+ private:
+  // The contribution of input channels `channels` to the output channels of panels `some`, for the given
+  // images and lines. The first block of channels overwrites the output unless `add` is set, later blocks
+  // add.
+  void run_block(const range& images, const range& lines, const range& some, const range& channels,
+                 block_tap<T>* taps) const {
+    if (by_images) {
+      for (index_t line = lines.begin; line < lines.end; ++line)
+        over_images(images, line, some, channels, taps);
+      return;
+    }
+    for (index_t image = images.begin; image < images.end; ++image) {
+      for (index_t line = lines.begin; line < lines.end; ++line) over_line(image, line, some, channels, taps);
+    }
+  }
+
+  // Number of pixels of a line that whole segments cover, for every width of a panel.
+  index_t segment_pixels() const {
+    const index_t longest = std::max(kernels->segments[panels[0].length() - 1].rows,
+                                     kernels->segments[panels[panels.panels - 1].length() - 1].rows);
+    return columns.outputs / longest * longest;
+  }
+
+  // Output pixel `column` of output line `line`, channel 0.
+  T* pixel(index_t image, index_t line, index_t column) const {
+    return output + image * out.image + (rows.out_first + line * rows.out_step) * out.line +
+           (columns.out_first + column * columns.out_step) * out.pixel;
+  }
+  index_t pixel_step() const { return columns.out_step * out_channels * size; }
+
+  // The input pixel that a pair of taps reads for an output pixel, channel 0. Not dereferenced on padding.
+  const T* source(index_t image, index_t line, index_t row_tap, index_t column, index_t column_tap) const {
+    return input + image * in.image + (line * rows.in_step + rows.tap_offset(row_tap)) * in.line +
+           (column * columns.in_step + columns.tap_offset(column_tap)) * in.pixel;
+  }
+
+  index_t kernel_cell(index_t row_tap, index_t column_tap) const {
+    return rows.tap_kernel(row_tap) * kernel_width + columns.tap_kernel(column_tap);
+  }
+
+  // The row taps that read a line of the image for this output line. They are consecutive, since offsets
+  // ascend.
+  range valid_rows(index_t line) const {
+    range result{0, 0};
+    for (index_t tap = 0; tap < rows.taps; ++tap) {
+      if (!rows.meets(tap, line)) continue;
+      if (result.end == 0) result.begin = tap;
+      result.end = tap + 1;
+    }
+    return result;
+  }
+
+  // Runs `count` rows of a block for one panel; the channels of the last panel may end before its last
+  // vector.
+  template <class Run>
+  void run_panel(block_arguments<T>& block, const range& panel, index_t count, Run&& run) const {
+    run_clipped(block, std::min(panel.length() * kernels->lanes, out_channels - panel.begin * kernels->lanes),
+                panel.length() * kernels->lanes, count, run);
+  }
+
+  bool overwrites(const range& channels) const { return channels.begin == 0 && !add; }
+
+  void zero(T* first, index_t count, index_t step) const {
+    for (index_t i = 0; i < count; ++i) std::fill_n(moved(first, i * step), out_channels, T{});
+  }
+
+  // One output pixel of many images. The images are the rows of the block.
+  void over_images(const range& images, index_t line, const range& some, const range& channels,
+                   block_tap<T>* taps) const {
+    const range row_taps = valid_rows(line);
+    for (index_t column = 0; column < columns.outputs; ++column) {
+      T* result = pixel(images.begin, line, column);
+      for (index_t panel = some.begin; panel < some.end; ++panel) {
+        const range vectors = panels[panel];
+        block_tap<T>* end = taps;
+        for (index_t ky = row_taps.begin; ky < row_taps.end; ++ky) {
+          for (index_t kx = 0; kx < columns.taps; ++kx) {
+            if (!columns.meets(kx, column)) continue;
+            *end++ = {source(images.begin, line, ky, column, kx) + channels.begin / block_depth() * in_block,
+                      weight_at(vectors, ky, kx, channels)};
+          }
+        }
+        if (end == taps) {
+          if (panel == 0 && overwrites(channels)) zero(result, images.length(), out.image * size);
+          continue;
+        }
+        block_arguments<T> block = block_for(taps, end, vectors, channels);
+        // Meanwhile the kernel prefetches the weights of the next input
+        // channels, one element of the convolution kernel with each pixel.
+        const index_t cell = (line * columns.outputs + column) % weight.cells;
+        block.prefetch =
+            weight.at(vectors) + cell * weight.cell(vectors) + channels.end * weight.panel_row(vectors);
+        block.prefetch_step = std::min<index_t>(
+            64, channels.length() * block.right_step / ((end - taps) * channels.length()) + 1);
+        block.row_step = in.image * size;
+        block.result = result + vectors.begin * kernels->lanes;
+        block.result_step = out.image * size;
+        run_panel(block, vectors, images.length(), [&](const block_arguments<T>& b, index_t count) {
+          run_rows(kernels->strided[vectors.length() - 1], b, count);
+        });
+      }
+    }
+  }
+
+  // One line of one image. Its pixels are the rows of the block.
+  void over_line(index_t image, index_t line, const range& some, const range& channels,
+                 block_tap<T>* taps) const {
+    const range row_taps = valid_rows(line);
+    if (row_taps.length() == 0 || columns.taps == 0) {
+      if (some.begin == 0 && overwrites(channels)) zero(pixel(image, line, 0), columns.outputs, pixel_step());
+      return;
+    }
+    index_t done = 0;
+    if (in_segments) {
+      done = segment_pixels();
+      if (done > 0) segments(image, line, row_taps, done, some, channels, taps);
+    }
+    if (done < columns.outputs) {
+      by_column_taps(image, line, row_taps, {done, columns.outputs}, some, channels, taps);
+    }
+  }
+
+  // Output pixels 0 .. end - 1 of a line, in whole segments. A segment kernel applies three adjacent column
+  // taps to all its pixels at once; its variants leave out a tap on padding at the left or right end of the
+  // line.
+  void segments(index_t image, index_t line, const range& row_taps, index_t end, const range& some,
+                const range& channels, block_tap<T>* taps) const {
+    for (index_t panel = some.begin; panel < some.end; ++panel) {
+      const range vectors = panels[panel];
+      const auto& kernel = kernels->segments[vectors.length() - 1];
+      block_tap<T>* last = taps;
+      for (index_t ky = row_taps.begin; ky < row_taps.end; ++ky) {
+        *last++ = {source(image, line, ky, 0, 1) + channels.begin, weight_at(vectors, ky, 0, channels)};
+      }
+      block_arguments<T> block = block_for(taps, last, vectors, channels);
+      block.row_step = in.pixel * size;
+      block.depth_step = -block.row_step;
+      block.column_step = columns.kernel_step * weight.cell(vectors) * size;
+      block.result_step = pixel_step();
+      // Meanwhile the kernel prefetches data of the next line: during the
+      // first panel its last input line, during the other panels its output.
+      const index_t pieces = end / kernel.rows, steps = row_taps.length() * channels.length();
+      const index_t bytes =
+          (panel == 0 ? in.line : out.line / std::max<index_t>(1, panels.panels - 1)) * size;
+      const T* next = panel == 0 ? source(image, line, rows.taps - 1, 0, 0) + in.line
+                                 : pixel(image, line, 0) + out.line + (panel - 1) * bytes / size;
+      block.prefetch_step = bytes / (pieces * steps) + 1;
+      for (index_t column = 0; column < end; column += kernel.rows) {
+        block.prefetch = moved(next, column / kernel.rows * steps * block.prefetch_step);
+        const bool left = column + columns.offset < 0;
+        const bool right = column + kernel.rows - 1 + columns.tap_offset(2) >= columns.inputs;
+        block.left_shift = column * in.pixel * size;
+        block.result = pixel(image, line, column) + vectors.begin * kernels->lanes;
+        run_panel(block, vectors, kernel.rows, [&](const block_arguments<T>& b, index_t) {
+          kernel.run[(left ? 1 : 0) + (right ? 2 : 0)](b);
+        });
+      }
+    }
+  }
+
+  // For each column tap, all rows of the kernel at once, over the pixels where that tap is not on
+  // padding. A tap that covers all pixels is computed first, since the first one overwrites the result.
+  void by_column_taps(index_t image, index_t line, const range& row_taps, const range& pixels,
+                      const range& some, const range& channels, block_tap<T>* taps) const {
+    index_t first = 0;
+    while (first < columns.taps && !covers(columns.valid(first), pixels)) ++first;
+    const bool none = first == columns.taps;
+    if (none) {
+      first = 0;
+      if (some.begin == 0 && overwrites(channels)) {
+        zero(pixel(image, line, pixels.begin), pixels.length(), pixel_step());
+      }
+    }
+    for (index_t panel = some.begin; panel < some.end; ++panel) {
+      const range vectors = panels[panel];
+      for (index_t i = 0; i < columns.taps; ++i) {
+        const index_t kx = (first + i) % columns.taps;
+        const range valid = columns.valid(kx);
+        const range part{std::max(pixels.begin, valid.begin), std::min(pixels.end, valid.end)};
+        if (part.length() <= 0) continue;
+        block_tap<T>* last = taps;
+        for (index_t ky = row_taps.begin; ky < row_taps.end; ++ky) {
+          *last++ = {source(image, line, ky, part.begin, kx) + channels.begin,
+                     weight_at(vectors, ky, kx, channels)};
+        }
+        block_arguments<T> block = block_for(taps, last, vectors, channels);
+        block.row_step = columns.in_step * in.pixel * size;
+        block.result = pixel(image, line, part.begin) + vectors.begin * kernels->lanes;
+        block.result_step = pixel_step();
+        block.accumulate = block.accumulate != 0 || i > 0 || none ? 1 : 0;
+        // As in segments(): prefetches input lines that the next output line needs, one part for each tap.
+        const index_t bytes = rows.in_step * in.line * size / (columns.taps * panels.panels);
+        block.prefetch =
+            moved(source(image, line, rows.taps - 1, 0, 0) + in.line, (panel * columns.taps + i) * bytes);
+        block.prefetch_step = std::min<index_t>(64, bytes / (row_taps.length() * channels.length()) + 1);
+        run_panel(block, vectors, part.length(), [&](const block_arguments<T>& b, index_t count) {
+          run_rows(kernels->strided[vectors.length() - 1], b, count);
+        });
+      }
+    }
+  }
+
+  static bool covers(const range& outer, const range& inner) {
+    return outer.begin <= inner.begin && outer.end >= inner.end;
+  }
+
+  const T* weight_at(const range& vectors, index_t ky, index_t kx, const range& channels) const {
+    return weight.at(vectors) + kernel_cell(ky, kx) * weight.cell(vectors) +
+           channels.begin * weight.panel_row(vectors);
+  }
+
+  // The arguments of a micro-kernel that are the same for all kinds of blocks; strides of rows and the result
+  // are set by the caller.
+  block_arguments<T> block_for(const block_tap<T>* begin, const block_tap<T>* end, const range& vectors,
+                               const range& channels) const {
+    block_arguments<T> block{};
+    block.taps = begin;
+    block.taps_end = end;
+    block.depth = channels.length();
+    block.depth_step = size;
+    block.right_step = weight.panel_row(vectors) * size;
+    block.accumulate = overwrites(channels) ? 0 : 1;
+    return block;
+  }
+};
+
+/// True if lines are so short that blocks of one pixel of many images are faster.
+inline bool lines_too_short(index_t line_pixels, index_t images) { return line_pixels < 8 && images >= 4; }
+
+/// Sets a pixel-major copy as the input of a correlation: for each block of input channels and each
+/// pixel, the images one after another. In the original layout the images' pixels are whole images apart,
+/// often a power of two, and would evict each other from the cache. `storage`: pixel_major_size elements.
+template <class T>
+void point_to_pixel_major(correlation<T>& work, const extents<4>& shape, const T* storage) {
+  const index_t row = work.block_depth();
+  work.input = storage;
+  work.in = {row, shape[2] * shape[0] * row, shape[0] * row};
+  work.in_block = shape[0] * shape[1] * shape[2] * row;
+}
+/// Makes the pixel-major copy of work.input, dense NHWC of extents `shape`, in `storage`, and sets it as the
+/// input.
+template <class T>
+void use_pixel_major(context<device::cpu>& ctx, correlation<T>& work, const extents<4>& shape, T* storage) {
+  const index_t images = shape[0], pixels = shape[1] * shape[2], channels = shape[3],
+                row = work.block_depth();
+  const T* from = work.input;
+  // Some images at a time, so that whole pages are written.
+  constexpr index_t together = 16;
+  ctx.parallel_for((images + together - 1) / together, [&](index_t task, int) {
+    const range some{task * together, std::min(images, (task + 1) * together)};
+    for (index_t pixel = 0; pixel < pixels; ++pixel) {
+      for (index_t channel = 0; channel < channels; channel += row) {
+        T* to = storage + ((channel / row * pixels + pixel) * images + some.begin) * row;
+        const index_t count = std::min(row, channels - channel);
+        for (index_t image = some.begin; image < some.end; ++image, to += row) {
+          std::copy_n(from + (image * pixels + pixel) * channels + channel, count, to);
+        }
+      }
+    }
+  });
+  point_to_pixel_major(work, shape, storage);
+}
+
+/// Elements of storage that use_pixel_major needs: the last block of channels may be short.
+template <class T>
+index_t pixel_major_size(const correlation<T>& work, const extents<4>& shape) {
+  const index_t row = work.block_depth();
+  return shape[0] * shape[1] * shape[2] * ((shape[3] + row - 1) / row) * row;
+}
+
+/// Storage that pack_weight may need for a kernel of `cells` elements.
+template <class T>
+index_t packed_weight_size(index_t cells, index_t depth, index_t columns, const kernel_table<T>& kernels) {
+  return cells * depth * ((columns + kernels.lanes - 1) / kernels.lanes * kernels.lanes);
+}
+
+/// The weight of a correlation from HWIO storage [cells][in][out]: for the output (depth in, columns
+/// out) or, transposed, for the input gradient (depth out, columns in). `storage`: packed_weight_size
+/// elements. It is unused if the stored form is read in place: not transposed, rows of whole vectors,
+/// and either short rows or so few output `pixels` that packing costs more than reading long rows.
+template <class T>
+correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t cells, index_t in,
+                                  index_t out, bool transposed, index_t pixels, const panel_cut& panels,
+                                  const kernel_table<T>& kernels, T* storage) {
+  const index_t depth = transposed ? out : in, columns = transposed ? in : out, lanes = kernels.lanes;
+  constexpr index_t widest_in_place = 256 / static_cast<index_t>(sizeof(T));
+  constexpr index_t few_pixels = 16;
+  if (!transposed && columns % lanes == 0 && (columns <= widest_in_place || pixels <= few_pixels)) {
+    return {w, depth, columns, columns, cells, lanes};
+  }
+  ctx.parallel_for(cells * panels.panels, [&](index_t task, int) {
+    const range panel = panels[task / cells];
+    const index_t cell = task % cells, first = panel.begin * lanes;
+    const index_t width = panel.length() * lanes, filled = std::min(width, columns - first);
+    T* to = storage + first * depth * cells + cell * depth * width;
+    const T* from = w + cell * in * out + (transposed ? first * out : first);
+    if (!transposed) {
+      for (index_t k = 0; k < depth; ++k, from += out, to += width) {
+        std::fill(std::copy_n(from, filled, to), to + width, T{});
+      }
+      return;
+    }
+    // Sixteen rows at a time, so that the transposed read uses whole cache lines.
+    for (index_t k0 = 0; k0 < depth; k0 += 16) {
+      const index_t k1 = std::min(depth, k0 + 16);
+      for (index_t j = 0; j < filled; ++j) {
+        for (index_t k = k0; k < k1; ++k) to[k * width + j] = from[k + j * out];
+      }
+      for (index_t k = k0; k < k1; ++k) std::fill(to + k * width + filled, to + (k + 1) * width, T{});
+    }
+  });
+  return {storage, depth, columns, 0, cells, lanes};
+}
+
+/// How a correlation is cut into tasks: groups of images, or bands of lines where an image is large.
+struct image_tasks {
+  index_t images, lines;  ///< images of the batch, lines of an image
+  index_t group, band;    ///< images and lines of a task
+  /// `line_pixels`: pixels of a line; `weight_bytes`: what a task reads besides its pixels. A task has about
+  /// 256 pixels or more; images of up to 1024 pixels are not cut if there are at least 8.
+  image_tasks(index_t image_count, index_t line_count, index_t line_pixels, index_t weight_bytes)
+      : images(image_count), lines(line_count) {
+    // Each task reads the whole weight, so a large weight needs more pixels in a task.
+    constexpr index_t fewest = 256, many = 1024;
+    const index_t quarter = image_count * line_count * line_pixels / 4;
+    const index_t few = std::clamp<index_t>(weight_bytes / 1024, fewest, std::max(fewest, quarter));
+    const index_t pixels = std::max<index_t>(1, line_count * line_pixels);
+    group = std::clamp<index_t>(few / pixels, 1, std::max<index_t>(1, image_count));
+    const bool whole = pixels <= many && image_count >= 8;
+    band = whole ? line_count : (few + line_pixels - 1) / std::max<index_t>(1, line_pixels);
+    band = std::clamp<index_t>(band, 1, std::max<index_t>(1, line_count));
+  }
+  index_t bands() const { return (lines + band - 1) / band; }
+  index_t count() const { return (images + group - 1) / group * bands(); }
+  range image_range(index_t task) const {
+    const index_t first = task / bands() * group;
+    return {first, std::min(images, first + group)};
+  }
+  range line_range(index_t task) const {
+    const index_t first = task % bands() * band;
+    return {first, std::min(lines, first + band)};
+  }
+};
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the gradient of a convolution's weight, directly from the images. For an element (ky, kx) of the
+/// kernel it is the product X^T dY over all output pixels where that element is not on padding. Rows of the
+/// product are input channels, one element apart; pixels are its depth.
+///
+/// A task computes the gradient of some images or lines, and of some input channels, chunk by chunk: the
+/// pixels of a chunk and their gradients are packed into slabs, and the products of all kernel elements read
+/// the same slabs. Sums are in T; the sums of tasks that share elements of the weight are added in order.
+
+#include <algorithm>
+#include <cstring>
+
+#include <pufferfish/ops/conv/direct_conv.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+/// A matrix cut into slabs of `width` columns, which are stored one after another, each [rows][width].
+template <class T>
+struct slabs {
+  T* data;
+  index_t rows, width;
+
+  /// Elements of storage for a matrix of rows x columns.
+  static index_t size(index_t rows, index_t columns, index_t width) {
+    // A whole number of cache lines, so that data stored after the slabs begin at a cache line.
+    constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
+    return (rows * ((columns + width - 1) / width) * width + line - 1) / line * line;
+  }
+  index_t slab_size() const { return rows * width; }
+
+  /// Copies `count` rows of `columns` elements, row stride `step`, to rows
+  /// first, first + 1, ... Missing columns of the last slab are set to zero.
+  void fill(index_t first, index_t count, const T* from, index_t step, index_t columns) const {
+    T* to = data + first * width;
+    // For these widths the copies have a constant size and are inlined.
+    if (width == 24) return copy_rows<24>(to, count, from, step, columns);
+    if (width == 32) return copy_rows<32>(to, count, from, step, columns);
+    if (width == 48) return copy_rows<48>(to, count, from, step, columns);
+    copy_rows<0>(to, count, from, step, columns);
+  }
+
+ private:
+  // fill() for slabs of Width columns, a compile-time constant, or of `width` columns if Width is 0.
+  template <index_t Width>
+  void copy_rows(T* to, index_t count, const T* from, index_t step, index_t columns) const {
+    const index_t wide = Width > 0 ? Width : width, whole = columns / wide;
+    for (index_t i = 0; i < count; ++i, from += step, to += wide) {
+      const T* source = from;
+      T* target = to;
+      for (index_t slab = 0; slab < whole; ++slab, source += wide, target += slab_size()) {
+        std::memcpy(target, source, static_cast<std::size_t>(wide) * sizeof(T));
+      }
+      if (whole * wide < columns) {
+        std::fill(std::copy(source, from + columns, target), target + wide, T{});
+      }
+    }
+  }
+};
+
+/// Products over chunks of output pixels, whose operands are packed in slabs that kernels read in order. One
+/// operand gives the rows of the blocks, the other the vectors. The input gives the rows, unless there are
+/// too few output channels for good vectors: then the gradient does (`swapped`; the sum is [cells][out][in]).
+template <class T>
+struct weight_gradient {
+  conv_shape shape;
+  tap_axis rows, columns;
+  const T* input;
+  const T* gradient;
+  const kernel_table<T>* kernels;
+  bool swapped;
+  const range* valid_rows;     ///< for each row tap: the output lines where it is not on padding
+  const range* valid_columns;  ///< for each column tap: the output columns likewise
+
+  static constexpr index_t size = static_cast<index_t>(sizeof(T));
+  // Channels of a slab of the operand that gives rows: a multiple of the rows of every important kernel.
+  static constexpr index_t block = 24;
+  // Output pixels of a chunk, which are packed together, and of a part of a chunk. All
+  // products of a part are computed while a slab of each operand is in the first-level cache.
+  static constexpr index_t chunk = 128;
+  static constexpr index_t chunk_part = 128;
+
+  weight_gradient(const conv_shape& of, const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
+                  scratch_frame& frame)
+      : shape(of),
+        rows(forward_axis(x.extent(1), dy.extent(1), of.kernel.height, of.stride.height, of.padding.height,
+                          of.dilation.height)),
+        columns(forward_axis(x.extent(2), dy.extent(2), of.kernel.width, of.stride.width, of.padding.width,
+                             of.dilation.width)),
+        input(x.data()),
+        gradient(dy.data()),
+        kernels(&conv_kernels<T>()),
+        swapped(of.out_channels <= kernels->lanes && of.in_channels > of.out_channels),
+        valid_rows(ranges_of(rows, frame)),
+        valid_columns(ranges_of(columns, frame)) {}
+
+  index_t cells() const { return rows.taps * columns.taps; }
+
+  /// Elements of scratch and number of taps that run() needs; `channels`: most input channels of a call.
+  index_t scratch_size(index_t channels) const {
+    return slabs<T>::size(chunk_inputs(), channels, input_width(channels)) +
+           slabs<T>::size(chunk_outputs(), shape.out_channels, output_width());
+  }
+  index_t scratch_taps() const {
+    return cells() * std::max(part_lines(rows.outputs), part_images(rows.outputs) * rows.outputs);
+  }
+
+  /// sum += the products over the given images and output lines, for the given input channels.
+  void run(const range& images, const range& lines, const range& channels, T* sum, T* scratch,
+           block_tap<T>* taps) const {
+    const slabs<T> inputs{scratch, chunk_inputs(), input_width(channels.length())};
+    const slabs<T> outputs{scratch + slabs<T>::size(inputs.rows, channels.length(), inputs.width),
+                           chunk_outputs(), output_width()};
+    for (index_t image = images.begin; image < images.end; image += chunk_images()) {
+      for (index_t line = lines.begin; line < lines.end; line += band()) {
+        over_chunk({image, std::min(images.end, image + chunk_images())},
+                   {line, std::min(lines.end, line + band())}, channels, inputs, outputs, sum, taps);
+      }
+    }
+  }
+
+ private:
+  static const range* ranges_of(const tap_axis& axis, scratch_frame& frame) {
+    range* ranges = frame.take<range>(axis.taps);
+    for (index_t tap = 0; tap < axis.taps; ++tap) ranges[tap] = axis.valid(tap);
+    return ranges;
+  }
+  // Elements of the widest panel into which `channels` channels are cut.
+  index_t vector_width(index_t channels) const {
+    const panel_cut panels((channels + kernels->lanes - 1) / kernels->lanes, kernels->widest_adjacent);
+    index_t widest = 0;
+    for (index_t i = 0; i < panels.panels; ++i) widest = std::max(widest, panels[i].length());
+    return widest * kernels->lanes;
+  }
+  index_t input_width(index_t channels) const { return swapped ? vector_width(channels) : block; }
+  index_t output_width() const { return swapped ? block : vector_width(shape.out_channels); }
+
+  // A chunk is some whole images, or a band of lines of one image. The same holds for its parts.
+  index_t band() const { return std::clamp<index_t>(chunk / columns.outputs, 1, rows.outputs); }
+  index_t chunk_images() const { return std::max<index_t>(1, chunk / (columns.outputs * rows.outputs)); }
+  index_t chunk_outputs() const { return chunk_images() * band() * columns.outputs; }
+  // Most input pixels that the outputs of a chunk read: images * lines * pixels of a line.
+  index_t chunk_inputs() const {
+    const index_t lines = (band() - 1) * rows.in_step + (rows.taps - 1) * rows.offset_step + 1;
+    return chunk_images() * std::min(rows.inputs, lines) * columns.inputs;
+  }
+  // Lines of a part of a band of `lines` lines, and images of a part if the bands of several images are a
+  // chunk.
+  index_t part_lines(index_t lines) const {
+    return std::clamp<index_t>(chunk_part / columns.outputs, 1, lines);
+  }
+  index_t part_images(index_t lines) const {
+    return std::max<index_t>(1, chunk_part / (columns.outputs * lines));
+  }
+
+  // Prefetches the next chunk while a part is multiplied: in every call, one
+  // cache line of each pixel of the corresponding part of the next chunk.
+  struct prefetcher {
+    const T* input;
+    const T* gradient;
+    index_t input_step, gradient_step, input_lines, lines;
+    index_t call = 0;
+
+    void use(block_arguments<T>& arguments) {
+      constexpr index_t line = 64 / size;
+      const bool of_input = call < input_lines;
+      arguments.prefetch = nullptr;
+      if (call < lines)
+        arguments.prefetch = of_input ? input + call * line : gradient + (call - input_lines) * line;
+      arguments.prefetch_step = call >= lines ? 0 : of_input ? input_step : gradient_step;
+      ++call;
+    }
+  };
+
+  // Addresses in the next chunk that correspond to a part of this one: `images` and `part` within the chunk,
+  // which has images chunk_images_ and lines `lines`. They may be after the last image: prefetches of any
+  // address are allowed.
+  prefetcher next_part(const range& images, const range& part, const range& chunk_images_, const range& lines,
+                       const range& channels) const {
+    const bool banded = lines.length() < rows.outputs;
+    const index_t image = chunk_images_.begin + images.begin + (banded ? 0 : chunk_images_.length());
+    const index_t line = part.begin + (banded ? lines.length() : 0);
+    const index_t in_lines = (channels.length() * size + 63) / 64,
+                  out_lines = (shape.out_channels * size + 63) / 64;
+    return {input + (image * rows.inputs + line * rows.in_step) * columns.inputs * shape.in_channels +
+                channels.begin,
+            gradient + (image * rows.outputs + line) * columns.outputs * shape.out_channels,
+            columns.in_step * shape.in_channels * size,
+            shape.out_channels * size,
+            in_lines,
+            in_lines + out_lines};
+  }
+
+  // The input lines that a band of output lines depends on.
+  range seen(const range& lines) const {
+    const index_t last = (lines.end - 1) * rows.in_step + rows.tap_offset(rows.taps - 1);
+    return {std::clamp<index_t>(lines.begin * rows.in_step + rows.offset, 0, rows.inputs),
+            std::clamp<index_t>(last + 1, 0, rows.inputs)};
+  }
+
+  // sum += the products over one chunk: packs the pixels and the gradients of the chunk into slabs, then
+  // multiplies part by part. Lines of padding are not packed.
+  void over_chunk(const range& images, const range& lines, const range& channels, const slabs<T>& inputs,
+                  const slabs<T>& outputs, T* sum, block_tap<T>* taps) const {
+    const range in_lines = seen(lines);
+    if (in_lines.length() <= 0) return;
+    const index_t in_pixels = in_lines.length() * columns.inputs,
+                  out_pixels = lines.length() * columns.outputs;
+    for (index_t i = 0; i < images.length(); ++i) {
+      const index_t image = images.begin + i;
+      inputs.fill(i * in_pixels, in_pixels,
+                  input + (image * rows.inputs + in_lines.begin) * columns.inputs * shape.in_channels +
+                      channels.begin,
+                  shape.in_channels, channels.length());
+      outputs.fill(i * out_pixels, out_pixels,
+                   gradient + (image * rows.outputs + lines.begin) * columns.outputs * shape.out_channels,
+                   shape.out_channels, shape.out_channels);
+    }
+    const index_t step = part_lines(lines.length()), image_step = part_images(lines.length());
+    for (index_t image = 0; image < images.length(); image += image_step) {
+      for (index_t line = lines.begin; line < lines.end; line += step) {
+        const range part_images{image, std::min(images.length(), image + image_step)};
+        const range part_lines{line, std::min(lines.end, line + step)};
+        prefetcher ahead = next_part(part_images, part_lines, images, lines, channels);
+        over_part(part_images, part_lines, lines, in_lines, channels, inputs, outputs, ahead, sum, taps);
+      }
+    }
+  }
+
+  // Images are numbered from the chunk's first; `lines` and `in_lines` are the packed lines of each image.
+  void over_part(const range& images, const range& part, const range& lines, const range& in_lines,
+                 const range& channels, const slabs<T>& inputs, const slabs<T>& outputs, prefetcher& ahead,
+                 T* sum, block_tap<T>* taps) const {
+    const index_t most = images.length() * part.length();
+    for (index_t cell = 0; cell < cells(); ++cell) {
+      cell_taps(cell, images, part, lines, in_lines, inputs, outputs, taps + cell * most);
+    }
+    const slabs<T>& left = swapped ? outputs : inputs;
+    const slabs<T>& right = swapped ? inputs : outputs;
+    const index_t left_channels = swapped ? shape.out_channels : channels.length();
+    const index_t right_channels = swapped ? channels.length() : shape.out_channels;
+    const index_t left_all = swapped ? shape.out_channels : shape.in_channels;
+    const index_t right_all = swapped ? shape.in_channels : shape.out_channels;
+    const index_t left_first = swapped ? 0 : channels.begin, right_first = swapped ? channels.begin : 0;
+    block_arguments<T> arguments{};
+    arguments.row_step = size;
+    arguments.depth_step = left.width * (swapped ? 1 : columns.in_step) * size;
+    arguments.right_step = right.width * (swapped ? columns.in_step : 1) * size;
+    arguments.result_step = right_all * size;
+    arguments.accumulate = 1;
+    for (index_t row = 0; row < left_channels; row += left.width) {
+      for (index_t column = 0; column < right_channels; column += right.width) {
+        arguments.left_shift = row * left.rows * size;
+        arguments.right_shift = column * right.rows * size;
+        const index_t width = std::min(right.width, right_channels - column);
+        const index_t vectors = (width + kernels->lanes - 1) / kernels->lanes;
+        const auto& list = kernels->adjacent[vectors - 1];
+        for (index_t cell = 0; cell < cells(); ++cell) {
+          const index_t count = tap_count(cell, images, part);
+          if (count == 0) continue;
+          arguments.taps = taps + cell * most;
+          arguments.taps_end = arguments.taps + count;
+          arguments.depth = valid_columns[cell % columns.taps].length();
+          ahead.use(arguments);
+          arguments.result = sum + (cell * left_all + left_first + row) * right_all + right_first + column;
+          run_clipped(arguments, width, vectors * kernels->lanes, std::min(left.width, left_channels - row),
+                      [&](const block_arguments<T>& b, index_t n) { run_rows(list, b, n); });
+        }
+      }
+    }
+  }
+
+  // The lines of a part where kernel element `cell` is not on padding, and the number of its taps in the
+  // part.
+  range valid_lines(index_t cell, const range& part) const {
+    const range valid = valid_rows[cell / columns.taps];
+    return {std::max(part.begin, valid.begin), std::min(part.end, valid.end)};
+  }
+  index_t tap_count(index_t cell, const range& images, const range& part) const {
+    if (valid_columns[cell % columns.taps].length() <= 0) return 0;
+    return images.length() * std::max<index_t>(0, valid_lines(cell, part).length());
+  }
+
+  // One tap for each image and each line of the part where kernel element `cell` is not on padding.
+  void cell_taps(index_t cell, const range& images, const range& part, const range& lines,
+                 const range& in_lines, const slabs<T>& inputs, const slabs<T>& outputs,
+                 block_tap<T>* taps) const {
+    if (tap_count(cell, images, part) == 0) return;
+    const range valid = valid_lines(cell, part);
+    const index_t ky = cell / columns.taps, kx = cell % columns.taps, begin = valid_columns[kx].begin;
+    for (index_t image = images.begin; image < images.end; ++image) {
+      for (index_t line = valid.begin; line < valid.end; ++line) {
+        const index_t in_line = line * rows.in_step + rows.tap_offset(ky) - in_lines.begin;
+        const T* in = inputs.data + ((image * in_lines.length() + in_line) * columns.inputs +
+                                     begin * columns.in_step + columns.tap_offset(kx)) *
+                                        inputs.width;
+        const T* out =
+            outputs.data +
+            ((image * lines.length() + line - lines.begin) * columns.outputs + begin) * outputs.width;
+        *taps++ = swapped ? block_tap<T>{out, in} : block_tap<T>{in, out};
+      }
+    }
+  }
+};
+
+/// dw (+)= the `count` sums stored one after another in `sums`, in order; [cells][out][in] if transposed.
+template <class T>
+void add_sums(context<device::cpu>& ctx, const T* sums, index_t count, index_t cells, index_t in, index_t out,
+              bool transposed, bool accumulate, T* dw) {
+  const index_t size = cells * in * out;
+  ctx.parallel_for(cells * in, [&](index_t row, int) {
+    const index_t cell = row / in, i = row % in;
+    const T* from = sums + (transposed ? cell * in * out + i : row * out);
+    const index_t step = transposed ? in : 1;
+    T* to = dw + row * out;
+    if (!accumulate) std::fill_n(to, out, T{});
+    for (index_t part = 0; part < count; ++part, from += size) {
+      for (index_t o = 0; o < out; ++o) to[o] += from[o * step];
+    }
+  });
+}
+
+/// Part `part` of `parts` consecutive parts of about equal length.
+inline range part_of(const range& whole, index_t part, index_t parts) {
+  return {whole.begin + whole.length() * part / parts, whole.begin + whole.length() * (part + 1) / parts};
+}
+
+/// Zeroes the input channels `channels` of an array [cells][in][out], or [cells][out][in] if transposed.
+template <class T>
+void clear(T* sum, index_t cells, index_t in, index_t out, const range& channels, bool transposed) {
+  for (index_t cell = 0; cell < cells; ++cell, sum += in * out) {
+    if (!transposed) {
+      std::fill_n(sum + channels.begin * out, channels.length() * out, T{});
+    } else {
+      for (index_t o = 0; o < out; ++o) std::fill_n(sum + o * in + channels.begin, channels.length(), T{});
+    }
+  }
+}
+
+/// dw (+)= the weight gradient (formula: reference::conv_backward_weight). A small
+/// weight is cut into splits of the batch, each with a sum of its own, a large
+/// weight into groups of input channels. Both numbers depend on shapes alone.
+template <class T>
+void backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                     const tensor_view<const T, 4>& dy, T* dw, bool accumulate) {
+  scratch_frame frame(ctx.scratch());
+  const weight_gradient<T> work(shape, x, dy, frame);
+  const index_t out = shape.out_channels, in = shape.in_channels, cells = work.cells(),
+                dw_size = cells * in * out;
+  const index_t batch = dy.extent(0), lines = dy.extent(1), pixels = batch * lines * dy.extent(2);
+  const index_t dw_bytes = dw_size * static_cast<index_t>(sizeof(T));
+  // Splits are groups of images, or bands of lines where there are few images.
+  const index_t splits = std::clamp<index_t>((index_t{5} << 20) / 2 / std::max<index_t>(1, dw_bytes), 1,
+                                             std::clamp<index_t>(pixels / 512, 1, 16));
+  const bool by_images = batch >= splits, direct = splits == 1 && !work.swapped;
+  const index_t groups = std::clamp<index_t>(16 / splits, 1, std::max<index_t>(1, in / 64));
+  const index_t largest_group = (in + groups - 1) / groups;
+  T* sums = direct ? dw : frame.take<T>(dw_size * splits);
+  const index_t scratch_size = work.scratch_size(largest_group), most_taps = work.scratch_taps();
+  T* scratch = frame.take<T>(scratch_size * ctx.threads());
+  auto* taps = frame.take<block_tap<T>>(most_taps * ctx.threads());
+  ctx.parallel_for(splits * groups, [&](index_t task, int worker) {
+    const index_t split = task % splits, first = task / splits * largest_group;
+    const range channels{first, std::min(in, first + largest_group)};
+    T* sum = sums + split * dw_size;
+    if (!direct || !accumulate) clear(sum, cells, in, out, channels, work.swapped);
+    const range all_images{0, batch}, all_lines{0, lines};
+    work.run(by_images ? part_of(all_images, split, splits) : all_images,
+             by_images ? all_lines : part_of(all_lines, split, splits), channels, sum,
+             scratch + worker * scratch_size, taps + worker * most_taps);
+  });
+  if (!direct) add_sums(ctx, sums, splits, cells, in, out, work.swapped, accumulate, dw);
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

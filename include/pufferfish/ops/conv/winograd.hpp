@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: convolution with 3x3 kernels by Winograd's minimal filtering F(4x4, 3x3) (Lavin, Gray,
+/// Fast algorithms for convolutional neural networks, CVPR 2016, equation 8). A tile of 4 x 4
+/// outputs from 6 x 6 inputs takes 36 multiplications for each pair of channels instead of 144:
+///   y = A^T ((G g G^T) . (B^T d B)) A,
+/// where the products in the middle are 36 matrix products [tiles x in] [in x out]. Transforms add work
+/// that is proportional to the channels, so the algorithm pays if neither number of channels is small.
+
+#include <algorithm>
+#include <type_traits>
+
+#include <pufferfish/ops/conv/direct_conv.hpp>
+#include <pufferfish/ops/conv/winograd_transforms.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+using pufferfish::detail::sized_kernel;
+
+/// True for scalars that use Winograd. Not double, which is chosen for its small errors.
+template <class T>
+inline constexpr bool has_winograd = std::is_same_v<T, float>;
+
+/// The tiles of a batch of images: image by image, line by line.
+struct winograd_tiles {
+  static constexpr index_t edge = 4, points = 36;
+
+  index_t images, height, width;  ///< of the output
+  index_t rows, columns;          ///< tiles of an image
+
+  winograd_tiles(index_t count, index_t h, index_t w)
+      : images(count), height(h), width(w), rows((h + edge - 1) / edge), columns((w + edge - 1) / edge) {}
+  index_t of_image() const { return rows * columns; }
+  index_t count() const { return images * of_image(); }
+
+  struct place {
+    index_t image, line, column;  ///< of the first pixel
+  };
+  place operator[](index_t tile) const {
+    const index_t in_image = tile % of_image();
+    return {tile / of_image(), in_image / columns * edge, in_image % columns * edge};
+  }
+};
+
+/// Pointers to the pixels of a square of Edge x Edge pixels at a place
+/// of dense NHWC images, from `channel` on; null outside the image.
+template <index_t Edge, class T>
+void point_at_square(T* data, const extents<4>& shape, const winograd_tiles::place& at, index_t channel,
+                     T** pixels) {
+  T* const image = data + at.image * shape[1] * shape[2] * shape[3] + channel;
+  for (index_t y = at.line; y < at.line + Edge; ++y) {
+    for (index_t x = at.column; x < at.column + Edge; ++x, ++pixels) {
+      const bool real = y >= 0 && y < shape[1] && x >= 0 && x < shape[2];
+      *pixels = real ? image + (y * shape[2] + x) * shape[3] : nullptr;
+    }
+  }
+}
+
+/// 36 matrices [rows][columns] one after the other, with a gap of a cache
+/// line: at strides of whole pages they would evict each other from the cache.
+template <class T>
+struct winograd_matrices {
+  T* data;
+  index_t columns, step;
+
+  static constexpr index_t gap = 64 / static_cast<index_t>(sizeof(T));
+
+  static index_t step_for(index_t rows, index_t width) { return rows * width + gap; }
+  static index_t size(index_t rows, index_t width) { return winograd_tiles::points * step_for(rows, width); }
+  winograd_matrices(T* storage, index_t rows, index_t width)
+      : data(storage), columns(width), step(step_for(rows, width)) {}
+  T* row(index_t point, index_t number) const { return data + point * step + number * columns; }
+};
+
+/// run_rows, in which every kernel continues to prefetch where the previous one has ended.
+template <class T>
+void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T> block, index_t rows) {
+  for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
+    for (; rows >= kernel->rows; rows -= kernel->rows) {
+      kernel->run(block);
+      block.prefetch = static_cast<const std::byte*>(block.prefetch) + block.depth * block.prefetch_step;
+      block.left_shift += kernel->rows * block.row_step;
+      block.result = moved(block.result, kernel->rows * block.result_step);
+    }
+  }
+}
+
+/// The transformed weight of a correlation for some of its columns: 36 matrices
+/// [block][panel] for each panel of these columns and each block of the depth.
+template <class T>
+struct winograd_weight {
+  static constexpr index_t block = 64;
+  static constexpr index_t most_columns = 128;
+
+  T* data;
+  index_t depth;
+  range columns;
+  panel_cut panels;
+  index_t lanes;
+
+  winograd_weight(index_t of_depth, const range& some, const kernel_table<T>& kernels, T* storage)
+      : data(storage),
+        depth(of_depth),
+        columns(some),
+        panels((some.length() + kernels.lanes - 1) / kernels.lanes, kernels.widest_strided),
+        lanes(kernels.lanes) {}
+
+  index_t rows() const { return std::min(depth, block); }
+  index_t blocks() const { return (depth + block - 1) / block; }
+  index_t width() const { return panels.vectors * lanes; }
+  /// Elements of storage.
+  index_t size() const {
+    return blocks() * winograd_tiles::points * (rows() * width() + panels.panels * winograd_matrices<T>::gap);
+  }
+  /// The 36 matrices of a panel for block `number` of the depth, rows() rows each (fewer are used in the last
+  /// block).
+  winograd_matrices<T> at(index_t panel, index_t number) const {
+    const range vectors = panels[panel];
+    const index_t before = rows() * vectors.begin * lanes + panel * winograd_matrices<T>::gap;
+    const index_t columns_here = vectors.length() * lanes;
+    const index_t step = winograd_matrices<T>::step_for(rows(), columns_here);
+    return {data + winograd_tiles::points * (blocks() * before + number * step), rows(), columns_here};
+  }
+};
+
+/// A correlation by tiles, for the output columns of its weight, in blocks of tiles and channels whose
+/// transformed pixels and products stay in the second-level cache. For each block of tiles: the input
+/// channels are transformed and multiplied, block by block, into the sums of 36 products, which are
+/// transformed to the output once.
+template <class T>
+struct winograd_correlation {
+  static constexpr index_t block_tiles = 48;  // a multiple of the rows of the widest kernels of each width
+  static constexpr index_t size = static_cast<index_t>(sizeof(T));
+
+  winograd_tiles tiles;
+  size2 padding;
+  const T* input;
+  extents<4> in;
+  T* output;
+  extents<4> out;
+  bool add;  ///< add to the output, instead of overwriting it
+  const kernel_table<T>* kernels;
+  winograd_weight<T> weight;
+
+  /// Elements of scratch of a thread: transformed pixels and products of a block of tiles.
+  index_t scratch_size() const {
+    return winograd_matrices<T>::size(block_tiles, weight.rows()) +
+           winograd_matrices<T>::size(block_tiles, weight.width());
+  }
+
+  /// Computes the outputs of some tiles.
+  void run(const range& some, T* scratch) const {
+    const winograd_matrices<T> products(scratch + winograd_matrices<T>::size(block_tiles, weight.rows()),
+                                        block_tiles, weight.width());
+    for (index_t tile = some.begin; tile < some.end; tile += block_tiles) {
+      const range block{tile, std::min(some.end, tile + block_tiles)};
+      for (index_t number = 0; number < weight.blocks(); ++number) {
+        const range channels{number * weight.block, std::min(in[3], (number + 1) * weight.block)};
+        const winograd_matrices<T> pixels(scratch, block_tiles, channels.length());
+        transform(block, channels, pixels);
+        multiply(block.length(), number, pixels, products);
+      }
+      finish(block, products);
+    }
+  }
+
+ private:
+  // B^T d B of the input channels `channels` for the tiles of a block.
+  void transform(const range& block, const range& channels, const winograd_matrices<T>& pixels) const {
+    const T* squares[winograd_tiles::points];
+    for (index_t tile = block.begin; tile < block.end; ++tile) {
+      winograd_tiles::place at = tiles[tile];
+      at.line -= padding.height;
+      at.column -= padding.width;
+      point_at_square<6>(input, in, at, channels.begin, squares);
+      winograd_transforms<T>::here().input(squares, channels.length(), pixels.row(0, tile - block.begin),
+                                           pixels.step);
+    }
+  }
+
+  // products (+)= pixels times the weight's block `number`, 36 products of `rows` rows for each panel;
+  // overwritten by the first block of channels.
+  void multiply(index_t rows, index_t number, const winograd_matrices<T>& pixels,
+                const winograd_matrices<T>& products) const {
+    for (index_t panel = 0; panel < weight.panels.panels; ++panel) {
+      const range vectors = weight.panels[panel];
+      const winograd_matrices<T> factors = weight.at(panel, number);
+      for (index_t point = 0; point < winograd_tiles::points; ++point) {
+        const block_tap<T> tap{pixels.row(point, 0), factors.row(point, 0)};
+        block_arguments<T> block{};
+        block.taps = &tap;
+        block.taps_end = &tap + 1;
+        block.depth = pixels.columns;
+        block.row_step = pixels.columns * size;
+        block.depth_step = size;
+        block.right_step = factors.columns * size;
+        block.result = products.row(point, 0) + vectors.begin * kernels->lanes;
+        block.result_step = products.columns * size;
+        block.accumulate = number > 0 ? 1 : 0;
+        // Meanwhile the kernel prefetches the weights of the next point, a cache line a step.
+        block.prefetch = factors.row(point + 1, 0);
+        block.prefetch_step = 64;
+        run_rows_ahead(kernels->strided[vectors.length() - 1], block, rows);
+      }
+    }
+  }
+
+  // A^T m A: transforms the products of the tiles of a block to the output.
+  void finish(const range& block, const winograd_matrices<T>& products) const {
+    T* squares[winograd_tiles::edge * winograd_tiles::edge];
+    for (index_t tile = block.begin; tile < block.end; ++tile) {
+      point_at_square<winograd_tiles::edge>(output, out, tiles[tile], weight.columns.begin, squares);
+      winograd_transforms<T>::here().output(products.row(0, tile - block.begin), products.step,
+                                            weight.columns.length(), squares, add);
+    }
+  }
+};
+
+/// Transforms a weight, HWIO storage [9][in][out], for a correlation: for
+/// the forward pass or, flipped and transposed, for the input gradient.
+template <class T>
+void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t out, bool transposed,
+                      const winograd_weight<T>& to) {
+  constexpr index_t rows = 8, widest = 4 * 64 / static_cast<index_t>(sizeof(T));
+  static_assert(winograd_weight<T>::block % rows == 0);
+  const index_t chunks = (to.depth + rows - 1) / rows;
+  const auto& transforms = winograd_transforms<T>::here();
+  ctx.parallel_for(to.panels.panels * chunks, [&](index_t task, int) {
+    const index_t panel = task / chunks, begin = task % chunks * rows, end = std::min(to.depth, begin + rows);
+    const winograd_matrices<T> matrices = to.at(panel, begin / to.block);
+    const index_t first = to.columns.begin + to.panels[panel].begin * to.lanes,
+                  filled = std::min(matrices.columns, to.columns.end - first);
+    alignas(64) T turned[static_cast<std::size_t>(9 * rows * widest)];
+    for (index_t cell = 0; transposed && cell < 9; ++cell) {
+      const T* const from = w + (8 - cell) * in * out;
+      for (index_t j = 0; j < filled; ++j) {
+        for (index_t k = begin; k < end; ++k) {
+          turned[(cell * rows + k - begin) * widest + j] = from[(first + j) * out + k];
+        }
+      }
+    }
+    for (index_t k = begin; k < end; ++k) {
+      T* const row = matrices.row(0, k % to.block);
+      if (transposed) {
+        transforms.weight(turned + (k - begin) * widest, rows * widest, filled, row, matrices.step);
+      } else {
+        transforms.weight(w + k * out + first, in * out, filled, row, matrices.step);
+      }
+      for (index_t point = 0; filled < matrices.columns && point < winograd_tiles::points; ++point) {
+        std::fill(row + point * matrices.step + filled, row + point * matrices.step + matrices.columns, T{});
+      }
+    }
+  });
+}
+
+/// The tasks of a correlation by tiles: groups of images, or bands of lines of one image.
+inline image_tasks tasks_of(const winograd_tiles& tiles) {
+  constexpr index_t block = winograd_correlation<float>::block_tiles, fewest_tasks = 8;
+  image_tasks tasks(tiles.images, tiles.height, tiles.width, 0);
+  const index_t least = tiles.count() < fewest_tasks * block ? block / 2 : block, of_image = tiles.of_image();
+  if (of_image > 4 * block) {
+    tasks.group = 1;
+    tasks.band = (least + tiles.columns - 1) / tiles.columns * winograd_tiles::edge;
+    return tasks;
+  }
+  // The smallest group, of few images, whose tiles are whole half-blocks, if there is one.
+  index_t group = (least + of_image - 1) / of_image;
+  for (index_t more = group; more * of_image <= 4 * block; ++more) {
+    if (more * of_image % (block / 2) != 0) continue;
+    group = more;
+    break;
+  }
+  tasks.group = std::clamp<index_t>(group, 1, std::max<index_t>(1, tiles.images));
+  tasks.band = std::max<index_t>(1, tiles.height);
+  return tasks;
+}
+
+/// The tiles of a task of tasks_of(): `lines` begin at a multiple of a tile's edge.
+inline range tiles_of(const winograd_tiles& tiles, const range& images, const range& lines) {
+  const index_t first = images.begin * tiles.of_image() + lines.begin / winograd_tiles::edge * tiles.columns;
+  const index_t rows = (lines.length() + winograd_tiles::edge - 1) / winograd_tiles::edge;
+  return {first, first + ((images.length() - 1) * tiles.rows + rows) * tiles.columns};
+}
+
+/// True if Winograd's algorithm is less work than direct convolution for input extents `from` and output
+/// extents `to` (NHWC). Only for float, 3x3 kernels of stride 1 without dilation, padding 0 .. 2, at least 12
+/// tiles, and a context that allows it. For the input gradient pass the convolution that computes dx from dy.
+/// Depends on nothing else, in particular not on the number of threads.
+template <class T>
+bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
+                   const extents<4>& to) {
+  const bool fits = shape.kernel == size2{3, 3} && shape.stride == size2{1, 1} &&
+                    shape.dilation == size2{1, 1} && shape.padding.height <= 2 && shape.padding.width <= 2 &&
+                    shape.padding.height >= 0 && shape.padding.width >= 0;
+  if (!fits || !has_winograd<T> || !ctx.winograd()) return false;
+  constexpr index_t fewest_tiles = 12;
+  const winograd_tiles tiles(to[0], to[1], to[2]);
+  if (tiles.count() < fewest_tiles) return false;
+  index_t lines = 0, columns = 0;  // output lines and columns where a tap is not on padding, over all taps
+  for (index_t tap = 0; tap < 3; ++tap) {
+    lines += forward_axis(from[1], to[1], 3, 1, shape.padding.height, 1).valid(tap).length();
+    columns += forward_axis(from[2], to[2], 3, 1, shape.padding.width, 1).valid(tap).length();
+  }
+  // Costs in multiply-adds of a vector of outputs. The transform of a tile's vector of channels costs
+  // about `transform` of these; small products run at about three fifths of the speed of direct sums.
+  constexpr index_t lanes = 16, transform = 300;
+  const auto vectors = [](index_t channels) { return channels / lanes + channels % lanes; };
+  const index_t products = from[3] * ((to[3] + lanes - 1) / lanes);
+  const index_t by_tiles =
+      winograd_tiles::points * products + transform * (vectors(from[3]) + vectors(to[3]));
+  return 5 * by_tiles * tiles.of_image() < 3 * lines * columns * products;
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the gradient of a 3x3 convolution's weight by the
+/// tiles of winograd.hpp, with the transposes of its transforms:
+///   dg = G^T (sum over tiles of (B^T d B) . (A dy A^T)) G,
+/// where the sums are 36 products [tiles x in]^T [tiles x out].
+
+#include <pufferfish/ops/conv/direct_conv_weight.hpp>
+#include <pufferfish/ops/conv/winograd.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+/// The gradient of the weight for blocks of up to 64 input and 64 output channels. Refers to the images of a
+/// batch.
+template <class T>
+struct winograd_weight_gradient {
+  static constexpr index_t chunk = 48;           // tiles whose transforms stay in the second-level cache
+  static constexpr index_t block_channels = 64;  // of input and of output; their sums stay there, too
+
+  winograd_tiles tiles;
+  size2 padding;
+  const T* input;
+  extents<4> in;
+  const T* gradient;
+  extents<4> out;
+  const kernel_table<T>* kernels;
+
+  static constexpr index_t size = static_cast<index_t>(sizeof(T));
+
+  static index_t blocks(index_t channels) { return (channels + block_channels - 1) / block_channels; }
+  static range block(index_t channels, index_t number) {
+    return {number * block_channels, std::min(channels, (number + 1) * block_channels)};
+  }
+  index_t in_width() const { return std::min(in[3], block_channels); }
+  index_t out_width() const { return whole_vectors(std::min(out[3], block_channels)); }
+  /// Elements of scratch of a thread: the transformed pixels and gradients of a chunk of tiles, and the 36
+  /// sums.
+  index_t scratch_size() const {
+    return winograd_matrices<T>::size(chunk, in_width()) + winograd_matrices<T>::size(chunk, out_width()) +
+           winograd_matrices<T>::size(in_width(), out_width());
+  }
+
+  /// Computes the contribution of some tiles to a block of the weight gradient; dw is stored [9][in][out].
+  void run(const range& some, const range& from, const range& to, T* dw, bool add, T* scratch) const {
+    const winograd_matrices<T> pixels(scratch, chunk, from.length());
+    T* rest = scratch + winograd_matrices<T>::size(chunk, in_width());
+    const winograd_matrices<T> gradients(rest, chunk, whole_vectors(to.length()));
+    rest += winograd_matrices<T>::size(chunk, out_width());
+    const winograd_matrices<T> sums(rest, from.length(), gradients.columns);
+    if (gradients.columns > to.length()) {
+      std::fill_n(gradients.data, winograd_matrices<T>::size(chunk, gradients.columns), T{});
+    }
+    for (index_t tile = some.begin; tile < some.end; tile += chunk) {
+      const range here{tile, std::min(some.end, tile + chunk)};
+      transform(here, from, to, pixels, gradients);
+      multiply(here.length(), from.length(), tile > some.begin, pixels, gradients, sums);
+    }
+    for (index_t c = 0; c < from.length(); ++c) {
+      winograd_transforms<T>::here().weight_gradient(sums.row(0, c), sums.step, to.length(),
+                                                     dw + (from.begin + c) * out[3] + to.begin,
+                                                     in[3] * out[3], add);
+    }
+  }
+
+ private:
+  index_t whole_vectors(index_t channels) const {
+    return (channels + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
+  }
+
+  // The transforms of pixels, B^T d B for channels `from`, and gradients, A dy A^T for channels `to`, of some
+  // tiles.
+  void transform(const range& some, const range& from, const range& to, const winograd_matrices<T>& pixels,
+                 const winograd_matrices<T>& gradients) const {
+    const auto& transforms = winograd_transforms<T>::here();
+    const T* squares[winograd_tiles::points];
+    for (index_t tile = some.begin; tile < some.end; ++tile) {
+      winograd_tiles::place at = tiles[tile];
+      point_at_square<winograd_tiles::edge>(gradient, out, at, to.begin, squares);
+      transforms.gradient(squares, to.length(), gradients.row(0, tile - some.begin), gradients.step);
+      at.line -= padding.height;
+      at.column -= padding.width;
+      point_at_square<6>(input, in, at, from.begin, squares);
+      transforms.input(squares, from.length(), pixels.row(0, tile - some.begin), pixels.step);
+    }
+  }
+
+  // sums (+)= pixels^T gradients, 36 products over `depth` tiles with `rows` input channels.
+  void multiply(index_t depth, index_t rows, bool add, const winograd_matrices<T>& pixels,
+                const winograd_matrices<T>& gradients, const winograd_matrices<T>& sums) const {
+    const panel_cut panels(sums.columns / kernels->lanes, kernels->widest_adjacent);
+    for (index_t point = 0; point < winograd_tiles::points; ++point) {
+      for (index_t panel = 0; panel < panels.panels; ++panel) {
+        const index_t column = panels[panel].begin * kernels->lanes;
+        const block_tap<T> tap{pixels.row(point, 0), gradients.row(point, 0) + column};
+        block_arguments<T> block{};
+        block.taps = &tap;
+        block.taps_end = &tap + 1;
+        block.depth = depth;
+        block.row_step = size;
+        block.depth_step = pixels.columns * size;
+        block.right_step = gradients.columns * size;
+        block.result = sums.row(point, 0) + column;
+        block.result_step = sums.columns * size;
+        block.accumulate = add ? 1 : 0;
+        run_rows(kernels->adjacent[panels[panel].length() - 1], block, rows);
+      }
+    }
+  }
+};
+
+/// dw (+)= the weight gradient of a convolution for which winograd_pays(). Cut into blocks of channels and,
+/// if these are few, into splits of the tiles, each with its own sum. The cut depends on shapes alone.
+template <class T>
+void winograd_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
+                              const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
+                              bool accumulate) {
+  const winograd_weight_gradient<T> work{{dy.extent(0), dy.extent(1), dy.extent(2)},
+                                         shape.padding,
+                                         x.data(),
+                                         x.shape(),
+                                         dy.data(),
+                                         dy.shape(),
+                                         &conv_kernels<T>()};
+  const index_t in = shape.in_channels, out = shape.out_channels, dw_size = 9 * in * out;
+  const index_t in_blocks = work.blocks(in), blocks = in_blocks * work.blocks(out);
+  const index_t splits =
+      std::clamp<index_t>(16 / blocks, 1, std::max<index_t>(1, work.tiles.count() / work.chunk));
+  scratch_frame frame(ctx.scratch());
+  T* const sums = splits == 1 ? dw : frame.take<T>(dw_size * splits);
+  T* const scratch = frame.take<T>(work.scratch_size() * ctx.threads());
+  const range all{0, work.tiles.count()};
+  ctx.parallel_for(splits * blocks, [&](index_t task, int worker) {
+    const index_t split = task % splits, block = task / splits;
+    work.run(part_of(all, split, splits), work.block(in, block % in_blocks),
+             work.block(out, block / in_blocks), sums + split * dw_size, splits == 1 && accumulate,
+             scratch + worker * work.scratch_size());
+  });
+  if (splits > 1) add_sums<T>(ctx, sums, splits, 9, in, out, false, accumulate, dw);
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

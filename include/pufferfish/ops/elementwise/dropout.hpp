@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Inverted dropout whose mask is a pure function of (stream, position in the global batch).
+///
+/// No mask is stored: the gradient computes the random words again. Ranks that hold different parts of a
+/// batch pass the position of their first element in the global batch, and so draw different parts of one
+/// mask.
+///
+/// \code
+/// const random_stream random = ctx.next_random_stream();
+/// ops::dropout<float>(ctx, x.flat(), y.flat(), 0.1, random, first);
+/// ops::dropout<float>(ctx, dy.flat(), dx.flat(), 0.1, random, first);  // the gradient
+/// \endcode
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/elementwise/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+/// `probability`, in [0, 1), in units of 2^-32 (rounded down), for comparison with 32 random bits.
+inline std::uint32_t dropout_threshold(double probability) {
+  return static_cast<std::uint32_t>(probability * 0x1p32);
+}
+
+/// True if element `position` of the stream is dropped: random.word(position) < threshold. The probability is
+/// threshold / 2^32.
+inline bool dropped(const random_stream& random, std::uint64_t position, std::uint32_t threshold) {
+  return random.word(position) < threshold;
+}
+
+namespace reference {
+
+/// y_i = 0 where position first + i is dropped, else x_i / (1 - probability).
+template <class T>
+void dropout(std::span<const T> x, std::span<T> y, double probability, const random_stream& random,
+             std::uint64_t first) {
+  const T scale = static_cast<T>(1.0 / (1.0 - probability));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    y[i] = dropped(random, first + i, dropout_threshold(probability)) ? T{} : x[i] * scale;
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+#define PUFFERFISH_KERNELS dropouts
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/elementwise/dropout.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+}  // namespace detail
+
+/// y_i = 0 where position first + i is dropped (see dropped()), else x_i scale, with scale = 1 / (1 -
+/// probability) rounded to T. `probability` is in [0, 1) and is not checked. The gradient is the same call
+/// with dy for x and dx for y. Spans of one length, else the assertion fails; y may be x. A dropped NaN
+/// becomes 0.
+template <class T>
+void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
+             const random_stream& random, std::uint64_t first) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "dropout: lengths differ");
+  const T scale = static_cast<T>(1.0 / (1.0 - probability));
+  const std::uint32_t threshold = dropout_threshold(probability);
+  const auto words_of = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
+  const auto drop = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, drop<T>);
+  for_chunks(ctx, static_cast<index_t>(x.size()), [&](index_t begin, index_t end) {
+    constexpr index_t piece = 1024;
+    std::uint32_t words[piece];
+    for (index_t i = begin; i < end; i += piece) {
+      const index_t count = std::min(piece, end - i);
+      words_of(random.seed(), random.stream(), first + static_cast<std::uint64_t>(i), count, words);
+      drop(x.data() + i, words, threshold, scale, y.data() + i, count);
+    }
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>. `random` must be a result of its context's next_random_stream().
+template <class T>
+void dropout(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
+             const random_stream& random, std::uint64_t first);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

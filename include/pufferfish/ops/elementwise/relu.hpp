@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// y = max(x, 0), with its gradient. The gradient reads the output y, so a layer need not keep its input.
+/// Passes that store one bit for each element instead of y: relu_mask.hpp.
+///
+/// \code
+/// ops::relu_forward<float>(ctx, x.flat(), y.flat());
+/// ops::relu_backward<float>(ctx, y.flat(), dy.flat(), dx.flat());
+/// \endcode
+
+#include <span>
+
+#include <pufferfish/ops/elementwise/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// y_i = x_i where x_i >= 0, else 0; a NaN stays a NaN, so that it is noticed.
+template <class T>
+void relu_forward(std::span<const T> x, std::span<T> y) {
+  for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] < T{} ? T{} : x[i];
+}
+
+/// dx_i = 0 where y_i is 0 (as in PyTorch) or negative, else dy_i.
+template <class T>
+void relu_backward(std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
+  for (std::size_t i = 0; i < y.size(); ++i) dx[i] = y[i] <= T{} ? T{} : dy[i];
+}
+
+}  // namespace reference
+
+/// y_i = x_i where x_i >= 0, else 0; a NaN stays a NaN. Spans of one length, else the assertion fails; y may
+/// be x.
+template <class T>
+void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "relu_forward: lengths differ");
+  const T* from = x.data();
+  T* to = y.data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu<T>);
+  for_chunks(ctx, static_cast<index_t>(y.size()),
+             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
+
+/// dx_i = 0 where y_i is 0 or negative, else dy_i (also where y_i is a NaN); overwritten. Spans of one
+/// length, else the assertion fails; dx may be dy.
+template <class T>
+void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
+  PUFFERFISH_ASSERT(y.size() == dy.size() && dy.size() == dx.size(), "relu_backward: lengths differ");
+  const T *output = y.data(), *gradient = dy.data();
+  T* to = dx.data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu_gradient<T>);
+  for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
+    kernel(output + begin, gradient + begin, to + begin, end - begin);
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

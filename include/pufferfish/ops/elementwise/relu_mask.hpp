@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `relu_mask`: one bit for each element of a ReLU's input, set if it was positive, so that the backward pass
+/// need not read an activation. Also how a matrix is cut so that passes write the bits in vectors.
+///
+/// \code
+/// using mask = ops::relu_mask<float>;
+/// std::vector<mask::word> words(static_cast<std::size_t>(mask::size(y.shape())));
+/// ops::batch_norm_apply<float>(ctx, x, mean, inv_std, weight, bias, y, {addend, true, {words.data()}});
+/// ops::masked_copy<float>(ctx, dy, {words.data()}, daddend);  // the gradient of the addend
+/// \endcode
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <type_traits>
+
+#include <pufferfish/ops/elementwise/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace detail {
+
+/// View of a dense matrix of rows x channels as wide rows of `width` elements. If channels are few or odd, a
+/// wide row is several rows, so that it is whole vectors; per-channel values are repeated to that width. A
+/// unit is `unit_rows` wide rows, the number of bits of a word of a mask. Word j of a unit belongs to column
+/// j of its wide rows, bit i of the word to wide row i.
+///
+/// Example: 24 channels of float have wide rows of 96 elements, that is 4 rows each (6 vectors of 16), and a
+/// unit is 32 wide rows or 128 rows.
+template <class T>
+struct wide_rows {
+  static constexpr index_t vector = 64 / static_cast<index_t>(sizeof(T));  // elements of the widest vector
+  static constexpr index_t unit_rows = 8 * static_cast<index_t>(sizeof(T));
+
+  index_t channels, size, width;
+
+  explicit wide_rows(const extents<2>& shape)
+      : channels(shape[1]), size(shape[0] * shape[1]), width(width_for(shape[1])) {}
+
+  index_t unit() const { return unit_rows * width; }
+  index_t units() const { return channels == 0 ? 0 : (size + unit() - 1) / unit(); }
+  index_t repeats() const { return width / std::max<index_t>(channels, 1); }
+
+  /// First element of unit `at`; the end of the matrix if there are no more than `at` units.
+  index_t start_of(index_t at) const { return std::min(at * unit(), size); }
+
+  /// Repeats `channels` values side by side until they fill `width`.
+  void repeat(T* values) const {
+    for (index_t i = channels; i < width; ++i) values[i] = values[i - channels];
+  }
+
+  /// Width of a wide row: a multiple of `channels` that is whole vectors and at least four of them, or
+  /// `channels` itself if that is more than 16 vectors.
+  static index_t width_for(index_t channels) {
+    if (channels == 0) return 0;
+    // Beyond 16 vectors, the cost of a row's last elements, which fill no vector, does not matter.
+    const index_t least = channels > 16 * vector ? channels : std::lcm(channels, vector);
+    return least >= 4 * vector ? least : least * ((4 * vector + least - 1) / least);
+  }
+};
+
+/// Calls f(begin, end), in parallel, for consecutive ranges of units of about 16384 elements each.
+template <class T, class F>
+void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f) {
+  const index_t units = rows.units(), count = units == 0 ? 1 : std::max<index_t>(1, 16384 / rows.unit());
+  ctx.parallel_for((units + count - 1) / count, [&](index_t task, int) {
+    f(rows.start_of(task * count), rows.start_of(std::min(units, (task + 1) * count)));
+  });
+}
+
+}  // namespace detail
+
+/// One bit for each element of a matrix of rows x channels: set if a ReLU passes its gradient. The caller
+/// owns the words (usually on the tape), size() of them. On a GPU the bits are in another order:
+/// gpu/kernels/elementwise/relu_mask.hpp.
+template <class T>
+struct relu_mask {
+  using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+
+  word* words = nullptr;
+
+  bool is_null() const { return words == nullptr; }
+
+  /// Number of words of the mask of a matrix. About 1 / (8 sizeof(T)) of its elements, rounded up to units
+  /// (see wide_rows): for few rows, more words than that.
+  static index_t size(const extents<2>& shape) {
+    const detail::wide_rows<T> rows(shape);
+    return rows.units() * rows.width;
+  }
+
+  /// The bit of one element, for masks in the CPU's order. `shape`: of the matrix for which the mask was
+  /// written.
+  bool passes(const extents<2>& shape, index_t row, index_t channel) const {
+    const detail::wide_rows<T> rows(shape);
+    const index_t at = row * shape[1] + channel, unit = at / rows.unit(), inside = at % rows.unit();
+    return (words[unit * rows.width + inside % rows.width] >> (inside / rows.width)) & 1;
+  }
+};
+
+namespace reference {
+
+/// y_mc = x_mc where the mask bit is set, else 0; with `add`, y_mc += this value.
+template <class T>
+void masked(const tensor_view<const T, 2>& x, const relu_mask<T>& mask, const tensor_view<T, 2>& y,
+            bool add) {
+  for (index_t m = 0; m < x.extent(0); ++m) {
+    for (index_t c = 0; c < x.extent(1); ++c) {
+      const T value = mask.passes(x.shape(), m, c) ? x(m, c) : T{};
+      y(m, c) = add ? y(m, c) + value : value;
+    }
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// y = x, or with `add` y += x, where the mask bit is set; without `add`, y = 0 elsewhere.
+template <class T>
+void masked_pass(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                 const tensor_view<T, 2>& y, bool add) {
+  PUFFERFISH_ASSERT(x.shape() == y.shape(), "relu_mask: shapes differ");
+  const wide_rows<T> rows(x.shape());
+  const T* from = x.flat().data();
+  T* to = y.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, masked<T, typename relu_mask<T>::word>);
+  for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) {
+    kernel(from + begin, mask.words + begin / rows.unit_rows, to + begin, end - begin, rows.width, add);
+  });
+}
+
+}  // namespace detail
+
+/// y = x where the mask bit is set, else 0. x and y: dense, with the shape for which the mask was written; y
+/// may be x. Different shapes fail an assertion; a view that is not dense throws shape_error.
+template <class T>
+void masked_copy(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                 const tensor_view<T, 2>& y) {
+  detail::masked_pass<T>(ctx, x, mask, y, false);
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void masked_copy(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                 const tensor_view<T, 2>& y);
+
+/// y += x where the mask bit is set. Shapes and checks as masked_copy.
+template <class T>
+void masked_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                const tensor_view<T, 2>& y) {
+  detail::masked_pass<T>(ctx, x, mask, y, true);
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void masked_add(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+                const tensor_view<T, 2>& y);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

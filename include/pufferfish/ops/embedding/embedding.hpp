@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Embedding: rows of a table by token, and the gradient of the table; the plain reference and the CPU form.
+///
+/// \code
+/// std::vector<std::int32_t> tokens{4, 0, 4};
+/// tensor<float, 2> table({5, 3}), y({3, 3}), dtable({5, 3});
+/// ops::embedding_forward<float>(ctx, table, tokens, y);
+/// ops::embedding_backward<float>(ctx, tokens, dy, no_token, dtable, false);
+/// \endcode
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include <pufferfish/ops/elementwise/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// "No token": the value of an option that names a token when there is none.
+inline constexpr std::int32_t no_token = -1;
+
+namespace ops {
+
+/// Throws value_error for the first token outside 0 .. vocabulary - 1, with its position; the token `allowed`
+/// is accepted, too (no_token: no other token). who: the name in the error text, or a function that returns
+/// it, so that only errors build text. One pass over the tokens in the calling thread.
+template <class Who>
+void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t vocabulary,
+                  std::int32_t allowed = no_token) {
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::int32_t token = tokens[i];
+    if ((token < 0 || token >= vocabulary) && (token != allowed || allowed == no_token)) {
+      std::string name;
+      if constexpr (std::is_invocable_v<const Who&>) {
+        name = who();
+      } else {
+        name = who;
+      }
+      pufferfish::detail::throw_error<value_error>({name, ": token ", token, " at position ", i,
+                                                    " is not in 0 .. ", vocabulary - 1, " (a vocabulary of ",
+                                                    vocabulary, ")"});
+    }
+  }
+}
+
+/// The same before a pass on the CPU. On the GPU it checks nothing, since the host
+/// cannot read the tokens: there, a token out of range makes the result of a pass NaN.
+template <class Who>
+void check_tokens(context<device::cpu>&, const Who& who, std::span<const std::int32_t> tokens,
+                  index_t vocabulary, std::int32_t allowed = no_token) {
+  check_tokens(who, tokens, vocabulary, allowed);
+}
+template <class Who>
+void check_tokens(context<device::gpu>&, const Who&, std::span<const std::int32_t>, index_t,
+                  std::int32_t = no_token) {}
+
+namespace reference {
+
+/// y_n = row tokens[n] of the table. table: V x D; y: N x D; any strides.
+template <class T>
+void embedding_forward(const tensor_view<const T, 2>& table, std::span<const std::int32_t> tokens,
+                       const tensor_view<T, 2>& y) {
+  for (index_t n = 0; n < y.extent(0); ++n) {
+    const index_t row = tokens[static_cast<std::size_t>(n)];
+    for (index_t d = 0; d < y.extent(1); ++d) y(n, d) = table(row, d);
+  }
+}
+
+/// dtable_v (+)= sum of dy_n over all n with tokens[n] = v, except for v = padding, in T. dy: N x D, dtable:
+/// V x D. Without `add`, the row of the padding becomes zero.
+template <class T>
+void embedding_backward(std::span<const std::int32_t> tokens, const tensor_view<const T, 2>& dy,
+                        std::int32_t padding, const tensor_view<T, 2>& dtable, bool add) {
+  for (index_t v = 0; v < dtable.extent(0); ++v) {
+    for (index_t d = 0; d < dtable.extent(1); ++d) {
+      T sum = add ? dtable(v, d) : T{};
+      for (index_t n = 0; n < dy.extent(0); ++n) {
+        const std::int32_t token = tokens[static_cast<std::size_t>(n)];
+        if (token == v && token != padding) sum += dy(n, d);
+      }
+      dtable(v, d) = sum;
+    }
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Throws shape_error unless y has one row for each token and the width of the table.
+inline void check_embedding(const char* what, const extents<2>& table, std::size_t tokens,
+                            const extents<2>& y) {
+  if (table[1] != y[1] || static_cast<index_t>(tokens) != y[0]) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": ", tokens, " rows of a table ", table, " do not fit ", y});
+  }
+}
+
+}  // namespace detail
+
+/// y_n = row tokens[n] of the table. table: V x D, tokens: N values in 0 .. V - 1, y: N x D; contiguous rows,
+/// any row stride; y does not overlap the table. Throws shape_error if the shapes do not fit, value_error for
+/// a token out of range (with its position), before anything is written.
+template <class T>
+void embedding_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
+                       std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) {
+  detail::check_embedding("embedding_forward", table.shape(), tokens.size(), y.shape());
+  check_tokens("embedding_forward", tokens, table.extent(0));
+  for_row_chunks(ctx, y.extent(0), y.extent(1), [&](index_t begin, index_t end) {
+    for (index_t n = begin; n < end; ++n) {
+      std::copy_n(table.data() + tokens[static_cast<std::size_t>(n)] * table.stride(0), y.extent(1),
+                  y.data() + n * y.stride(0));
+    }
+  });
+}
+
+/// GPU overload: <pufferfish/gpu.hpp>. A token out of range gives a row of NaNs. Throws shape_error as on the
+/// CPU.
+template <class T>
+void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
+                       std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y);
+
+/// The gradient of the table (formula: reference::embedding_backward), overwritten or (`add`) added to.
+/// Without `add`, rows of unused tokens and of the padding become zero. `padding`: token whose row has no
+/// gradient, or no_token; tokens equal to it must be in range, too. Every sum is in the order of positions,
+/// in T, whatever the number of threads. dy: N x D, dtable: V x D, contiguous rows, no overlap. Tasks are
+/// pieces of 512 columns, so a narrower table is updated by one thread. Errors as embedding_forward.
+template <class T>
+void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
+                        const tensor_view<const T, 2>& dy, std::int32_t padding,
+                        const tensor_view<T, 2>& dtable, bool add) {
+  detail::check_embedding("embedding_backward", dtable.shape(), tokens.size(), dy.shape());
+  check_tokens("embedding_backward", tokens, dtable.extent(0));
+  const index_t width = dtable.extent(1);
+  if (!add) {
+    for_row_chunks(ctx, dtable.extent(0), width, [&](index_t begin, index_t end) {
+      for (index_t v = begin; v < end; ++v) std::fill_n(dtable.data() + v * dtable.stride(0), width, T{});
+    });
+  }
+  // Tasks divide the columns, not the positions: two positions may have the same token.
+  constexpr index_t piece = 512;
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+  ctx.parallel_for((width + piece - 1) / piece, [&](index_t task, int) {
+    const index_t first = task * piece, count = std::min(piece, width - first);
+    for (std::size_t n = 0; n < tokens.size(); ++n) {
+      if (tokens[n] == padding) continue;
+      kernel(dy.data() + static_cast<index_t>(n) * dy.stride(0) + first,
+             dtable.data() + tokens[n] * dtable.stride(0) + first, count);
+    }
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>. Ignores tokens out of range. It first sorts the positions by token,
+/// with a number of comparisons that is quadratic in the number of tokens. Throws shape_error as on the CPU.
+template <class T>
+void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
+                        const tensor_view<const T, 2>& dy, std::int32_t padding,
+                        const tensor_view<parameter_t<T>, 2>& dtable, bool add);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

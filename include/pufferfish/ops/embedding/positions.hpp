@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Sinusoidal encodings of token positions, added to rows of tokens. Tables of encodings are filled once:
+///
+/// \code
+/// tensor<float, 2> table({longest, width});
+/// for (index_t p = 0; p < longest; ++p) {
+///   for (index_t j = 0; j < width; ++j) table(p, j) = static_cast<float>(ops::sinusoid(p, j, width));
+/// }
+/// ops::add_positions<float>(ctx, table, places, x);  // places: the position of each row of x
+/// \endcode
+
+#include <cmath>
+#include <cstdint>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+/// Encoding of a position in column j of `width`: sin for even j, cos for odd j, of position / 10000^p
+/// with p = 2 floor(j / 2) / width (Vaswani et al.: "Attention is all you need", NIPS 2017, section 3.5).
+inline double sinusoid(index_t position, index_t j, index_t width) {
+  const index_t even = j - j % 2;
+  const double power = static_cast<double>(even) / static_cast<double>(width);
+  const double angle = static_cast<double>(position) / std::pow(10000.0, power);
+  return j % 2 == 0 ? std::sin(angle) : std::cos(angle);
+}
+
+/// x_n += row places[n] of the table, the sinusoids of that position. table and x: contiguous rows of one
+/// width; places: one row number of the table for each row of x. Neither the widths nor the places are
+/// checked.
+template <class T>
+void add_positions(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
+                   const std::int32_t* places, const tensor_view<T, 2>& x) {
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+  for_row_chunks(ctx, x.extent(0), x.extent(1), [&](index_t begin, index_t end) {
+    for (index_t n = begin; n < end; ++n) {
+      kernel(table.data() + places[n] * table.stride(0), x.data() + n * x.stride(0), x.extent(1));
+    }
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>. It computes the sinusoids and does not read the table.
+template <class T>
+void add_positions(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
+                   const std::int32_t* places, const tensor_view<T, 2>& x);
+
+/// y_n = x_n + row n % length of the table, its sinusoids, for sequences of `length` tokens stored one after
+/// another. x and y: contiguous rows, one shape; y may be x. The table has at least `length` > 0 rows of the
+/// same width. Nothing is checked.
+template <class T>
+void add_positions_in_turn(context<device::cpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
+                           const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
+  const index_t width = y.extent(1);
+  for_row_chunks(ctx, y.extent(0), width, [&](index_t begin, index_t end) {
+    for (index_t n = begin; n < end; ++n) {
+      const T *from = x.data() + n * x.stride(0), *row = table.data() + n % length * table.stride(0);
+      T* const to = y.data() + n * y.stride(0);
+      for (index_t j = 0; j < width; ++j) to[j] = from[j] + row[j];
+    }
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>. It computes the sinusoids and does not read the table. Throws
+/// shape_error if the shapes of x and y differ.
+template <class T>
+void add_positions_in_turn(context<device::gpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
+                           const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Sums of the columns of a matrix (the gradient of a bias), and rounding of sums in double to a gradient.
+
+#include <pufferfish/ops/elementwise/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// sums_n (+)= sum_m x_mn, in double, rounded once. x: M x N, any strides; sums: N elements.
+template <class T>
+void column_sums(const tensor_view<const T, 2>& x, T* sums, bool add) {
+  for (index_t n = 0; n < x.extent(1); ++n) {
+    double sum = add ? static_cast<double>(sums[n]) : 0.0;
+    for (index_t m = 0; m < x.extent(0); ++m) sum += static_cast<double>(x(m, n));
+    sums[n] = static_cast<T>(sum);
+  }
+}
+
+}  // namespace reference
+
+/// sums_n = sum_m x_mn, or with `add` sums_n += sum_m x_mn. x: M x N, contiguous rows, any row stride; sums:
+/// N elements that do not overlap x. Each column is summed in double, from its first row to its last, and
+/// rounded once. Without rows the sums are 0 (with `add`: unchanged). Tasks are pieces of 512 columns, so a
+/// matrix of fewer columns is summed by one thread; bias_gradient (linear.hpp) splits the rows instead.
+///
+/// \code
+/// ops::column_sums<float>(ctx, dz, dbias, false);
+/// \endcode
+template <class T>
+void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add) {
+  constexpr index_t piece = 512;
+  const index_t rows = x.extent(0), columns = x.extent(1);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
+  ctx.parallel_for((columns + piece - 1) / piece, [&](index_t task, int) {
+    const index_t begin = task * piece, count = std::min(piece, columns - begin);
+    double wide[piece];
+    for (index_t i = 0; i < count; ++i) wide[i] = add ? static_cast<double>(sums[begin + i]) : 0.0;
+    kernel(x.data() + begin, rows, count, x.stride(0), wide);
+    for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<T>(wide[i]);
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums, bool add);
+
+/// Destination of the gradient of a small parameter, in the memory of the context's device: overwritten, or
+/// added to if `add` is set. `data` is not owned.
+template <class T>
+struct sum_target {
+  T* data = nullptr;
+  bool add = false;
+};
+
+/// to_i = sums_i, or to_i += sums_i with to.add, computed in double and rounded once. For passes that compute
+/// the gradient of a small parameter as a by-product and sum it in double. `size` elements each, in host
+/// memory; runs in the calling thread.
+template <class T>
+void store_sums(const double* sums, const sum_target<T>& to, index_t size) {
+  for (index_t i = 0; i < size; ++i) {
+    to.data[i] = static_cast<T>(to.add ? static_cast<double>(to.data[i]) + sums[i] : sums[i]);
+  }
+}
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

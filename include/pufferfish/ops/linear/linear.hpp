@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// y = x W + b over rows, with its gradients: the plain reference and the fast CPU form.
+///
+/// Weights are stored [in][out], outputs innermost. The three products and the gradient of the bias are
+/// separate calls, since layers need different subsets of them:
+///
+/// \code
+/// tensor<float, 2> x({rows, in}), w({in, out}), y({rows, out}), dx({rows, in}), dw({in, out});
+/// ops::linear_forward<float>(ctx, x, w, bias.data(), y);
+/// ops::linear_backward_input<float>(ctx, dy, w, dx);
+/// ops::linear_backward_weight<float>(ctx, x, dy, dw, false);
+/// ops::bias_gradient<float>(ctx, dy, db.data(), false);
+/// \endcode
+
+#include <algorithm>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/linalg/gemm/native_gemm.hpp>
+#include <pufferfish/ops/linear/row_product.hpp>
+#include <pufferfish/ops/norm/moments.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// y_mn = sum_k x_mk w_kn + b_n. x: M x K, w: K x N, bias: N elements or nullptr, y: M x N.
+template <class T>
+void linear_forward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& w, const T* bias,
+                    const tensor_view<T, 2>& y) {
+  reference_gemm{}.multiply<T>(x, w, y);
+  if (bias == nullptr) return;
+  for (index_t m = 0; m < y.extent(0); ++m) {
+    for (index_t n = 0; n < y.extent(1); ++n) y(m, n) += bias[n];
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Rows of a tile, so that its input and output stay in the second-level cache.
+template <class T>
+index_t tile_rows(index_t depth, index_t columns) {
+  constexpr index_t cache = index_t{384} * 1024 / static_cast<index_t>(sizeof(T));
+  return std::clamp<index_t>(cache / std::max<index_t>(1, depth + columns) / 24 * 24, 24, 4096);
+}
+
+/// Adds `bias`, unless nullptr, to every row of y (contiguous rows), in the calling thread.
+template <class T>
+void add_bias(const tensor_view<T, 2>& y, const T* bias) {
+  if (bias == nullptr) return;
+  for (index_t m = 0; m < y.extent(0); ++m) {
+    T* row = y.data() + m * y.stride(0);
+    for (index_t n = 0; n < y.extent(1); ++n) row[n] += bias[n];
+  }
+}
+
+/// True if a product of `rows` rows pays for a copy of its weight in panels. (Measured: from 960 x 128 x 512
+/// to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time of the product without a copy.)
+inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96 && depth >= 32; }
+
+/// y (+)= x w + b. x, y: contiguous rows; w: K x N, any strides. `moments`, unless nullptr, receives the
+/// moments of y's columns. Without moments, tall products use row_product; others read x in place and pack w
+/// at most once.
+template <class T>
+void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                   const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                   moment_parts<T>* moments = nullptr, bool add = false) {
+  const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
+  if (moments == nullptr && pays_to_copy_weight(rows, depth)) return row_product<T>(ctx, x, w, y, add, bias);
+  // Wide products use tiles with enough rows to pay for packing them.
+  const index_t tile =
+      std::max<index_t>(tile_rows<T>(depth, columns), columns >= 192 && rows >= 384 ? 192 : 24);
+  const index_t tiles = y.empty() ? 0 : (rows + tile - 1) / tile;
+  if (moments != nullptr) moments->start(tiles, columns);
+  if (tiles == 0) return;
+  scratch_frame frame(ctx.scratch());
+  const auto operand =
+      gemm_operand<T>::prepare(w, frame.take<T>(gemm_operand<T>::storage_size(depth, columns)), rows);
+  const bool packed = operand.pays_to_pack(std::min(tile, rows));
+  const index_t left_size = packed ? (operand.left_storage_size() + 15) / 16 * 16 : 0;
+  T* left = frame.take<T>(left_size * ctx.threads());
+  ctx.parallel_for(tiles, [&](index_t task, int worker) {
+    const index_t first = task * tile, count = std::min(tile, rows - first);
+    const tensor_view<T, 2> result = y.slice(0, first, count);
+    if (packed) {
+      operand.multiply_packed(x.slice(0, first, count), result, add, left + worker * left_size);
+    } else {
+      operand.multiply(x.slice(0, first, count), result, add);
+    }
+    add_bias(result, bias);
+    if (moments != nullptr) moments->add(task, result.data(), count, result.stride(0));
+  });
+}
+
+/// Number of parts into which the rows of a product x^T dy are split; few if the sums of a part are
+/// large. Depends on shapes alone, so that the result does not depend on the number of threads.
+template <class T>
+index_t weight_splits(index_t rows, index_t elements) {
+  constexpr index_t partial_bytes = index_t{4} << 20;
+  const index_t bytes = std::max<index_t>(1, elements * static_cast<index_t>(sizeof(T)));
+  return std::clamp<index_t>(std::clamp<index_t>(partial_bytes / bytes, 4, 16), 1,
+                             std::max<index_t>(1, rows / 256));
+}
+
+/// target += the `count` arrays of `elements` elements stored one after another in `sums`, in order.
+template <class T>
+void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* target, index_t elements) {
+  constexpr index_t chunk = 4096;
+  ctx.parallel_for(count > 0 ? (elements + chunk - 1) / chunk : 0, [&](index_t task, int) {
+    const index_t begin = task * chunk, end = std::min(begin + chunk, elements);
+    for (index_t part = 0; part < count; ++part) {
+      const T* from = sums + part * elements;
+      for (index_t i = begin; i < end; ++i) target[i] += from[i];
+    }
+  });
+}
+
+/// dw (+)= x^T dy for a tall x, split over the rows; dw is dense. before(first, count, worker) is called for
+/// each tile of rows before it is multiplied, for other work on the tile while it is in the cache. The tiles
+/// of different calls are disjoint and cover all rows; calls run in several threads, each with its own
+/// `worker`. With no rows, before() is called once with count = 0.
+template <class T, class Before>
+void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                         const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate,
+                         Before&& before) {
+  const index_t columns = dw.extent(1), rows = dy.extent(0);
+  const index_t splits = weight_splits<T>(rows, dw.size());
+  const index_t tile = std::min<index_t>(256, tile_rows<T>(dw.extent(0), columns));
+  scratch_frame frame(ctx.scratch());
+  T* partials = frame.take<T>(dw.size() * (splits - 1));
+  const index_t storage_size = gemm_operand<T>::storage_size(tile, columns);
+  T* storage = frame.take<T>(storage_size * ctx.threads());
+  ctx.parallel_for(splits, [&](index_t split, int worker) {
+    const index_t begin = rows * split / splits, end = rows * (split + 1) / splits;
+    const tensor_view<T, 2> sum =
+        split == 0 ? dw : tensor_view<T, 2>(partials + (split - 1) * dw.size(), dw.shape());
+    bool add = split == 0 && accumulate;
+    for (index_t first = begin; first < end || first == begin; first += tile) {
+      const index_t count = std::min(tile, end - first);
+      before(first, count, worker);
+      const auto right =
+          gemm_operand<T>::prepare(dy.slice(0, first, count), storage + worker * storage_size, dw.extent(0));
+      right.multiply(transpose(x.slice(0, first, count)), sum, add);
+      add = true;
+    }
+  });
+  add_in_order(ctx, partials, splits - 1, dw.data(), dw.size());
+}
+
+/// Throws shape_error, naming the operation `what`, unless x w has the shape of y.
+inline void check_linear(const char* what, const extents<2>& x, const extents<2>& w, const extents<2>& y) {
+  if (x[1] != w[0] || w[1] != y[1] || x[0] != y[0]) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": rows ", x, " and weight ", w, " [in x out] do not fit ", y});
+  }
+}
+
+}  // namespace detail
+
+/// y_mn = sum_k x_mk w_kn + b_n, with sums in T. x: M x K, w: K x N, y: M x N, dense; bias: N elements or
+/// nullptr. y is overwritten and overlaps no input. `moments`, unless nullptr, receives the mean and variance
+/// of y's columns while the rows are in the cache; see moment_parts. M = 0 and K = 0 are allowed (an empty
+/// sum is 0). Throws shape_error if the shapes do not fit.
+template <class T>
+void linear_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                    moment_parts<T>* moments = nullptr) {
+  detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
+  detail::multiply_rows<T>(ctx, x, w, bias, y, moments);
+}
+
+/// dx = dy w^T, or with `add` dx += dy w^T. dy: M x N, w: K x N, dx: M x K, dense; dx overlaps no input.
+/// Throws shape_error if the shapes do not fit.
+template <class T>
+void linear_backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false) {
+  detail::check_linear("linear_backward_input", dx.shape(), w.shape(), dy.shape());
+  detail::multiply_rows<T>(ctx, dy, transpose(w), static_cast<const T*>(nullptr), dx, nullptr, add);
+}
+
+/// dw = x^T dy, or with `accumulate` dw += x^T dy. x: M x K, dy: M x N, dw: K x N, dense; dw overlaps no
+/// input. The sum over rows is split into parts that are added in order. Scratch: up to 15 partial sums of
+/// the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least 512 and M at most 8192.
+/// Throws shape_error if the shapes do not fit.
+template <class T>
+void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                            const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
+  detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
+  if (dw.empty()) return;
+  // Wide gradients pay for a packed copy of x. With very many rows the copy would take too much memory.
+  constexpr index_t wide = 512, most_rows = 8192;
+  if (dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows) {
+    return wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
+  }
+  detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
+}
+
+/// db_n = sum_m dy_mn, or with `accumulate` db_n += this sum. dy: M x N, contiguous rows, any row stride; db:
+/// N elements. Summed in double, in up to 64 parts of at least 256 rows whose boundaries depend on M alone,
+/// in fixed order; rounded once.
+template <class T>
+void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, T* db, bool accumulate) {
+  const index_t rows = dy.extent(0), columns = dy.extent(1);
+  const index_t splits = std::clamp<index_t>(rows / 256, 1, 64);
+  scratch_frame frame(ctx.scratch());
+  double* sums = frame.take<double>(splits * columns);
+  ctx.parallel_for(splits, [&](index_t split, int) {
+    double* sum = sums + split * columns;
+    std::fill_n(sum, columns, 0.0);
+    for (index_t m = rows * split / splits; m < rows * (split + 1) / splits; ++m) {
+      const T* row = dy.data() + m * dy.stride(0);
+      for (index_t n = 0; n < columns; ++n) sum[n] += static_cast<double>(row[n]);
+    }
+  });
+  for (index_t n = 0; n < columns; ++n) {
+    double sum = accumulate ? static_cast<double>(db[n]) : 0.0;
+    for (index_t split = 0; split < splits; ++split) sum += sums[split * columns + n];
+    db[n] = static_cast<T>(sum);
+  }
+}
+
+/// GPU overloads: <pufferfish/gpu.hpp>. They collect no moments: pass no_moments = nullptr. Each operand of
+/// a product has dense rows or dense columns, else shape_error.
+template <class T>
+void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
+                   bool accumulate);
+template <class T>
+void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                    moment_parts<T>* no_moments = nullptr);
+template <class T>
+void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy,
+                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false);
+template <class T>
+void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                            const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                            bool accumulate);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The logarithm of the sum of the exponentials of each row of logits. It turns logits into log probabilities
+/// if only few of these are needed:
+///
+/// \code
+/// tensor<double, 1> shift({rows});
+/// ops::log_sum_exp<float>(ctx, logits, shift.flat());
+/// const double log_probability = logits(m, token) - shift(m);
+/// \endcode
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/ops/loss/softmax_cross_entropy.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// result[m] = log sum_k exp(z(m, k)), in double.
+template <class T>
+void log_sum_exp(const tensor_view<const T, 2>& logits, std::span<double> result) {
+  for (index_t m = 0; m < logits.extent(0); ++m) {
+    double largest = -std::numeric_limits<double>::infinity(), sum = 0.0;
+    for (index_t k = 0; k < logits.extent(1); ++k) {
+      largest = std::max(largest, static_cast<double>(logits(m, k)));
+    }
+    for (index_t k = 0; k < logits.extent(1); ++k) {
+      const double shifted = static_cast<double>(logits(m, k)) - largest;
+      sum += std::isinf(largest) ? 0.0 : std::exp(shifted);
+    }
+    result[static_cast<std::size_t>(m)] = largest + std::log(sum);
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// log sum exp of one row, largest + log sum_k exp(z_k - largest); -infinity if all its elements are
+/// -infinity.
+template <class T>
+double row_log_sum_exp(const T* z, index_t count) {
+  constexpr T nothing = -std::numeric_limits<T>::infinity();
+  if (std::all_of(z, z + count, [](T value) { return value == nothing; })) {
+    return -std::numeric_limits<double>::infinity();
+  }
+  const isa form = widest_isa();
+  const T largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, count);
+  double sum = 0.0, shifted = 0.0;
+  PUFFERFISH_KERNEL(form, softmax, row_exponentials<T>)
+  (z, count, largest, static_cast<T*>(nullptr), &sum, &shifted);
+  return static_cast<double>(largest) + std::log(sum);
+}
+
+inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
+  if (static_cast<index_t>(results) != logits[0]) {
+    pufferfish::detail::throw_error<shape_error>({"log_sum_exp: ", results, " results for logits ", logits});
+  }
+}
+
+}  // namespace detail
+
+/// result[m] = log sum_k exp(z(m, k)). logits: M x K dense; result: M values. Exponentials are in T, summed
+/// in T over short runs, then in double. Finite logits of any size are safe. A logit of -infinity adds
+/// nothing (a row of only these gives -infinity, as does K = 0); a NaN or +infinity gives a NaN. Throws
+/// shape_error if result does not have M values, or the logits are not dense.
+template <class T>
+void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
+  const index_t rows = logits.extent(0), count = logits.extent(1);
+  detail::check_log_sum_exp(logits.shape(), result.size());
+  const T* const z = logits.flat().data();
+  for_row_chunks(ctx, rows, 8 * count, [&](index_t begin, index_t end) {
+    for (index_t m = begin; m < end; ++m) {
+      result[static_cast<std::size_t>(m)] = detail::row_log_sum_exp(z + m * count, count);
+    }
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>. `result` is in device memory.
+template <class T>
+void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

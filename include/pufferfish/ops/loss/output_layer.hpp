@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The last layer of a language model, z = scale W x + b over a large vocabulary: its logits. Its loss and
+/// gradients are in output_loss.hpp.
+///
+/// \code
+/// const ops::output_layer<float> layer{x, table, bias.data(), 0.7F};  // tokens x D, V x D, V elements
+/// tensor<float, 2> logits({layer.tokens(), layer.vocabulary()});
+/// ops::output_logits<float>(ctx, layer, logits);
+/// \endcode
+
+#include <algorithm>
+
+#include <pufferfish/ops/linear/wide_product.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+/// Operands of an output layer, which it does not own. x: tokens x D, rows dense; weight: V x D, rows dense,
+/// often the table of the embedding; bias: V elements or nullptr. `scale` multiplies W x, not the bias.
+template <class T>
+struct output_layer {
+  tensor_view<const T, 2> x;
+  tensor_view<const T, 2> weight;
+  const T* bias = nullptr;
+  parameter_t<T> scale{1};
+
+  index_t tokens() const { return x.extent(0); }
+  index_t vocabulary() const { return weight.extent(0); }
+  index_t depth() const { return x.extent(1); }
+};
+
+/// Destination of the gradients; `add_...`: add to the old values, else they are overwritten. Rows of dx and
+/// dweight are dense. dbias: V elements or nullptr (not wanted).
+template <class T>
+struct output_gradient {
+  tensor_view<T, 2> dx;                    ///< tokens x D, overwritten
+  tensor_view<parameter_t<T>, 2> dweight;  ///< V x D
+  bool add_weight = false;
+  parameter_t<T>* dbias = nullptr;
+  bool add_bias = false;
+};
+
+namespace reference {
+
+/// z_nv = scale sum_d x_nd w_vd + b_v.
+template <class T>
+void output_logits(const output_layer<T>& layer, const tensor_view<T, 2>& z) {
+  for (index_t n = 0; n < z.extent(0); ++n) {
+    for (index_t v = 0; v < z.extent(1); ++v) {
+      double sum = 0.0;
+      for (index_t d = 0; d < layer.depth(); ++d) {
+        sum += static_cast<double>(layer.x(n, d)) * static_cast<double>(layer.weight(v, d));
+      }
+      z(n, v) = static_cast<T>(static_cast<double>(layer.scale) * sum) +
+                (layer.bias == nullptr ? T{} : layer.bias[v]);
+    }
+  }
+}
+
+/// From the gradient of the logits: dx_nd = scale sum_v dz_nv w_vd, dw_vd (+)= scale sum_n dz_nv x_nd, db_v
+/// (+)= sum_n dz_nv. dz: tokens x V.
+template <class T>
+void output_backward(const output_layer<T>& layer, const tensor_view<const T, 2>& dz,
+                     const output_gradient<T>& to) {
+  tensor<T, 2> scaled(dz);
+  for (T& value : scaled.flat()) value *= layer.scale;
+  reference_gemm{}.multiply<T>(scaled.view(), layer.weight, to.dx);
+  reference_gemm{}.multiply<T>(transpose(tensor_view<const T, 2>(scaled)), layer.x, to.dweight,
+                               to.add_weight);
+  for (index_t v = 0; to.dbias != nullptr && v < dz.extent(1); ++v) {
+    double sum = to.add_bias ? static_cast<double>(to.dbias[v]) : 0.0;
+    for (index_t n = 0; n < dz.extent(0); ++n) sum += static_cast<double>(dz(n, v));
+    to.dbias[v] = static_cast<T>(sum);
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Storage and partition of the logits; depends on shapes alone. Logits are stored [vocabulary][width],
+/// tokens innermost, so that a vector holds one word of the vocabulary for several tokens.
+struct output_cut {
+  // Rows of the vocabulary in a block of logits (forward pass), and in a block of gradients (backward pass).
+  static constexpr index_t block = 96, large_block = 4 * block;
+  index_t vocabulary, width;  // width: tokens rounded up to whole vectors of any target
+
+  output_cut(index_t v, index_t tokens) : vocabulary(v), width((tokens + 15) / 16 * 16) {}
+  index_t blocks() const { return (vocabulary + block - 1) / block; }
+  index_t rows(index_t of_block) const { return std::min(block, vocabulary - of_block * block); }
+  index_t large_blocks() const { return (vocabulary + large_block - 1) / large_block; }
+  /// Number of parts into which the sum over the vocabulary is cut.
+  index_t parts() const { return std::clamp<index_t>(large_blocks() / 2, 1, 8); }
+};
+
+/// Computes W x^T by blocks of the vocabulary, tokens innermost: a block is 96 rows of W, read in place,
+/// times all tokens. Refers to the layer. Different threads may compute different blocks.
+template <class T>
+class output_product {
+ public:
+  // The transposed x is the right operand, in panels of tokens; columns after the last token are zero.
+  output_product(context<device::cpu>& ctx, scratch_frame& frame, const output_layer<T>& layer,
+                 const output_cut& cut)
+      : layer_(layer), cut_(cut), panels_(kernels_.right_panels(cut.width)) {
+    T* const right = frame.take<T>(panels_ * panel_size());
+    right_ = right;
+    ctx.parallel_for(panels_, [&](index_t panel, int) {
+      const index_t first = std::min(panel * kernels_.width(), layer.tokens());
+      kernels_.copy_right(transpose(layer.x), first, right + panel * panel_size());
+    });
+  }
+
+  /// Computes block `number` into z: one row for each of its words, cut.width elements each.
+  void block(index_t number, T* z) const {
+    const depth_blocks depths(layer_.depth());
+    const index_t step = layer_.weight.stride(0);
+    const T* const w = layer_.weight.data() + number * cut_.block * step;
+    for (index_t panel = 0; panel < panels_; ++panel) {
+      const index_t column = panel * kernels_.width(),
+                    columns = std::min(kernels_.width(), cut_.width - column);
+      for (index_t part = 0; part < depths.count(); ++part) {
+        kernels_.multiply(w + depths.begin(part), step, 1, cut_.rows(number),
+                          right_ + panel * panel_size() + depths.begin(part) * kernels_.width(),
+                          kernels_.width(), depths.size(part), z + column, cut_.width, columns, part > 0);
+      }
+    }
+  }
+
+ private:
+  index_t panel_size() const { return kernels_.width() * layer_.depth(); }
+
+  panel_kernels<T> kernels_;
+  const output_layer<T>& layer_;
+  output_cut cut_;
+  index_t panels_;
+  const T* right_ = nullptr;
+};
+
+/// Throws shape_error unless the rows of x have the width of the weight.
+template <class T>
+void check_output(const char* what, const output_layer<T>& layer) {
+  if (layer.x.extent(1) != layer.weight.extent(1)) {
+    pufferfish::detail::throw_error<shape_error>({what, ": rows ", layer.x.shape(), " do not fit a weight ",
+                                                  layer.weight.shape(), " (vocabulary x features)"});
+  }
+}
+
+/// check_output, and shape_error unless `logits` is tokens x vocabulary.
+template <class T>
+void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
+  check_output("output_logits", layer);
+  if (logits != extents<2>{layer.tokens(), layer.vocabulary()}) {
+    pufferfish::detail::throw_error<shape_error>({"output_logits: logits ", logits, " for rows ",
+                                                  layer.x.shape(), " and a weight ", layer.weight.shape()});
+  }
+}
+
+}  // namespace detail
+
+/// The layer's logits, z_nv = scale sum_d x_nd w_vd + b_v, as reference::output_logits, but summed in T.
+/// logits: tokens x V, contiguous rows, any row stride, overwritten; overlaps nothing. W is read once,
+/// whatever the number of tokens, so a call for few tokens takes the time of reading W. Scratch: a packed
+/// copy of x, and 96 rows of the vocabulary for all tokens for each thread. Throws shape_error if the sizes
+/// differ.
+template <class T>
+void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
+  detail::check_logits(layer, logits.shape());
+  if (logits.empty()) return;
+  const detail::output_cut cut(layer.vocabulary(), layer.tokens());
+  scratch_frame frame(ctx.scratch());
+  const detail::output_product<T> product(ctx, frame, layer, cut);
+  T* const memory = frame.take<T>(cut.block * cut.width * ctx.threads());
+  ctx.parallel_for(cut.blocks(), [&](index_t block, int worker) {
+    T* const z = memory + worker * cut.block * cut.width;
+    product.block(block, z);
+    for (index_t n = 0; n < logits.extent(0); ++n) {
+      T* const to = logits.data() + n * logits.stride(0) + block * cut.block;
+      const T* const bias = layer.bias == nullptr ? nullptr : layer.bias + block * cut.block;
+      for (index_t v = 0; v < cut.rows(block); ++v) {
+        to[v] = z[v * cut.width + n] * layer.scale + (bias == nullptr ? T{} : bias[v]);
+      }
+    }
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The loss of a language model or translator over tokens, with its gradient: cross entropy with label
+/// smoothing, a padding token that does not count, and perplexity. Without a matrix of logits:
+/// output_loss.hpp.
+///
+/// \code
+/// token_loss_options options;
+/// options.padding = 1;  // rows with this target have loss and gradient 0
+/// const double normalizer = ops::loss_normalizer(options, ops::counted_tokens(targets, options.padding));
+/// const token_loss_result loss = ops::token_loss<float>(ctx, logits, targets, options, normalizer, dlogits);
+/// const double perplexity = loss.perplexity();
+/// \endcode
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+
+#include <pufferfish/ops/embedding/embedding.hpp>
+#include <pufferfish/ops/loss/softmax_cross_entropy.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Divisor of the gradient.
+enum class loss_reduction {
+  mean,  ///< number of tokens that count: the gradient of the mean
+  sum    ///< one: the gradient of the sum, as the paper trains its Transformer
+};
+
+/// Options of a loss over tokens. epsilon must be in [0, 1); the losses check it. `reduction` has an effect
+/// only through loss_normalizer().
+struct token_loss_options {
+  label_smoothing smoothing{0.0, smoothing_kind::wrong_classes};
+  std::int32_t padding = no_token;  ///< targets that do not count
+  loss_reduction reduction = loss_reduction::mean;
+};
+
+/// Sums over the tokens that count. To combine batches and ranks, add the sums, then divide: the mean of the
+/// ranks' means is another number if their tokens differ.
+struct token_loss_result {
+  double loss_sum = 0.0;
+  index_t tokens = 0;
+
+  /// Negative log likelihood per token (of the smoothed targets if there is smoothing); 0 without tokens.
+  double mean_loss() const { return tokens == 0 ? 0.0 : loss_sum / static_cast<double>(tokens); }
+  /// exp(mean_loss()); 1 without tokens, infinity if the exponential overflows.
+  double perplexity() const { return std::exp(mean_loss()); }
+  token_loss_result& operator+=(const token_loss_result& other) {
+    loss_sum += other.loss_sum;
+    tokens += other.tokens;
+    return *this;
+  }
+};
+
+namespace ops {
+
+/// Number of targets that count: all, except the padding (no_token: all count).
+inline index_t counted_tokens(std::span<const std::int32_t> targets, std::int32_t padding) {
+  index_t count = 0;
+  for (std::int32_t target : targets) count += padding == no_token || target != padding ? 1 : 0;
+  return count;
+}
+
+/// Divisor of the gradient of a batch with `tokens` tokens that count: `tokens` for loss_reduction::mean, 1
+/// for loss_reduction::sum and for a batch without tokens. Never 0. With several ranks, `tokens` is usually
+/// the sum over the ranks.
+inline double loss_normalizer(const token_loss_options& options, index_t tokens) {
+  return options.reduction == loss_reduction::sum || tokens == 0 ? 1.0 : static_cast<double>(tokens);
+}
+
+namespace reference {
+
+/// With p = softmax(z), row by row, and the smoothed target t: loss = -sum_k t_k log p_k,
+/// dz_k = (p_k - t_k) / normalizer. Rows whose target is the padding have loss and gradient 0.
+template <class T>
+token_loss_result token_loss(const tensor_view<const T, 2>& logits, std::span<const std::int32_t> targets,
+                             const token_loss_options& options, double normalizer,
+                             const tensor_view<T, 2>& dlogits) {
+  token_loss_result result;
+  for (index_t m = 0; m < logits.extent(0); ++m) {
+    const std::int32_t target = targets[static_cast<std::size_t>(m)];
+    const tensor_view<T, 2> gradient = dlogits.is_null() ? dlogits : dlogits.slice(0, m, 1);
+    if (options.padding != no_token && target == options.padding) {
+      for (index_t k = 0; !gradient.is_null() && k < gradient.extent(1); ++k) gradient(0, k) = T{};
+      continue;
+    }
+    const loss_result row = softmax_cross_entropy<T>(logits.slice(0, m, 1), std::span(&target, 1),
+                                                     options.smoothing, normalizer, gradient);
+    result.loss_sum += row.loss_sum;
+    ++result.tokens;
+  }
+  return result;
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Throws shape_error unless there is one target for each row of logits, value_error for an epsilon outside
+/// [0, 1) or a normalizer that is not positive. Does not read the values of the targets.
+inline void check_loss_options(const char* what, std::span<const std::int32_t> targets,
+                               const extents<2>& logits, const token_loss_options& options,
+                               double normalizer) {
+  if (static_cast<index_t>(targets.size()) != logits[0]) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": ", targets.size(), " targets for logits ", logits, " (tokens x vocabulary)"});
+  }
+  if (!(options.smoothing.epsilon >= 0.0 && options.smoothing.epsilon < 1.0) || !(normalizer > 0.0)) {
+    pufferfish::detail::throw_error<value_error>({what, ": epsilon ", options.smoothing.epsilon,
+                                                  " must be in [0, 1), normalizer ", normalizer,
+                                                  " positive"});
+  }
+}
+
+/// check_loss_options, and value_error for a target that is neither in the vocabulary nor the padding.
+inline void check_token_loss(const char* what, std::span<const std::int32_t> targets,
+                             const extents<2>& logits, const token_loss_options& options, double normalizer) {
+  check_loss_options(what, targets, logits, options, normalizer);
+  check_tokens(what, targets, logits[1], options.padding);
+}
+
+}  // namespace detail
+
+/// Formula: reference::token_loss. logits: tokens x vocabulary, dense; targets: one for each row, in 0 ..
+/// vocabulary - 1 or the padding; dlogits: shape of logits, dense, overwritten (it may be logits), or a null
+/// view if not wanted. The returned loss is not divided by the normalizer. It is summed in double, in row
+/// order. Each row is read from memory once. Numerical range as softmax_cross_entropy. Throws shape_error if
+/// the sizes differ or a matrix is not dense; value_error, before anything is written, for a target out of
+/// range (with its position), an epsilon outside [0, 1) or a normalizer that is not positive.
+template <class T>
+token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
+                             std::span<const std::int32_t> targets, const token_loss_options& options,
+                             double normalizer, const tensor_view<T, 2>& dlogits) {
+  const index_t rows = logits.extent(0), classes = logits.extent(1);
+  detail::check_token_loss("token_loss", targets, logits.shape(), options, normalizer);
+  if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
+    pufferfish::detail::throw_error<shape_error>(
+        {"token_loss: logits ", logits.shape(), ", gradient ", dlogits.shape()});
+  }
+  const detail::softmax_rows<T> row{classes, {options.smoothing, classes}, static_cast<T>(1.0 / normalizer)};
+  const T* const from = logits.flat().data();
+  T* const to = dlogits.is_null() ? nullptr : dlogits.flat().data();
+  scratch_frame frame(ctx.scratch());
+  double* const losses = frame.take<double>(rows);
+  for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
+    for (index_t m = begin; m < end; ++m) {
+      const std::int32_t target = targets[static_cast<std::size_t>(m)];
+      T* const gradient = to == nullptr ? nullptr : to + m * classes;
+      if (options.padding != no_token && target == options.padding) {
+        losses[m] = 0.0;
+        if (gradient != nullptr) std::fill_n(gradient, classes, T{});
+      } else {
+        losses[m] = row(from + m * classes, target, gradient).loss;
+      }
+    }
+  });
+  token_loss_result result{0.0, counted_tokens(targets, options.padding)};
+  for (index_t m = 0; m < rows; ++m) result.loss_sum += losses[m];
+  return result;
+}
+/// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device memory:
+/// results[0] becomes the sum of the losses, results[1] the number of targets that count. It cannot throw for
+/// a target out of range; such a target makes the loss and the row's gradient NaN. The gradient is multiplied
+/// by the context's loss_scale() if one is set. Other errors as on the CPU.
+template <class T>
+void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
+                std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
+                const tensor_view<T, 2>& dlogits, double* results);
+/// The same with a normalizer in device memory, which a captured step reads at every replay.
+template <class T>
+void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
+                std::span<const std::int32_t> targets, const token_loss_options& options,
+                const double* normalizer, const tensor_view<T, 2>& dlogits, double* results);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

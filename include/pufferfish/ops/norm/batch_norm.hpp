@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation, gradients;
+/// the plain reference and the fast CPU form. Each fast function makes one pass over memory, the gradient
+/// two. A residual sum and a ReLU after the normalisation are part of the same passes.
+///
+/// A training step calls batch_norm_use_batch, batch_norm_apply and batch_norm_backward, inference
+/// batch_norm_use_running and batch_norm_apply. The functions on the CPU do not check that shapes agree; a
+/// matrix that is not dense throws shape_error.
+///
+/// \code
+/// std::vector<float> statistics(2 * channels);  // the means, then the inverse deviations
+/// ops::batch_norm_use_batch<float>(ctx, x, 1e-5, 0.1, statistics.data(), running_mean.data(),
+///                                  running_var.data(), &batches);
+/// const float *mean = statistics.data(), *inv_std = mean + channels;
+/// ops::batch_norm_apply<float>(ctx, x, mean, inv_std, weight.data(), bias.data(), y);
+/// ops::batch_norm_backward<float>(ctx, x, dy, mean, inv_std, weight.data(), {dweight.data()},
+///                                 {dbias.data()}, dx);
+/// \endcode
+///
+/// Source: Ioffe, Szegedy: "Batch normalization", ICML 2015, section 3.
+
+#include <algorithm>
+#include <cmath>
+
+#include <pufferfish/ops/elementwise/relu_mask.hpp>
+#include <pufferfish/ops/linear/column_sums.hpp>
+#include <pufferfish/ops/norm/moments.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+namespace reference {
+
+/// mean_c = sum_m x_mc / M, variance_c = sum_m (x_mc - mean_c)^2 / M. M > 0.
+template <class T>
+void batch_norm_statistics(const tensor_view<const T, 2>& x, double* mean, double* variance) {
+  const auto rows = static_cast<double>(x.extent(0));
+  for (index_t c = 0; c < x.extent(1); ++c) {
+    double sum = 0.0, squares = 0.0;
+    for (index_t m = 0; m < x.extent(0); ++m) sum += static_cast<double>(x(m, c));
+    mean[c] = sum / rows;
+    for (index_t m = 0; m < x.extent(0); ++m) {
+      const double distance = static_cast<double>(x(m, c)) - mean[c];
+      squares += distance * distance;
+    }
+    variance[c] = squares / rows;
+  }
+}
+
+/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, plus addend_mc unless that is a null view; then, with
+/// relu, 0 where that is negative (a NaN stays).
+template <class T>
+void batch_norm_apply(const tensor_view<const T, 2>& x, const T* mean, const T* inv_std, const T* weight,
+                      const T* bias, const tensor_view<const T, 2>& addend, bool relu,
+                      const tensor_view<T, 2>& y) {
+  for (index_t m = 0; m < x.extent(0); ++m) {
+    for (index_t c = 0; c < x.extent(1); ++c) {
+      T value = (x(m, c) - mean[c]) * (inv_std[c] * weight[c]) + bias[c];
+      if (!addend.is_null()) value += addend(m, c);
+      y(m, c) = relu && value < T{} ? T{} : value;
+    }
+  }
+}
+
+/// With z_mc = (x_mc - mean_c) inv_std_c: dbias_c = sum_m dy_mc, dweight_c = sum_m dy_mc z_mc, dx_mc =
+/// weight_c inv_std_c (dy_mc - dbias_c / M - z_mc dweight_c / M), where dy_mc counts as 0 where the mask of a
+/// following ReLU (none: a null mask) does not pass it. dx may be a null view, dweight and dbias may not.
+template <class T>
+void batch_norm_backward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& dy, const T* mean,
+                         const T* inv_std, const T* weight, const relu_mask<T>& mask, double* dweight,
+                         double* dbias, const tensor_view<T, 2>& dx) {
+  const auto rows = static_cast<double>(x.extent(0));
+  const auto g = [&](index_t m, index_t c) {
+    return mask.is_null() || mask.passes(x.shape(), m, c) ? static_cast<double>(dy(m, c)) : 0.0;
+  };
+  for (index_t c = 0; c < x.extent(1); ++c) {
+    const auto z = [&](index_t m) { return static_cast<double>((x(m, c) - mean[c]) * inv_std[c]); };
+    dbias[c] = dweight[c] = 0.0;
+    for (index_t m = 0; m < x.extent(0); ++m) {
+      dbias[c] += g(m, c);
+      dweight[c] += g(m, c) * z(m);
+    }
+    if (dx.is_null()) continue;
+    for (index_t m = 0; m < x.extent(0); ++m) {
+      dx(m, c) = static_cast<T>(static_cast<double>(weight[c] * inv_std[c]) *
+                                (g(m, c) - dbias[c] / rows - z(m) * dweight[c] / rows));
+    }
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Number of tasks that a sum over units of rows is split into; depends on the shape alone.
+template <class T>
+index_t norm_splits(const wide_rows<T>& rows) {
+  return std::clamp<index_t>(rows.size / 32768, 1, std::clamp<index_t>(rows.units(), 1, 64));
+}
+
+/// Arguments of one pass over a matrix. Per-channel arrays have wide_rows::width elements;
+/// nullptr: not used. `other` is the addend in the forward pass, dy in the backward pass.
+template <class T>
+struct norm_pass {
+  const T *x = nullptr, *other = nullptr;
+  T* y = nullptr;
+  typename relu_mask<T>::word* mask = nullptr;
+  bool relu = false;
+  bool stream = false;  ///< write y with non-temporal stores; see streams_past_cache
+  const T *mean = nullptr, *scale = nullptr, *slope = nullptr, *shift = nullptr;
+  index_t width = 0;
+};
+
+#define PUFFERFISH_KERNELS norms
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/norm/batch_norm.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// Moments of `count` > 0 dense rows, one split of a matrix. `work`: 2 rows.width doubles.
+template <class T>
+void split_moments(const wide_rows<T>& rows, const T* x, index_t count, double* mean, double* squares,
+                   double* work) {
+  const index_t channels = rows.channels, repeats = rows.repeats(), wide = count / repeats;
+  const index_t rest = count - wide * repeats;
+  if (repeats == 1) return block_moments(x, count, channels, channels, 0, mean, squares);
+  if (wide > 0) {
+    block_moments(x, wide, rows.width, rows.width, 0, work, work + rows.width);
+    for (index_t i = 0; i < repeats; ++i) {
+      merge_moments(i * wide, mean, squares, wide, work + i * channels, work + rows.width + i * channels,
+                    channels);
+    }
+  }
+  if (rest > 0) {
+    block_moments(x + wide * rows.width, rest, channels, channels, wide * repeats, mean, squares);
+  }
+}
+
+}  // namespace detail
+
+/// mean_c = sum_m x_mc / M, variance_c = sum_m (x_mc - mean_c)^2 / M (the biased one), without cancellation;
+/// see block_moments. x: M x C dense, M > 0, else the assertion fails; mean, variance: C elements,
+/// overwritten.
+template <class T>
+void batch_norm_statistics(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double* mean,
+                           double* variance) {
+  const index_t channels = x.extent(1);
+  PUFFERFISH_ASSERT(x.extent(0) > 0, "batch_norm_statistics: no rows");
+  const detail::wide_rows<T> rows(x.shape());
+  const index_t splits = detail::norm_splits(rows), units = rows.units();
+  const T* from = x.flat().data();
+  scratch_frame frame(ctx.scratch());
+  moment_parts<T> parts(frame);
+  parts.start(splits, channels);
+  double* work = frame.take<double>(2 * rows.width * ctx.threads());
+  ctx.parallel_for(splits, [&](index_t split, int worker) {
+    const index_t begin = rows.start_of(units * split / splits);
+    const index_t count = (rows.start_of(units * (split + 1) / splits) - begin) / channels;
+    if (count == 0) return;
+    detail::split_moments(rows, from + begin, count, parts.mean(split), parts.squares(split),
+                          work + 2 * rows.width * worker);
+    parts.set_count(split, count);
+  });
+  parts.merge(mean, variance);
+}
+
+namespace detail {
+
+/// 1 / sqrt(variance + eps).
+template <class T>
+T inverse_deviation(double variance, double eps) {
+  return static_cast<T>(1.0 / std::sqrt(variance + eps));
+}
+
+/// (1 - momentum) running + momentum value.
+template <class T>
+T moved_towards(T running, double value, double momentum) {
+  return static_cast<T>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
+}
+
+}  // namespace detail
+
+/// State update of a training step from the moments of its batch, `count` > 1 values a channel (not checked;
+/// with 1 the unbiased variance is a NaN). statistics_c = mean_c, statistics_(channels + c) = 1 /
+/// sqrt(variance_c + eps). The running statistics become (1 - momentum) running + momentum value, with mean_c
+/// and the unbiased variance, variance_c count / (count - 1), for `value`. batches[0] += 1. statistics: 2
+/// channels elements; mean, variance and the running statistics: `channels` elements each. Computed in
+/// double, rounded to T.
+template <class T>
+void batch_norm_use_batch(context<device::cpu>&, const double* mean, const double* variance, index_t channels,
+                          index_t count, double eps, double momentum, T* statistics, T* running_mean,
+                          T* running_var, T* batches) {
+  const double unbiased = static_cast<double>(count) / static_cast<double>(count - 1);
+  for (index_t c = 0; c < channels; ++c) {
+    statistics[c] = static_cast<T>(mean[c]);
+    statistics[channels + c] = detail::inverse_deviation<T>(variance[c], eps);
+    running_mean[c] = detail::moved_towards(running_mean[c], mean[c], momentum);
+    running_var[c] = detail::moved_towards(running_var[c], variance[c] * unbiased, momentum);
+  }
+  *batches += T{1};
+}
+/// The same, with the moments computed from the rows of x, M x C dense, M > 1 (M = 0 fails an assertion).
+template <class T>
+void batch_norm_use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double eps,
+                          double momentum, T* statistics, T* running_mean, T* running_var, T* batches) {
+  const index_t channels = x.extent(1);
+  scratch_frame frame(ctx.scratch());
+  double* const mean = frame.take<double>(2 * channels);
+  batch_norm_statistics<T>(ctx, x, mean, mean + channels);
+  batch_norm_use_batch<T>(ctx, mean, mean + channels, channels, x.extent(0), eps, momentum, statistics,
+                          running_mean, running_var, batches);
+}
+/// GPU overload: <pufferfish/gpu.hpp>. M < 2 fails an assertion.
+template <class T>
+void batch_norm_use_batch(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
+                          double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
+                          parameter_t<T>* running_var, parameter_t<T>* batches);
+
+/// Fills `statistics` for inference from the running statistics: statistics_c = running_mean_c,
+/// statistics_(channels + c) = 1 / sqrt(running_var_c + eps). statistics: 2 channels elements; it overlaps no
+/// running statistics.
+template <class T>
+void batch_norm_use_running(context<device::cpu>&, const T* running_mean, const T* running_var,
+                            index_t channels, double eps, T* statistics) {
+  for (index_t c = 0; c < channels; ++c) {
+    statistics[c] = running_mean[c];
+    statistics[channels + c] = detail::inverse_deviation<T>(static_cast<double>(running_var[c]), eps);
+  }
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void batch_norm_use_running(context<device::gpu>& ctx, const parameter_t<T>* running_mean,
+                            const parameter_t<T>* running_var, index_t channels, double eps,
+                            parameter_t<T>* statistics);
+
+/// Operations applied after a normalisation in the same pass, in the order of the members. The default is
+/// none.
+///
+/// \code
+/// // The end of a residual block: y = relu(norm(x) + branch), with the mask for the backward pass.
+/// ops::batch_norm_apply<float>(ctx, x, mean, inv_std, weight, bias, y, {branch, true, mask});
+/// ops::masked_copy<float>(ctx, dy, mask, dbranch);
+/// ops::batch_norm_backward<float>(ctx, x, dy, mean, inv_std, weight, {dweight}, {dbias}, dx, mask);
+/// \endcode
+template <class T>
+struct norm_epilogue {
+  tensor_view<const T, 2> addend;  ///< added to the result; a null view: no addend
+  bool relu = false;               ///< then negative values become 0
+  relu_mask<T> mask;               ///< with relu: receives the bits for the backward pass; null: not written
+};
+
+/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, then `epilogue`: plus addend_mc, then 0 where that is
+/// negative (a NaN stays). x, y, addend: M x C dense; the other arrays: C elements. y may be the addend and
+/// overlaps nothing else: the backward pass needs x. epilogue.mask, if not null: relu_mask::size() words,
+/// overwritten if epilogue.relu is set, with the bits of positive results (and of NaNs).
+template <class T>
+void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
+                      const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
+                      const norm_epilogue<T>& epilogue = {}) {
+  const detail::wide_rows<T> rows(x.shape());
+  scratch_frame frame(ctx.scratch());
+  T* values = frame.take<T>(3 * rows.width);
+  T *centre = values, *scale = centre + rows.width, *shift = scale + rows.width;
+  for (index_t c = 0; c < rows.channels; ++c) {
+    centre[c] = mean[c];
+    scale[c] = inv_std[c] * weight[c];
+    shift[c] = bias[c];
+  }
+  for (T* value : {centre, scale, shift}) rows.repeat(value);
+  detail::norm_pass<T> pass;
+  pass.x = x.flat().data();
+  pass.other = epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data();
+  pass.y = y.flat().data();
+  pass.relu = epilogue.relu;
+  pass.mask = epilogue.relu ? epilogue.mask.words : nullptr;
+  pass.mean = centre;
+  pass.scale = scale;
+  pass.shift = shift;
+  pass.width = rows.width;
+  pass.stream = pass.other != pass.y && detail::streams_past_cache(pass.y, y.size(), rows.width);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_apply<T>);
+  detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
+}
+/// GPU overload: <pufferfish/gpu.hpp>. gpu/kernels/elementwise/relu_mask.hpp describes the bit order of its
+/// masks.
+template <class T>
+void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const parameter_t<T>* mean,
+                      const parameter_t<T>* inv_std, const parameter_t<T>* weight, const parameter_t<T>* bias,
+                      const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue = {});
+
+namespace detail {
+
+/// dbias = sum of g, dweight = sum of g (x - mean), g the masked dy: in T within a unit, then in double.
+template <class T>
+void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_pass<T>& pass, double* dweight,
+               double* dbias) {
+  const index_t splits = norm_splits(rows), units = rows.units(), channels = rows.channels,
+                width = rows.width;
+  scratch_frame frame(ctx.scratch());
+  double* parts = frame.take<double>(splits * 2 * channels);
+  double* totals = frame.take<double>(2 * width * ctx.threads());
+  T* sums = frame.take<T>(2 * width * ctx.threads());
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), norms, norm_gradient_sums<T>);
+  ctx.parallel_for(splits, [&](index_t split, int worker) {
+    double* total = totals + 2 * width * worker;
+    std::fill_n(total, 2 * width, 0.0);
+    kernel(pass, rows.start_of(units * split / splits), rows.start_of(units * (split + 1) / splits),
+           sums + 2 * width * worker, total);
+    double* part = parts + split * 2 * channels;
+    std::fill_n(part, 2 * channels, 0.0);
+    for (index_t i = 0; i < width; i += channels) {
+      for (index_t c = 0; c < channels; ++c) {
+        part[c] += total[i + c];
+        part[channels + c] += total[width + i + c];
+      }
+    }
+  });
+  for (index_t c = 0; c < channels; ++c) {
+    dbias[c] = dweight[c] = 0.0;
+    for (index_t split = 0; split < splits; ++split) {
+      dbias[c] += parts[split * 2 * channels + c];
+      dweight[c] += parts[(split * 2 + 1) * channels + c];
+    }
+  }
+}
+
+}  // namespace detail
+
+/// The gradients of y = batch_norm_apply(x), where mean and inv_std depend on x (formulas:
+/// reference::batch_norm_backward). dweight, dbias: C elements each, overwritten or added to; summed in T
+/// over at most 8 sizeof(T) rows (of detail::wide_rows), then in double. dx: a null view if not wanted; it
+/// may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean, inv_std: as passed to
+/// batch_norm_apply. mask: as written by batch_norm_apply if a ReLU was applied; dy is then the gradient of
+/// the ReLU's output. The gradient of an addend is masked_copy(dy), which must run before dy is overwritten
+/// by dx.
+template <class T>
+void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                         const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
+                         const sum_target<T>& dweight, const sum_target<T>& dbias,
+                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {}) {
+  const detail::wide_rows<T> rows(x.shape());
+  scratch_frame frame(ctx.scratch());
+  double* const weight_sums = frame.take<double>(2 * rows.channels);
+  double* const bias_sums = weight_sums + rows.channels;
+  T* values = frame.take<T>(4 * rows.width);
+  T *centre = values, *scale = centre + rows.width, *slope = scale + rows.width, *shift = slope + rows.width;
+  std::copy_n(mean, rows.channels, centre);
+  rows.repeat(centre);
+  detail::norm_pass<T> pass;
+  pass.x = x.flat().data();
+  pass.other = dy.flat().data();
+  pass.mask = mask.words;
+  pass.mean = centre;
+  pass.width = rows.width;
+  detail::norm_sums(ctx, rows, pass, weight_sums, bias_sums);
+  for (index_t c = 0; c < rows.channels; ++c) weight_sums[c] *= static_cast<double>(inv_std[c]);
+  store_sums(weight_sums, dweight, rows.channels);
+  store_sums(bias_sums, dbias, rows.channels);
+  if (dx.is_null() || rows.size == 0) return;
+  // dx = scale g + (x - mean) slope + shift, with one scale, slope and shift for each channel.
+  const auto count = static_cast<double>(x.extent(0));
+  for (index_t c = 0; c < rows.channels; ++c) {
+    const double spread = static_cast<double>(inv_std[c]);
+    const double factor = static_cast<double>(weight[c]) * spread;
+    scale[c] = static_cast<T>(factor);
+    slope[c] = static_cast<T>(-factor * spread * weight_sums[c] / count);
+    shift[c] = static_cast<T>(-factor * bias_sums[c] / count);
+  }
+  for (T* value : {scale, slope, shift}) rows.repeat(value);
+  pass.y = dx.flat().data();
+  pass.scale = scale;
+  pass.slope = slope;
+  pass.shift = shift;
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_input_gradient<T>);
+  detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                         const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
+                         const parameter_t<T>* inv_std, const parameter_t<T>* weight,
+                         const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
+                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {});
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

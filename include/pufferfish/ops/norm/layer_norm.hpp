@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Layer normalisation over rows, y = norm(dropout(x) + residual) weight + bias, with its gradients: the
+/// plain reference and the fast CPU form.
+///
+/// \code
+/// std::vector<float> statistics(2 * rows);
+/// ops::norm_record<float> record;  // without dropout and residual, the sum is x itself
+/// record.sum = x.data();
+/// record.statistics = statistics.data();
+/// ops::layer_norm_forward<float>(ctx, {x, {}, {}, nullptr}, weight.data(), bias.data(), 1e-6, y, record);
+/// ops::layer_norm_backward<float>(ctx, record, {}, weight.data(), dy, {dweight.data()}, {dbias.data()},
+///                                 {}, dx);
+/// \endcode
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/ops/elementwise/dropout.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
+#include <pufferfish/ops/linear/column_sums.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+/// Dropout of a matrix: element (row, column) has position number(row) columns + column in the random stream.
+/// Rows are numbered first_row, first_row + 1, ... or as listed in `numbers`. Listed numbers can make the
+/// mask of a token independent of the other sequences of the batch, whatever their lengths. `numbers` is not
+/// owned; it is in the memory of the context's device and must stay unchanged until the backward pass.
+struct row_dropout {
+  double probability = 0.0;  ///< in [0, 1); 0: no dropout
+  random_stream random{0, 0};
+  std::uint64_t first_row = 0;
+  const std::uint64_t* numbers = nullptr;
+
+  bool drops() const { return probability > 0.0; }
+  std::uint64_t number(index_t row) const {
+    return numbers != nullptr ? numbers[row] : first_row + static_cast<std::uint64_t>(row);
+  }
+  double scale() const { return 1.0 / (1.0 - probability); }
+};
+
+/// Input of a layer norm, which normalises s = dropout(x) + residual. Refers to the caller's memory.
+template <class T>
+struct norm_input {
+  tensor_view<const T, 2> x;         ///< contiguous rows
+  tensor_view<const T, 2> residual;  ///< shape of x, contiguous rows; a null view: no residual
+  row_dropout dropout;
+  T* sum = nullptr;  ///< receives s if sums(): rows x columns, dense; may be x. nullptr: s is not kept
+
+  /// True if s differs from x.
+  bool sums() const { return dropout.drops() || !residual.is_null(); }
+};
+
+/// Data that the backward pass of a layer norm needs. The caller owns the memory (usually on the tape). The
+/// caller sets all pointers before the forward pass, which writes the statistics and the mask, but not `sum`:
+/// that is norm_input::sum, or the address of a dense x if norm_input::sums() is false.
+template <class T>
+struct norm_record {
+  using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  static constexpr index_t word_bits = 8 * static_cast<index_t>(sizeof(T));
+
+  const T* sum = nullptr;                ///< s, rows x columns, dense
+  parameter_t<T>* statistics = nullptr;  ///< mean and inverse deviation of each row: 2 rows elements
+  word* mask = nullptr;  ///< mask_size() words: bit set where dropout kept; null without dropout
+
+  /// Number of words of a mask: for each word_bits consecutive rows, one word for each column.
+  static index_t mask_size(const extents<2>& shape) {
+    return (shape[0] + word_bits - 1) / word_bits * shape[1];
+  }
+};
+
+namespace reference {
+
+/// s = dropout(x) + residual (a null view: none); n = (s - mean) / sqrt(variance + eps) with mean and biased
+/// variance of the row; y = n weight + bias.
+template <class T>
+void layer_norm_forward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& residual,
+                        const row_dropout& dropout, const T* weight, const T* bias, double eps,
+                        const tensor_view<T, 2>& y) {
+  const index_t columns = x.extent(1);
+  const auto threshold = dropout_threshold(dropout.probability);
+  for (index_t m = 0; m < x.extent(0); ++m) {
+    const auto value = [&](index_t c) {
+      const std::uint64_t position =
+          dropout.number(m) * static_cast<std::uint64_t>(columns) + static_cast<std::uint64_t>(c);
+      const bool off = dropout.drops() && dropped(dropout.random, position, threshold);
+      const double kept = off ? 0.0 : static_cast<double>(x(m, c)) * dropout.scale();
+      return kept + (residual.is_null() ? 0.0 : static_cast<double>(residual(m, c)));
+    };
+    double mean = 0.0, variance = 0.0;
+    for (index_t c = 0; c < columns; ++c) mean += value(c) / static_cast<double>(columns);
+    for (index_t c = 0; c < columns; ++c) {
+      variance += (value(c) - mean) * (value(c) - mean) / static_cast<double>(columns);
+    }
+    for (index_t c = 0; c < columns; ++c) {
+      const double n = (value(c) - mean) / std::sqrt(variance + eps);
+      y(m, c) = static_cast<T>(n * static_cast<double>(weight[c]) + static_cast<double>(bias[c]));
+    }
+  }
+}
+
+/// With g = dy weight: dsum = (g - mean(g) - n mean(g n)) inverse_deviation, the means over the row; dweight
+/// = sum of dy n and dbias = sum of dy over rows. The gradient of x is dropout(dsum) with the same mask.
+template <class T>
+void layer_norm_backward(const tensor_view<const T, 2>& normalised, const T* inverse_deviation,
+                         const T* weight, const tensor_view<const T, 2>& dy, double* dweight, double* dbias,
+                         const tensor_view<T, 2>& dsum) {
+  const index_t columns = dy.extent(1);
+  std::fill_n(dweight, columns, 0.0);
+  std::fill_n(dbias, columns, 0.0);
+  for (index_t m = 0; m < dy.extent(0); ++m) {
+    const auto n = [&](index_t c) { return static_cast<double>(normalised(m, c)); };
+    const auto g = [&](index_t c) { return static_cast<double>(dy(m, c)) * static_cast<double>(weight[c]); };
+    double shift = 0.0, slope = 0.0;
+    for (index_t c = 0; c < columns; ++c) {
+      shift += g(c) / static_cast<double>(columns);
+      slope += g(c) * n(c) / static_cast<double>(columns);
+      dweight[c] += static_cast<double>(dy(m, c)) * n(c);
+      dbias[c] += static_cast<double>(dy(m, c));
+    }
+    for (index_t c = 0; c < columns; ++c) {
+      dsum(m, c) = static_cast<T>((g(c) - shift - n(c) * slope) * static_cast<double>(inverse_deviation[m]));
+    }
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+template <class T>
+using mask_word = typename norm_record<T>::word;
+
+/// One row of the forward pass. nullptr: the operand is absent, or the result is not wanted.
+template <class T>
+struct norm_row {
+  index_t columns;
+  double eps;
+  const T *weight, *bias;
+  const T *x, *residual;
+  const std::uint32_t* words;  ///< random words, one for each element: dropped where below the threshold
+  std::uint32_t threshold;
+  T scale;
+  mask_word<T>*mask, bit;
+  bool first_bit;  ///< first row of a mask word: overwrite the words, do not add bits
+  const T* sum;    ///< address of s of this row: sum_to, or x
+  T *sum_to, *y, *statistics;
+};
+
+/// One row of the backward pass. weight_sums and bias_sums are added to.
+template <class T>
+struct norm_gradient_row {
+  index_t columns;
+  const T *weight, *sum, *dy;
+  T mean, inverse_deviation, scale;
+  const mask_word<T>* mask;
+  mask_word<T> bit;
+  T *weight_sums, *bias_sums, *dsum, *dx;
+};
+
+#define PUFFERFISH_KERNELS layer_norms
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/norm/layer_norm.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// How rows are cut into tasks: whole words of a mask, and at most 64 tasks, as each has its own sums.
+template <class T>
+struct norm_tasks {
+  index_t rows, rows_a_task;
+
+  explicit norm_tasks(index_t count) : rows(count) {
+    constexpr index_t unit = norm_record<T>::word_bits, most = 64;
+    const index_t units = (count + unit - 1) / unit;
+    rows_a_task = unit * std::max<index_t>(1, (units + most - 1) / most);
+  }
+  index_t count() const { return (rows + rows_a_task - 1) / rows_a_task; }
+  index_t begin(index_t task) const { return task * rows_a_task; }
+  index_t end(index_t task) const { return std::min(rows, begin(task) + rows_a_task); }
+};
+
+template <class T>
+bool dense_rows(const tensor_view<T, 2>& view) {
+  return view.stride(1) == 1 || view.extent(1) <= 1;
+}
+
+inline void check_norm(const char* what, const char* name, const extents<2>& shape, const extents<2>& other,
+                       bool rows_dense) {
+  if (shape != other || !rows_dense) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": x is ", shape, ", ", name, " ", other, rows_dense ? "" : " with rows that are not dense"});
+  }
+}
+
+}  // namespace detail
+
+/// y = (s - mean) / sqrt(variance + eps) weight + bias, mean and biased variance over each row of s =
+/// dropout(x) + residual (Ba, Kiros, Hinton: "Layer normalization", 2016). One pass over memory.
+///
+/// All matrices are M x C. y has contiguous rows and may be x or the residual, but not input.sum. weight,
+/// bias: C elements. Sums of a row are in T, first of s, then of squared distances to the mean. `record`: in
+/// training its statistics are written, mean and inverse deviation of row m at 2 m and 2 m + 1, and its mask
+/// if there is dropout; in inference its pointers are null. Dropout is applied in any case: in inference pass
+/// input.dropout = {}. Throws shape_error for a shape other than that of x and for rows that are not
+/// contiguous.
+template <class T>
+void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
+                        double eps, const tensor_view<T, 2>& y, const norm_record<T>& record) {
+  const tensor_view<const T, 2>&x = input.x, &residual = input.residual;
+  const row_dropout& dropout = input.dropout;
+  const index_t columns = x.extent(1);
+  detail::check_norm("layer_norm_forward", "y", x.shape(), y.shape(),
+                     detail::dense_rows(x) && detail::dense_rows(y));
+  if (!residual.is_null()) {
+    detail::check_norm("layer_norm_forward", "residual", x.shape(), residual.shape(),
+                       detail::dense_rows(residual));
+  }
+  if (x.empty()) return;
+  const detail::norm_tasks<T> tasks(x.extent(0));
+  scratch_frame frame(ctx.scratch());
+  auto* words = frame.take<std::uint32_t>(dropout.drops() ? columns * ctx.threads() : 0);
+  const auto random_words = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::layer_norms, norm_forward<T>);
+  detail::norm_row<T> common{};
+  common.columns = columns;
+  common.eps = eps;
+  common.weight = weight;
+  common.bias = bias;
+  common.threshold = dropout_threshold(dropout.probability);
+  common.scale = static_cast<T>(dropout.scale());
+  ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
+    detail::norm_row<T> row = common;
+    if (dropout.drops()) row.words = words + worker * columns;
+    for (index_t m = tasks.begin(task); m < tasks.end(task); ++m) {
+      if (dropout.drops()) {
+        random_words(dropout.random.seed(), dropout.random.stream(),
+                     dropout.number(m) * static_cast<std::uint64_t>(columns), columns,
+                     words + worker * columns);
+      }
+      const index_t in_word = m % norm_record<T>::word_bits;
+      row.first_bit = in_word == 0;
+      row.bit = static_cast<detail::mask_word<T>>(std::uint64_t{1} << in_word);
+      row.mask = record.mask == nullptr ? nullptr : record.mask + m / norm_record<T>::word_bits * columns;
+      row.x = x.data() + m * x.stride(0);
+      row.residual = residual.is_null() ? nullptr : residual.data() + m * residual.stride(0);
+      row.y = y.data() + m * y.stride(0);
+      row.sum_to = !input.sums() ? nullptr : input.sum == nullptr ? row.y : input.sum + m * columns;
+      row.sum = input.sums() ? row.sum_to : row.x;
+      row.statistics = record.statistics == nullptr ? nullptr : record.statistics + 2 * m;
+      kernel(row);
+    }
+  });
+}
+
+/// GPU overload: <pufferfish/gpu.hpp>. It keeps no mask.
+template <class T>
+void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
+                        const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
+                        const norm_record<T>& record);
+
+/// Number of mask words of a record if there is dropout. 0 on the
+/// GPU, whose backward pass computes the random numbers again.
+template <class T>
+index_t norm_mask_size(context<device::cpu>&, const extents<2>& shape) {
+  return norm_record<T>::mask_size(shape);
+}
+template <class T>
+index_t norm_mask_size(context<device::gpu>&, const extents<2>&) {
+  return 0;
+}
+
+/// Gradients from dy (formulas: reference::layer_norm_backward). dsum: the gradient of s = dropout(x) +
+/// residual, which is also that of the residual. dx: the gradient of x, which differs from dsum if there was
+/// dropout. dsum, dx: M x C, contiguous rows; each may be a null view, dsum may be dy. dweight, dbias: C
+/// elements each. `record`, `dropout`: as in the forward pass; record.sum and record.statistics are not null,
+/// nor is record.mask with dropout. One pass over memory. Sums over rows are in T for up to 64 rows (float:
+/// 32), then in double, in a fixed order. Throws shape_error as the forward pass.
+template <class T>
+void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
+                         const T* weight, const tensor_view<const T, 2>& dy, const sum_target<T>& dweight,
+                         const sum_target<T>& dbias, const tensor_view<T, 2>& dsum,
+                         const tensor_view<T, 2>& dx) {
+  const index_t columns = dy.extent(1);
+  for (const tensor_view<T, 2>& to : {dsum, dx}) {
+    if (to.is_null()) continue;
+    detail::check_norm("layer_norm_backward", "gradient", dy.shape(), to.shape(),
+                       detail::dense_rows(dy) && detail::dense_rows(to));
+  }
+  scratch_frame frame(ctx.scratch());
+  double* const found = frame.take<double>(2 * columns);  // sums for the weight, then for the bias
+  std::fill_n(found, 2 * columns, 0.0);
+  if (dy.empty()) {
+    store_sums(found, dweight, columns);
+    store_sums(found + columns, dbias, columns);
+    return;
+  }
+  const detail::norm_tasks<T> tasks(dy.extent(0));
+  double* totals = frame.take<double>(2 * columns * tasks.count());
+  T* sums = frame.take<T>(2 * columns * ctx.threads());
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::layer_norms, norm_backward<T>);
+  const auto column_sums = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
+  detail::norm_gradient_row<T> common{};
+  common.columns = columns;
+  common.weight = weight;
+  common.scale = static_cast<T>(dropout.scale());
+  ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
+    detail::norm_gradient_row<T> row = common;
+    T* const own = sums + worker * 2 * columns;
+    row.weight_sums = own;
+    row.bias_sums = own + columns;
+    double* const total = totals + task * 2 * columns;
+    std::fill_n(total, 2 * columns, 0.0);
+    const index_t end = tasks.end(task);
+    for (index_t m = tasks.begin(task); m < end; ++m) {
+      const index_t in_word = m % norm_record<T>::word_bits;
+      if (in_word == 0) std::fill_n(own, 2 * columns, T{});
+      row.bit = static_cast<detail::mask_word<T>>(std::uint64_t{1} << in_word);
+      row.mask = dropout.drops() ? record.mask + m / norm_record<T>::word_bits * columns : nullptr;
+      row.sum = record.sum + m * columns;
+      row.mean = record.statistics[2 * m];
+      row.inverse_deviation = record.statistics[2 * m + 1];
+      row.dy = dy.data() + m * dy.stride(0);
+      row.dsum = dsum.is_null() ? nullptr : dsum.data() + m * dsum.stride(0);
+      row.dx = dx.is_null() ? nullptr : dx.data() + m * dx.stride(0);
+      kernel(row);
+      if (in_word == norm_record<T>::word_bits - 1 || m + 1 == end) {
+        column_sums(own, 1, 2 * columns, 2 * columns, total);
+      }
+    }
+  });
+  const auto merge = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<double>);
+  merge(totals, tasks.count(), 2 * columns, 2 * columns, found);
+  store_sums(found, dweight, columns);
+  store_sums(found + columns, dbias, columns);
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
+                         const parameter_t<T>* weight, const tensor_view<const T, 2>& dy,
+                         const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
+                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Maximum and average over windows of NHWC images, with gradients: the plain reference and the fast CPU
+/// form.
+///
+/// The operations check no shapes: y must have the extents that a valid pool_shape computes with output(). A
+/// view that is not dense throws shape_error.
+///
+/// \code
+/// const pool_shape shape = pool_shape::square(3, 2, 1);
+/// tensor<float, 4> x({8, 112, 112, 64}), y({8, 56, 56, 64}), dx(x.shape());
+/// ops::max_pool_forward<float>(ctx, shape, x, y);
+/// ops::max_pool_backward<float>(ctx, shape, x, y, dy, dx);
+/// \endcode
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include <pufferfish/ops/conv/conv_shape.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// The windows of a pooling operation. Lengths in pixels. Window (oy, ox) covers rows oy stride.height -
+/// padding.height + 0 .. kernel.height - 1 of the image, and columns likewise. An aggregate: nothing is
+/// checked until validate() is called.
+struct pool_shape {
+  size2 kernel{1, 1};
+  size2 stride{1, 1};
+  size2 padding{0, 0};
+  friend bool operator==(const pool_shape&, const pool_shape&) = default;
+
+  /// A square window with equal stride and padding in both directions. The result is not validated.
+  static pool_shape square(index_t kernel, index_t stride, index_t padding = 0) {
+    return {{kernel, kernel}, {stride, stride}, {padding, padding}};
+  }
+
+  /// Throws shape_error, naming `layer`, unless
+  /// - kernel and stride are positive and 0 <= padding <= kernel / 2: every window holds a real pixel,
+  /// - kernel height * kernel width fits in index_t, and each is at most a quarter of the largest index_t.
+  void validate(const std::string& layer) const {
+    // A quarter of the largest index, since output_length adds a length and two paddings.
+    constexpr index_t most = std::numeric_limits<index_t>::max() / 4;
+    const auto fits = [](index_t k, index_t s, index_t p) {
+      return k > 0 && k <= most && s > 0 && p >= 0 && p <= k / 2;
+    };
+    const extents<2> window{kernel.height, kernel.width};
+    if (!fits(kernel.height, stride.height, padding.height) ||
+        !fits(kernel.width, stride.width, padding.width) || detail::checked_volume(window.data(), 2) < 0) {
+      PUFFERFISH_THROW(shape_error(layer + ": not a pooling window: " + describe() +
+                                   " (padding may be at most half the kernel)"));
+    }
+  }
+
+  /// NHWC extents of the output: floor((in + 2 padding - kernel) / stride) + 1 in each direction; images and
+  /// channels are unchanged. Requires a valid shape. Throws shape_error, naming `layer.describe()`, if the
+  /// window is larger than the padded image, or the image has no pixels.
+  template <class Layer>
+  extents<4> output(const extents<4>& input, const Layer& layer) const {
+    const index_t height =
+        conv_shape::output_length(input[1], kernel.height, stride.height, padding.height, 1);
+    const index_t width = conv_shape::output_length(input[2], kernel.width, stride.width, padding.width, 1);
+    if (height <= 0 || width <= 0 || input[1] == 0 || input[2] == 0) {
+      PUFFERFISH_THROW(shape_error(layer.describe() + ": input " + to_string<4>(input) +
+                                   " (NHWC) is smaller than the window"));
+    }
+    return {input[0], height, width, input[3]};
+  }
+
+  /// Text for messages: "kernel 3x3, stride 2x2, padding 1x1".
+  std::string describe() const {
+    const auto pair = [](size2 s) { return std::to_string(s.height) + "x" + std::to_string(s.width); };
+    return "kernel " + pair(kernel) + ", stride " + pair(stride) + ", padding " + pair(padding);
+  }
+};
+
+namespace ops {
+namespace detail {
+
+/// The real pixels of one window, rows y0 .. y1 - 1 and columns x0 .. x1 - 1.
+struct pool_window {
+  index_t y0, y1, x0, x1;
+  index_t pixels() const { return (y1 - y0) * (x1 - x0); }
+};
+
+/// Window (oy, ox) of an input, without its padding. Not empty for a valid shape.
+inline pool_window window_at(const pool_shape& shape, const extents<4>& input, index_t oy, index_t ox) {
+  const index_t top = oy * shape.stride.height - shape.padding.height;
+  const index_t left = ox * shape.stride.width - shape.padding.width;
+  return {std::max<index_t>(top, 0), std::min(top + shape.kernel.height, input[1]),
+          std::max<index_t>(left, 0), std::min(left + shape.kernel.width, input[2])};
+}
+
+/// Divisor of an average: the number of real pixels of the window, or with count_padding of all its pixels.
+inline index_t average_over(const pool_shape& shape, const pool_window& window, bool count_padding) {
+  return count_padding ? shape.kernel.height * shape.kernel.width : window.pixels();
+}
+
+/// True if `a` replaces `best` as a maximum; a NaN replaces everything, so that it stays visible.
+template <class T>
+bool beats(T a, T best) {
+  return a > best || a != a;
+}
+
+/// Calls f(oy, ox, window) for the windows of one image.
+template <class F>
+void for_each_window(const pool_shape& shape, const extents<4>& input, const extents<4>& output, F&& f) {
+  for (index_t oy = 0; oy < output[1]; ++oy) {
+    for (index_t ox = 0; ox < output[2]; ++ox) f(oy, ox, window_at(shape, input, oy, ox));
+  }
+}
+
+}  // namespace detail
+
+namespace reference {
+
+/// y[n,oy,ox,c] = the largest of x[n,:,:,c] in the window; padding is ignored.
+template <class T>
+void max_pool_forward(const pool_shape& shape, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
+  for (index_t n = 0; n < y.extent(0); ++n) {
+    ops::detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      for (index_t c = 0; c < y.extent(3); ++c) {
+        T best = x(n, w.y0, w.x0, c);
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) {
+            if (ops::detail::beats(x(n, iy, ix, c), best)) best = x(n, iy, ix, c);
+          }
+        }
+        y(n, oy, ox, c) = best;
+      }
+    });
+  }
+}
+
+/// dx: each dy is added at the first pixel of its window, row by row, that equals the largest. dx is
+/// overwritten. Unlike the fast form, a window with a NaN passes its gradient to some pixel.
+template <class T>
+void max_pool_backward(const pool_shape& shape, const tensor_view<const T, 4>& x,
+                       const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
+  for (T& value : dx.flat()) value = T{};
+  for (index_t n = 0; n < dy.extent(0); ++n) {
+    ops::detail::for_each_window(shape, x.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      for (index_t c = 0; c < dy.extent(3); ++c) {
+        index_t best_y = w.y0, best_x = w.x0;
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) {
+            if (x(n, iy, ix, c) > x(n, best_y, best_x, c)) best_y = iy, best_x = ix;
+          }
+        }
+        dx(n, best_y, best_x, c) += dy(n, oy, ox, c);
+      }
+    });
+  }
+}
+
+/// y[n,oy,ox,c] = sum of x[n,:,:,c] in the window / (all of the window's pixels, or the real ones).
+template <class T>
+void average_pool_forward(const pool_shape& shape, bool count_padding, const tensor_view<const T, 4>& x,
+                          const tensor_view<T, 4>& y) {
+  for (index_t n = 0; n < y.extent(0); ++n) {
+    ops::detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      for (index_t c = 0; c < y.extent(3); ++c) {
+        T sum{};
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) sum += x(n, iy, ix, c);
+        }
+        y(n, oy, ox, c) = sum / static_cast<T>(ops::detail::average_over(shape, w, count_padding));
+      }
+    });
+  }
+}
+
+/// dx, overwritten: each dy, divided as in the forward pass, is added to all pixels of its window.
+template <class T>
+void average_pool_backward(const pool_shape& shape, bool count_padding, const tensor_view<const T, 4>& dy,
+                           const tensor_view<T, 4>& dx) {
+  for (T& value : dx.flat()) value = T{};
+  for (index_t n = 0; n < dy.extent(0); ++n) {
+    ops::detail::for_each_window(shape, dx.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      for (index_t c = 0; c < dy.extent(3); ++c) {
+        const T share = dy(n, oy, ox, c) / static_cast<T>(ops::detail::average_over(shape, w, count_padding));
+        for (index_t iy = w.y0; iy < w.y1; ++iy) {
+          for (index_t ix = w.x0; ix < w.x1; ++ix) dx(n, iy, ix, c) += share;
+        }
+      }
+    });
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Calls f(n, oy, ox, window) for all windows; a row of windows is a task. `input` and `output`: NHWC
+/// extents.
+template <class F>
+void for_each_output(context<device::cpu>& ctx, const pool_shape& shape, const extents<4>& input,
+                     const extents<4>& output, F&& f) {
+  ctx.parallel_for(output[0] * output[1], [&](index_t task, int) {
+    const index_t n = task / output[1], oy = task % output[1];
+    for (index_t ox = 0; ox < output[2]; ++ox) f(n, oy, ox, window_at(shape, input, oy, ox));
+  });
+}
+
+/// Offset of a window's first real pixel in a batch of images, and its size in the form of the kernels.
+inline index_t offset_of(const pool_window& w, const extents<4>& images, index_t n) {
+  return ((n * images[1] + w.y0) * images[2] + w.x0) * images[3];
+}
+inline window_pixels pixels_of(const pool_window& w, const extents<4>& images) {
+  return {w.y1 - w.y0, w.x1 - w.x0, images[2] * images[3], images[3]};
+}
+
+}  // namespace detail
+
+/// y = the largest value of each window (formula: reference::max_pool_forward). Padding is ignored; a NaN in
+/// a window makes the result NaN. x, y: NHWC, dense, y shaped shape.output(x); y does not overlap x. A row of
+/// windows is one task.
+template <class T>
+void max_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                      const tensor_view<T, 4>& y) {
+  const T* input = x.flat().data();
+  T* output = y.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_maximum<T>);
+  detail::for_each_output(
+      ctx, shape, x.shape(), y.shape(), [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
+        kernel(input + detail::offset_of(w, x.shape(), n), detail::pixels_of(w, x.shape()),
+               output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
+      });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                      const tensor_view<T, 4>& y);
+
+/// dx, overwritten, from dy (formula: reference::max_pool_backward). Finds the largest elements again from x
+/// and y, the result of the forward pass, so that no positions need to be kept. x, dx and y, dy: shapes as in
+/// the forward pass, dense; dx overlaps nothing. Where y is NaN, dy is dropped. An image is one task, since
+/// windows may overlap.
+template <class T>
+void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                       const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
+                       const tensor_view<T, 4>& dx) {
+  const index_t image = x.extent(1) * x.extent(2) * x.extent(3);
+  const T* input = x.flat().data();
+  const T* largest = y.flat().data();
+  const T* gradient = dy.flat().data();
+  T* result = dx.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_winner<T>);
+  ctx.parallel_for(x.extent(0), [&](index_t n, int) {
+    std::fill_n(result + n * image, image, T{});
+    detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      const index_t at = ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3);
+      const index_t pixel = detail::offset_of(w, x.shape(), n);
+      kernel(input + pixel, largest + at, gradient + at, detail::pixels_of(w, x.shape()), result + pixel);
+    });
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+                       const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
+                       const tensor_view<T, 4>& dx);
+
+/// y = the average of each window (formula: reference::average_pool_forward), summed in T. The divisor is the
+/// number of pixels of the window inside the image, or with count_padding kernel.height * kernel.width.
+/// Shapes and tasks as max_pool_forward.
+template <class T>
+void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
+                          const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
+  const T* input = x.flat().data();
+  T* output = y.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_sum<T>);
+  detail::for_each_output(
+      ctx, shape, x.shape(), y.shape(), [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
+        kernel(input + detail::offset_of(w, x.shape(), n), detail::pixels_of(w, x.shape()),
+               T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
+               output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
+      });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
+                          const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y);
+
+/// dx, overwritten, from dy (formula: reference::average_pool_backward), with the divisors of the forward
+/// pass. Shapes and tasks as max_pool_backward; dx overlaps nothing.
+template <class T>
+void average_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
+                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
+  const index_t image = dx.extent(1) * dx.extent(2) * dx.extent(3);
+  const T* gradient = dy.flat().data();
+  T* result = dx.flat().data();
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_spread<T>);
+  ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
+    std::fill_n(result + n * image, image, T{});
+    detail::for_each_window(shape, dx.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
+      kernel(gradient + ((n * dy.extent(1) + oy) * dy.extent(2) + ox) * dy.extent(3),
+             detail::pixels_of(w, dx.shape()),
+             T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
+             result + detail::offset_of(w, dx.shape(), n));
+    });
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
+                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The elementwise part of one time step of an LSTM, forward and backward: the plain reference and the fast
+/// CPU form, which is one pass over memory each way.
+///
+/// A row of gates is 4 hidden numbers: input gate i, forget gate f, cell candidate g, output gate o,
+/// PyTorch's order. The caller adds the products of the input and of the previous output with their weights,
+/// and the bias, into the gates before the forward pass:
+///
+/// \code
+/// weight.multiply(ctx, h, gates, true);  // step_operand: gates += h W
+/// ops::lstm_forward<float>(ctx, gates, cell_before, cell, h_next);
+/// ops::lstm_backward<float>(ctx, gates, cell_before, cell, dy, dh, dcell, dcell);  // gates: now gradients
+/// \endcode
+///
+/// Source: Hochreiter, Schmidhuber: "Long short-term memory", Neural Computation 9(8), 1997; the forget gate:
+/// Gers, Schmidhuber, Cummins, Neural Computation 12(10), 2000.
+
+#include <cmath>
+#include <cstdint>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/elementwise/chunks.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Gates of an LSTM, in the order in which they are stored side by side.
+inline constexpr index_t lstm_gates = 4;
+
+namespace ops {
+namespace reference {
+
+/// With preactivations z in `gates`: i, f, o = sigmoid(z), g = tanh(z), cell = f before + i g, output = o
+/// tanh(cell), row by row. The activations replace z. gates: batch x 4 hidden; before: batch x hidden, or a
+/// null view for zeros; cell, output: batch x hidden.
+template <class T>
+void lstm_forward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
+                  const tensor_view<T, 2>& cell, const tensor_view<T, 2>& output) {
+  const index_t hidden = cell.extent(1);
+  const auto sigmoid = [](T z) { return 1.0 / (1.0 + std::exp(-static_cast<double>(z))); };
+  for (index_t b = 0; b < cell.extent(0); ++b) {
+    for (index_t j = 0; j < hidden; ++j) {
+      const double i = sigmoid(gates(b, j)), f = sigmoid(gates(b, hidden + j)),
+                   g = std::tanh(static_cast<double>(gates(b, 2 * hidden + j))),
+                   o = sigmoid(gates(b, 3 * hidden + j));
+      const double c = (before.is_null() ? 0.0 : f * static_cast<double>(before(b, j))) + i * g;
+      gates(b, j) = static_cast<T>(i);
+      gates(b, hidden + j) = static_cast<T>(f);
+      gates(b, 2 * hidden + j) = static_cast<T>(g);
+      gates(b, 3 * hidden + j) = static_cast<T>(o);
+      cell(b, j) = static_cast<T>(c);
+      output(b, j) = static_cast<T>(o * std::tanh(c));
+    }
+  }
+}
+
+/// The gradients of lstm_forward. `gates` holds the activations and receives the gradient of the
+/// preactivations. The gradient of the output is dh = dy + dh_after. dc_after is the gradient of the cell
+/// from the next time step; dc_before receives the gradient of `before`. With t = tanh(cell) and dc =
+/// dc_after + dh o (1 - t^2): dz_i = dc g i (1 - i), dz_f = dc before f (1 - f), dz_g = dc i (1 - g^2), dz_o
+/// = dh t o (1 - o), dc_before = dc f. Null views of before, dy, dh_after and dc_after count as zeros.
+template <class T>
+void lstm_backward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
+                   const tensor_view<const T, 2>& cell, const tensor_view<const T, 2>& dy,
+                   const tensor_view<const T, 2>& dh_after, const tensor_view<const T, 2>& dc_after,
+                   const tensor_view<T, 2>& dc_before) {
+  const index_t hidden = cell.extent(1);
+  for (index_t b = 0; b < cell.extent(0); ++b) {
+    for (index_t j = 0; j < hidden; ++j) {
+      const auto at = [b, j](const auto& view) {
+        return view.is_null() ? 0.0 : static_cast<double>(view(b, j));
+      };
+      const auto gate = [&](index_t k) { return static_cast<double>(gates(b, k * hidden + j)); };
+      const double i = gate(0), f = gate(1), g = gate(2), o = gate(3), t = std::tanh(at(cell));
+      const double dh = at(dy) + at(dh_after), dc = at(dc_after) + dh * o * (1.0 - t * t);
+      const double old = at(before);
+      gates(b, j) = static_cast<T>(dc * g * i * (1.0 - i));
+      gates(b, hidden + j) = static_cast<T>(dc * old * f * (1.0 - f));
+      gates(b, 2 * hidden + j) = static_cast<T>(dc * i * (1.0 - g * g));
+      gates(b, 3 * hidden + j) = static_cast<T>(dh * t * o * (1.0 - o));
+      dc_before(b, j) = static_cast<T>(dc * f);
+    }
+  }
+}
+
+}  // namespace reference
+
+namespace detail {
+
+/// Operands of one row of a time step, forward and backward. `before`, `dy`, `dh` (the gradient dh_after) and
+/// `dc_after` may be nullptr, which counts as zeros.
+template <class T>
+struct lstm_row {
+  T* gates;
+  const T* before;
+  T *cell, *output;
+  index_t hidden;
+};
+template <class T>
+struct lstm_gradient_row {
+  T* gates;
+  const T *before, *cell, *dy, *dh, *dc_after;
+  T* dc_before;
+  index_t hidden;
+};
+
+#define PUFFERFISH_KERNELS lstm_cell
+#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/recurrent/lstm.inc>
+#include <pufferfish/linalg/for_each_target.inc>
+
+/// Row b of a view, or nullptr for a null view.
+template <class T>
+T* row_or_null(const tensor_view<T, 2>& view, index_t b) {
+  return view.is_null() ? nullptr : view.data() + b * view.stride(0);
+}
+
+/// Throws shape_error unless gates is batch x 4 hidden and `other`, unless null, has the shape of cell.
+inline void check_lstm(const char* what, const extents<2>& gates, const extents<2>& cell,
+                       const extents<2>& other, bool given) {
+  if (gates != extents<2>{cell[0], lstm_gates * cell[1]} || (given && other != cell)) {
+    pufferfish::detail::throw_error<shape_error>(
+        {what, ": gates ", gates, ", cell ", cell, ", another operand ", other});
+  }
+}
+
+/// Cost of an element, with its exponentials, in elements of a cheap pass; for cutting work into tasks.
+inline constexpr index_t lstm_row_weight = 16;
+
+}  // namespace detail
+
+/// One time step (formulas: reference::lstm_forward), within a few units in the last place. gates: batch x 4
+/// hidden, overwritten with the activations, which the backward pass needs; before: batch x hidden, or a null
+/// view for zeros; cell, output: batch x hidden, overwritten. Rows are contiguous; `cell` may be `before`,
+/// nothing else overlaps. A NaN preactivation gives a NaN activation. Throws shape_error if the shapes do not
+/// fit.
+template <class T>
+void lstm_forward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
+                  const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
+                  const tensor_view<T, 2>& output) {
+  detail::check_lstm("lstm_forward", gates.shape(), cell.shape(), output.shape(), true);
+  detail::check_lstm("lstm_forward", gates.shape(), cell.shape(), before.shape(), !before.is_null());
+  const index_t hidden = cell.extent(1);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::lstm_cell, lstm_forward_row<T>);
+  for_row_chunks(ctx, cell.extent(0), detail::lstm_row_weight * hidden, [&](index_t begin, index_t end) {
+    for (index_t b = begin; b < end; ++b) {
+      kernel({detail::row_or_null(gates, b), detail::row_or_null(before, b), detail::row_or_null(cell, b),
+              detail::row_or_null(output, b), hidden});
+    }
+  });
+}
+
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
+                  const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
+                  const tensor_view<T, 2>& output);
+
+/// The gradients of lstm_forward (formulas: reference::lstm_backward). gates: the activations of the forward
+/// pass, overwritten with the gradient of the preactivations; before, cell: as in and from the forward pass;
+/// dy, dh_after, dc_after: batch x hidden; dc_before: batch x hidden, overwritten. before, dy, dh_after and
+/// dc_after may be null views, which count as zeros. Rows are contiguous; dc_before may be dc_after, nothing
+/// else overlaps. Throws shape_error if the shapes do not fit, and for a null dc_before unless the batch is
+/// empty.
+template <class T>
+void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
+                   const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
+                   const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
+                   const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dc_before) {
+  detail::check_lstm("lstm_backward", gates.shape(), cell.shape(), dc_before.shape(), true);
+  for (const tensor_view<const T, 2>& other : {dy, before, dh_after, dc_after}) {
+    detail::check_lstm("lstm_backward", gates.shape(), cell.shape(), other.shape(), !other.is_null());
+  }
+  const index_t hidden = cell.extent(1);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::lstm_cell, lstm_backward_row<T>);
+  for_row_chunks(ctx, cell.extent(0), detail::lstm_row_weight * hidden, [&](index_t begin, index_t end) {
+    for (index_t b = begin; b < end; ++b) {
+      kernel({detail::row_or_null(gates, b), detail::row_or_null(before, b), detail::row_or_null(cell, b),
+              detail::row_or_null(dy, b), detail::row_or_null(dh_after, b), detail::row_or_null(dc_after, b),
+              detail::row_or_null(dc_before, b), hidden});
+    }
+  });
+}
+/// GPU overload: <pufferfish/gpu.hpp>.
+template <class T>
+void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
+                   const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
+                   const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
+                   const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dc_before);
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
