@@ -155,3 +155,15 @@ TEST_CASE("gpu low-rank convolution: the operations, fused and not, and over no 
     }
   }
 }
+
+TEST_CASE("gpu low-rank convolution: no outputs give a gradient of zero") {
+  auto t = random_twin<float>(2 * 9 * 4, 1), dt = random_twin<float>(2 * 9 * 4, 2);
+  twin<float> none(1);
+  const pf::extents<4> inner{2, 3, 3, 4}, outer{2, 3, 3, 0};
+  const pf::extents<2> factor{4, 0};
+  std::fill(dt.host().begin(), dt.host().end(), 0.0F);
+  pf::ops::low_rank_conv_backward_up<float>(gpu_context(), t.device_view(inner), none.device_view(outer),
+                                            none.device_view(factor), none.device_view(factor), false,
+                                            dt.device_view(inner));
+  CHECK(difference(dt) == 0.0);
+}

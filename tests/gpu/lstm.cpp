@@ -62,6 +62,11 @@ TEST_CASE("gpu lstm: one step forward and backward, with and without a state bef
   CHECK_THROWS_AS(pf::ops::lstm_forward<float>(ctx, other.device_view<2>({1, 8}), {},
                                                small.device_view<2>({2, 3}), small.device_view<2>({2, 3})),
                   pf::shape_error);
+  twin<float> gates(24);
+  const auto state = small.device_view<2>({2, 3});
+  CHECK_THROWS_AS(
+      pf::ops::lstm_backward<float>(ctx, gates.device_view<2>({2, 12}), {}, state, state, {}, {}, {}),
+      pf::shape_error);
 }
 
 TEST_CASE("gpu lstm: products step after step, one matrix and several on a diagonal") {
