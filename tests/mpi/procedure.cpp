@@ -373,6 +373,10 @@ TEST_CASE("rare exchanges after every step, with outer rate 1: the run that exch
   options.exchange.nonfinite = nonfinite_policy::skip;
   CHECK_THROWS_WITH_AS((parallel_run<float>(tiny_net<float>(false), comm, train, test, options)),
                        doctest::Contains("rare exchanges with nonfinite_policy::skip"), value_error);
+  options.exchange.nonfinite = nonfinite_policy::ignore;
+  options.switching.project_every = 2;
+  CHECK_THROWS_WITH_AS((parallel_run<float>(tiny_net<float>(false), comm, train, test, options)),
+                       doctest::Contains("rare exchanges with soft projections every 2 steps"), value_error);
 }
 
 TEST_CASE("a weighted switch: the ranks and factors of one rank with the same global batch, to rounding") {

@@ -198,6 +198,11 @@ struct run_options {
           {"rare exchanges with nonfinite_policy::", to_string(exchange.nonfinite),
            ": ranks that take local steps cannot leave one out together"});
     }
+    if (rare && switching.project_every > 0) {
+      detail::throw_error<value_error>({"rare exchanges with soft projections every ",
+                                        switching.project_every,
+                                        " steps: every rank would continue with rank 0's local steps"});
+    }
     if (pruning) validate_pruning();
     if (rare && rare->outer_momentum > 0.0 && compression.brings_momentum()) {
       detail::throw_error<value_error>({"compression ", describe(compression),

@@ -294,8 +294,10 @@ class run_switch {
     }
   }
 
-  // Rank 0 projects and broadcasts, so that all ranks have the same bits.
+  // Rank 0 projects and broadcasts, so that all ranks have the same bits. Replays of earlier steps use the
+  // communicator until they have ended.
   void project(context<device_type>& ctx, Comm& comm, model_type& net) const {
+    if constexpr (requires { ctx.synchronize(); }) ctx.synchronize();
     on_root(comm, [&] {
       project_softly(net, unmeasured(policy_on(ctx)), options_.switching.project_strength);
       return std::string();
