@@ -210,18 +210,18 @@ static __global__ void column_totals_kernel(const double* parts, index_t count, 
   State sum;
   sum.clear();
   if (column < columns) {
-    constexpr int ahead = 4;  // loads in flight
+    constexpr unsigned ahead = 4;  // loads in flight
     for (index_t first = threadIdx.y; first < count; first += ahead * total_rows) {
-      State others[static_cast<std::size_t>(ahead)];
+      State others[ahead];
 #pragma unroll
-      for (int i = 0; i < ahead; ++i) {
+      for (unsigned i = 0; i < ahead; ++i) {
         const index_t part = first + i * total_rows;
         if (part >= count) continue;
         others[i].load(parts + part * columns + column, count * columns,
                        part_begin(rows, count, part + 1) - part_begin(rows, count, part));
       }
 #pragma unroll
-      for (int i = 0; i < ahead; ++i) {
+      for (unsigned i = 0; i < ahead; ++i) {
         if (first + i * total_rows < count) sum.merge(others[i]);
       }
     }
