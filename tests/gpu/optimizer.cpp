@@ -2,8 +2,10 @@
 #include "support.hpp"
 
 #include <limits>
+#include <type_traits>
 
 #include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/gpu/optim/any_optimizer.hpp>
 #include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/optim/clip.hpp>
@@ -128,6 +130,52 @@ TEST_CASE("gpu optimizer: steps that are skipped change and count nothing; gradi
   }
   CHECK(difference(a.values) < 1e-6);
   CHECK(found.steps() == 2);
+}
+
+// At the switch a training run makes a new optimizer, but keeps the loss scaler with its flag.
+TEST_CASE("gpu optimizer: a flag that another optimizer's skipped step has left is not read") {
+  pf::gpu_context& ctx = gpu_context();
+  pf::cpu_context host;
+  const auto check = [&](auto expected_type, auto found_type, const auto& options, std::uint64_t done) {
+    using host_type = typename decltype(expected_type)::type;
+    using device_type = typename decltype(found_type)::type;
+    arenas a;
+    twin<int> flag(1, 1), usable(1, 0), skipped(1, 1);
+    host_type expected(a.on_host(), options);
+    device_type found(a.on_device(), options);
+    found.set_control({flag.device_data(), nullptr});
+    if (done > 0) {
+      expected.set_steps(done);
+      found.set_steps(done);
+    }
+    CHECK(found.steps() == done);
+    const auto step = [&](twin<int>& outcome) {
+      found.begin_step(ctx, 0.1);
+      pf::ops::copy_elements<int>(ctx, outcome.device_data(), flag.device_data(), 1);
+      found.step_range(ctx, 0, a.size);
+    };
+    step(usable);
+    expected.step(host, 0.1);
+    CHECK(difference(a.values) < 1e-6);
+    CHECK(found.steps() == done + 1);
+    step(skipped);
+    CHECK(found.steps() == done + 1);
+    found.set_control({flag.device_data(), nullptr});  // as in every epoch: the step stays skipped
+    CHECK(found.steps() == done + 1);
+    step(usable);
+    expected.step(host, 0.1);
+    CHECK(difference(a.values) < 1e-6);
+    CHECK(found.steps() == done + 2);
+  };
+  const pf::sgd_options sgd{0.9, 0.1, false, 0.01, false};
+  for (const std::uint64_t done : {0U, 5U}) {
+    CAPTURE(done);
+    check(std::type_identity<pf::Adam<float>>(), std::type_identity<pf::gpu::Adam>(), pf::adam_options{},
+          done);
+    check(std::type_identity<pf::SGD<float>>(), std::type_identity<pf::gpu::SGD>(), sgd, done);
+    check(std::type_identity<pf::Adam<float>>(), std::type_identity<pf::gpu::any_optimizer>(),
+          pf::adam_options{}, done);
+  }
 }
 
 TEST_CASE("gpu optimizer: the gradient's norm, and clipping by it") {

@@ -80,6 +80,35 @@ TEST_CASE("gpu products: linear layers' forward and backward passes") {
   }
 }
 
+TEST_CASE("gpu products: a bias is added to every row, with and without add") {
+  pf::gpu_context& ctx = gpu_context();
+  pf::cpu_context host;
+  std::uint64_t stream = 200;
+  for (const auto& [m, k, n] : shapes) {
+    for (int variant = 0; variant < 8; ++variant) {
+      const bool add = variant & 1, wide = variant & 2;
+      // cuBLASLt adds an aligned bias, a kernel adds another.
+      const index_t skew = variant / 4;
+      CAPTURE(m);
+      CAPTURE(k);
+      CAPTURE(n);
+      CAPTURE(variant);
+      auto a = random_twin<float>(m * k, ++stream), b = random_twin<float>(k * n, ++stream);
+      auto bias = random_twin<float>(n + skew, ++stream), c = random_twin<float>(m * n, ++stream);
+      const auto multiply = [&](auto& where, const pf::tensor_view<const float, 2>& left,
+                                const pf::tensor_view<const float, 2>& right,
+                                const pf::tensor_view<float, 2>& result, const float* row) {
+        wide ? pf::ops::wide_product<float>(where, left, right, result, add, row)
+             : pf::ops::row_product<float>(where, left, right, result, add, row);
+      };
+      const pf::extents<2> as{m, k}, bs{k, n}, cs{m, n};
+      multiply(host, a.host_view(as), b.host_view(bs), c.host_view(cs), bias.host_data() + skew);
+      multiply(ctx, a.device_view(as), b.device_view(bs), c.device_view(cs), bias.device_data() + skew);
+      CHECK(difference(c, 1.0) < 1e-5);
+    }
+  }
+}
+
 TEST_CASE("gpu products: batches") {
   pf::gpu_context& ctx = gpu_context();
   constexpr index_t count = 5, m = 7, k = 9, n = 4;

@@ -94,6 +94,36 @@ TEST_CASE("gpu training run: a loss scale takes no compressed gradients") {
   CHECK_THROWS_AS(static_cast<void>(of.make<gpu>(comm, options)), pf::value_error);
 }
 
+TEST_CASE("gpu training run: sums of steps with a skip flag and without") {
+  pf::gpu_context& ctx = gpu_context();
+  twin<double> results(std::vector<double>{1.5, 3.0});
+  twin<int> usable(1, 0), skipped(1, 1);
+  pf::gpu::detail::lagging_sums sums;
+  sums.set(ctx, {0.5, 1, 10, 0});
+  for (const int* skip : {static_cast<const int*>(nullptr), static_cast<const int*>(usable.device_data()),
+                          static_cast<const int*>(skipped.device_data())}) {
+    sums.add_step(ctx, results.device_data(), {4, 0}, skip);
+  }
+  const auto found = sums.now(ctx);
+  CHECK(found.loss == 3.5);
+  CHECK(found.hits == 7);
+  CHECK(found.count == 18);
+  CHECK(found.skipped == 1);
+}
+
+// Tuning makes a new exchange before the first step; the optimizer must not read the flag of the old one.
+TEST_CASE("gpu training run: with a tuned exchange") {
+  pf::self comm;
+  const image_case<> of;
+  auto options = image_case<>::options();
+  options.tune_exchange = true;
+  auto run = of.make<gpu>(comm, options);
+  recorder seen;
+  run.advance(seen);
+  run.advance(seen);
+  CHECK(run.total_steps() == 2);
+}
+
 TEST_CASE("gpu training run: a network on another device than its run") {
   if (pf::gpu::device_count() < 2) return;
   pf::self comm;

@@ -246,6 +246,19 @@ TEST_CASE("emulated device: a stream does nothing before somebody waits") {
   CHECK(x.get()[0] == 4.0F);
 }
 
+TEST_CASE("device memory is set to zero after the work that streams have") {
+  pf::gpu::stream stream;
+  pf::memory_block<float> x(pf::gpu::device_memory(), 1);
+  pf::gpu::stream_memory of_stream(stream.handle());
+  for (pf::memory_source* source : {&pf::gpu::device_memory(), static_cast<pf::memory_source*>(&of_stream)}) {
+    launch(stream.handle(), {1, 1}, write_kernel, x.data(), 0);
+    source->fill_zero(x.data(), sizeof(float));
+    float value = -1.0F;
+    x.to_host({&value, 1});
+    CHECK(value == 0.0F);
+  }
+}
+
 TEST_CASE("emulated device: branches of a capture that nobody joins") {
   pf::gpu::stream first, second;
   pf::gpu::event forked, joined;

@@ -14,10 +14,14 @@ static __global__ void store_step_values_kernel(step_values* to, step_values val
 
 /// One thread per element, 256 a block, then a loop.
 template <class T>
-static __global__ void fill_rows_kernel(const T* row, T* y, index_t size, index_t columns, index_t step) {
+static __global__ void fill_rows_kernel(const T* row, T* y, index_t size, index_t columns, index_t step,
+                                        bool add) {
+  using A = accumulate_t<T>;
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
     const index_t m = i / columns, n = i % columns;
-    y[m * step + n] = row == nullptr ? T(0) : row[n];
+    const T value = row == nullptr ? T(0) : row[n];
+    T& to = y[m * step + n];
+    to = add ? static_cast<T>(static_cast<A>(to) + static_cast<A>(value)) : value;
   }
 }
 
@@ -26,16 +30,17 @@ void store_step_values(cudaStream_t stream, step_values* to, const step_values& 
 }
 
 template <class T>
-void fill_rows(cudaStream_t stream, const T* row, T* y, index_t rows, index_t columns, index_t step) {
+void fill_rows(cudaStream_t stream, const T* row, T* y, index_t rows, index_t columns, index_t step,
+               bool add) {
   const index_t size = rows * columns;
   if (size > 0)
-    launch(stream, {blocks_for(size, 256), 256}, fill_rows_kernel<T>, row, y, size, columns, step);
+    launch(stream, {blocks_for(size, 256), 256}, fill_rows_kernel<T>, row, y, size, columns, step, add);
 }
 
 #define PUFFERFISH_INSTANTIATE(T) \
-  template void fill_rows<T>(cudaStream_t, const T*, T*, index_t, index_t, index_t);
+  template void fill_rows<T>(cudaStream_t, const T*, T*, index_t, index_t, index_t, bool);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
-template void fill_rows<double>(cudaStream_t, const double*, double*, index_t, index_t, index_t);
+template void fill_rows<double>(cudaStream_t, const double*, double*, index_t, index_t, index_t, bool);
 
 PUFFERFISH_KERNELS_END

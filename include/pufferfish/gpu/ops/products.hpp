@@ -66,13 +66,13 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
 
 }  // namespace detail
 
-/// c = a b, or c += a b with `add`; without `add`, `bias` (one element per column of c, or nullptr) is added
-/// to every row. a: M x K, b: K x N, each with dense rows or dense columns (such as transposed views); c: M x
-/// N, with dense rows; c overlaps no operand. Sums are in float (double for double). Factors of float have 24
-/// or 11 bits, depending on context_options::math. Throws shape_error, backend_error. A bias must not be
-/// given together with `add`. K = 0 is an empty sum: c becomes the bias, or zeros, or with `add` stays. The
-/// bias is added in the product's epilogue if cublasLt supports the shape and the bias is aligned to 16
-/// bytes; otherwise a kernel writes the bias to c before the product.
+/// c = a b, or c += a b with `add`. In both cases `bias` (one element per column of c, or nullptr) is added
+/// to every row of c. a: M x K, b: K x N, each with dense rows or dense columns (such as transposed views);
+/// c: M x N, with dense rows; c overlaps no operand. Sums are in float (double for double). Factors of float
+/// have 24 or 11 bits, depending on context_options::math. Throws shape_error, backend_error. K = 0 is an
+/// empty sum. The bias is added in the product's epilogue if cublasLt supports the shape and the bias is
+/// aligned to 16 bytes; otherwise a kernel writes the bias to c, or adds it, before the product. Elements of
+/// 16 bits are then rounded twice.
 ///
 ///     memory_block<float> a(gpu::device_memory(), 6 * 4), b(gpu::device_memory(), 4 * 5);
 ///     memory_block<float> c(gpu::device_memory(), 6 * 5);
@@ -82,14 +82,13 @@ void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const
               const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
   detail::blas_product p = detail::product_of<T, T>(ctx, a, b, c, add);
   if (c.empty()) return;
-  if (bias != nullptr && !add && p.k > 0) {
+  if (bias != nullptr && p.k > 0) {
     p.bias = bias;
     if (ctx.blas().multiply_with_bias(p)) return;
     p.bias = nullptr;
   }
-  PUFFERFISH_ASSERT(bias == nullptr || !add, "gpu::multiply: a bias with add");
   if (bias != nullptr || (p.k == 0 && !add)) {
-    kernels::fill_rows<T>(ctx.stream(), bias, c.data(), c.extent(0), c.extent(1), p.c_step);
+    kernels::fill_rows<T>(ctx.stream(), bias, c.data(), c.extent(0), c.extent(1), p.c_step, add);
     p.add = true;
   }
   if (p.k > 0) ctx.blas().multiply(p);
@@ -126,7 +125,7 @@ void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<
 
 namespace ops {
 
-/// c = a b + bias, or c += a b: gpu::multiply, with its shapes and errors.
+/// c = a b + bias, or with `add` c += a b + bias: gpu::multiply, with its shapes and errors.
 template <class T>
 void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {

@@ -30,7 +30,6 @@ class any_optimizer {
 
   /// Sets the skip flag and the factor of later steps; see gpu::SGD::set_control.
   void set_control(const kernels::step_control& control) {
-    control_ = control;
     std::visit([&](auto& one) { one.set_control(control); }, held_);
   }
 
@@ -43,15 +42,12 @@ class any_optimizer {
     std::visit([&](auto& one) { one.step_range(ctx, offset, size); }, held_);
   }
 
-  /// Number of steps; the last one does not count if it was skipped. Waits for the device. Throws
-  /// backend_error.
+  /// Number of steps, without skipped ones. Waits for the device. Throws backend_error.
   std::uint64_t steps() const {
-    const std::uint64_t begun = std::visit([](const auto& one) { return one.steps(); }, held_);
-    int skipped = 0;
-    if (control_.skip != nullptr) device_memory().to_host(&skipped, control_.skip, sizeof skipped);
-    return skipped != 0 && begun > 0 ? begun - 1 : begun;
+    return std::visit([](const auto& one) { return one.steps(); }, held_);
   }
-  /// Sets the number of steps. Waits for the device; the momentum and the moments stay.
+  /// Sets the number of steps: the next one is steps + 1. Waits for the device; the momentum and the moments
+  /// stay.
   void set_steps(std::uint64_t steps) {
     std::visit([&](auto& one) { one.set_steps(steps); }, held_);
   }
@@ -74,7 +70,6 @@ class any_optimizer {
   }
 
   held held_;
-  kernels::step_control control_{nullptr, nullptr};
 };
 
 }  // namespace gpu

@@ -80,12 +80,32 @@ inline void zero_unwritten(gpu_context& ctx, const optimizer_target<float>& targ
   });
 }
 
-/// Access to the member `steps` of a struct in device memory; set_steps_of sets all other members to zero.
+/// The skip flag of an optimizer's last step. Flags outlive optimizers: before the first step of an optimizer
+/// its flag may still tell that a step of another optimizer was skipped. Such a flag must not be read.
+class last_step {
+ public:
+  /// Starts a step with this flag. Returns the flag of the step before; nullptr if there was none.
+  const int* begin(const int* skip) { return std::exchange(skip_, skip); }
+  /// Forgets the step, because it has been replaced by a number of steps, or its flag may be destroyed.
+  void forget() { skip_ = nullptr; }
+  /// Waits for the device.
+  bool skipped() const {
+    int value = 0;
+    if (skip_ != nullptr) device_memory().to_host(&value, skip_, sizeof value);
+    return value != 0;
+  }
+
+ private:
+  const int* skip_ = nullptr;
+};
+
+/// Access to the member `steps` of a struct in device memory: without the last step if that was skipped;
+/// set_steps_of sets all other members to zero.
 template <class Numbers>
-std::uint64_t steps_of(const memory_block<Numbers>& numbers) {
+std::uint64_t steps_of(const memory_block<Numbers>& numbers, const last_step& last) {
   Numbers values{};
   numbers.to_host({&values, 1});
-  return values.steps;
+  return values.steps - (last.skipped() ? 1U : 0U);
 }
 template <class Numbers>
 void set_steps_of(memory_block<Numbers>& numbers, std::uint64_t steps) {
@@ -131,10 +151,15 @@ class SGD {
   const sgd_options& options() const { return options_; }
   const optimizer_target<float>& target() const { return target_; }
 
-  /// Sets a skip flag and a factor for gradients, for all later steps. Both must outlive this object. A step
-  /// whose flag *skip is not 0 when the stream reaches it changes neither values nor velocity. A captured
-  /// step keeps the addresses of its capture.
-  void set_control(const kernels::step_control& control) { control_ = control; }
+  /// Sets a skip flag and a factor for gradients, for all later steps. Both must exist until they are
+  /// replaced or no call follows. A step whose flag *skip is not 0 when the stream reaches it changes neither
+  /// values nor velocity. The value that the flag has before the first step is not read. If the flag's
+  /// address changes, the last step counts even if it was skipped. A captured step keeps the addresses of its
+  /// capture.
+  void set_control(const kernels::step_control& control) {
+    if (control.skip != control_.skip) last_.forget();
+    control_ = control;
+  }
 
   /// One step with the given learning rate over all parameters; see pufferfish::SGD::step.
   void step(gpu_context& ctx, double lr) {
@@ -150,7 +175,7 @@ class SGD {
     unwritten_.begin();
     kernels::begin_sgd(ctx.stream(),
                        {options_.momentum, options_.dampening, options_.weight_decay, options_.nesterov}, lr,
-                       control_.skip, numbers_.data());
+                       last_.begin(control_.skip), numbers_.data());
   }
   /// Updates elements offset .. offset + size - 1, in the order of the context's stream. The calls after one
   /// begin_step must contain each parameter exactly once, in any order. First zeroes gradients that layers
@@ -166,11 +191,14 @@ class SGD {
   /// number of steps waits for the device.
   std::span<float> velocity() { return velocity_.span(); }
   std::span<const float> velocity() const { return velocity_.span(); }
-  /// Number of steps begun; the last one counts even if it was skipped (any_optimizer::steps corrects that).
-  std::uint64_t steps() const { return detail::steps_of(numbers_); }
-  /// With 0 steps the next one starts with a new velocity. If the skip flag of set_control is set, the next
-  /// begin_step does not count a step, as after a skipped step.
-  void set_steps(std::uint64_t steps) { detail::set_steps_of(numbers_, steps); }
+  /// Number of steps begun, without skipped ones.
+  std::uint64_t steps() const { return detail::steps_of(numbers_, last_); }
+  /// With 0 steps the next one starts with a new velocity. The next step gets the number steps + 1, whether
+  /// the last one was skipped or not.
+  void set_steps(std::uint64_t steps) {
+    detail::set_steps_of(numbers_, steps);
+    last_.forget();
+  }
 
  private:
   optimizer_target<float> target_;
@@ -179,6 +207,7 @@ class SGD {
   memory_block<kernels::sgd_numbers> numbers_;
   memory_block<float> velocity_;
   kernels::step_control control_{nullptr, nullptr};
+  detail::last_step last_;
   pufferfish::detail::zero_before_step unwritten_;
 };
 
@@ -204,9 +233,11 @@ class Adam {
 
   const adam_options& options() const { return options_; }
   const optimizer_target<float>& target() const { return target_; }
-  /// As gpu::SGD. The skip flag must be 0 at the first begin_step: a step with the number 0 has no finite
-  /// bias correction.
-  void set_control(const kernels::step_control& control) { control_ = control; }
+  /// As gpu::SGD.
+  void set_control(const kernels::step_control& control) {
+    if (control.skip != control_.skip) last_.forget();
+    control_ = control;
+  }
 
   void step(gpu_context& ctx, double lr) {
     begin_step(ctx, lr);
@@ -219,7 +250,7 @@ class Adam {
     kernels::begin_adam(
         ctx.stream(),
         {options_.beta1, options_.beta2, options_.eps, options_.weight_decay, options_.decoupled_decay}, lr,
-        control_.skip, numbers_.data());
+        last_.begin(control_.skip), numbers_.data());
   }
   void step_range(gpu_context& ctx, index_t offset, index_t size) {
     const auto range = pieces_.of("Adam", offset, size);
@@ -232,8 +263,11 @@ class Adam {
   std::span<const float> first_moment() const { return first_.span(); }
   std::span<float> second_moment() { return second_.span(); }
   std::span<const float> second_moment() const { return second_.span(); }
-  std::uint64_t steps() const { return detail::steps_of(numbers_); }
-  void set_steps(std::uint64_t steps) { detail::set_steps_of(numbers_, steps); }
+  std::uint64_t steps() const { return detail::steps_of(numbers_, last_); }
+  void set_steps(std::uint64_t steps) {
+    detail::set_steps_of(numbers_, steps);
+    last_.forget();
+  }
 
  private:
   optimizer_target<float> target_;
@@ -242,6 +276,7 @@ class Adam {
   memory_block<kernels::adam_numbers> numbers_;
   memory_block<float> first_, second_;
   kernels::step_control control_{nullptr, nullptr};
+  detail::last_step last_;
   pufferfish::detail::zero_before_step unwritten_;
 };
 

@@ -40,8 +40,8 @@ class device_memory_source : public memory_source {
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
   }
-  // Does not wait for earlier work in streams: no stream may be using the memory.
   void fill_zero(void* memory, std::size_t bytes) override {
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     check(cudaMemset(memory, 0, bytes), "cudaMemset");
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
@@ -93,7 +93,7 @@ class pinned_memory_source final : public memory_source {
 
 }  // namespace detail
 
-/// Memory of the current device. Copies to and from the host wait for all work of the device: for setup, not
+/// Memory of the current device. All copies, and fill_zero(), wait for all work of the device: for setup, not
 /// for training steps. The object is never destroyed, like host_memory(). A block belongs to the device that
 /// was current in the thread when it was allocated (gpu::use_device). allocate() throws backend_error that
 /// names the bytes wanted, free and present; all copies throw backend_error. The functions must not be called
@@ -117,9 +117,9 @@ inline memory_source& pinned_memory() {
 
 /// Memory of the current device, allocated and freed in the order of a stream's work, from the device's pool:
 /// memory that one arena frees is available to the next without a wait. For tapes and scratch memory. Work of
-/// other streams, and fill_zero(), may use a block only after the stream has executed the allocation: so
-/// blocks are allocated without initialization, and zeroed by work in the stream. The other copies of this
-/// source wait for the device, as those of device_memory().
+/// other streams may use a block only after the stream has executed the allocation. Copies and fill_zero()
+/// wait for the device, as those of device_memory(): in training steps, blocks are allocated without
+/// initialization, and zeroed by work in the stream.
 class stream_memory final : public detail::device_memory_source {
  public:
   /// The stream must outlive this object and all memory allocated from it. The pool keeps freed memory

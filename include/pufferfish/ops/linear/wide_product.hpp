@@ -142,8 +142,7 @@ void wide_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
   });
 }
 
-/// GPU overload: <pufferfish/gpu.hpp>. `add` and a bias exclude each other (an assertion fails). a and b have
-/// dense rows or dense columns, else shape_error.
+/// GPU overload: <pufferfish/gpu.hpp>. a and b have dense rows or dense columns, else shape_error.
 template <class T>
 void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                   const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,

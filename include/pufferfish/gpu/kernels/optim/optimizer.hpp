@@ -59,7 +59,8 @@ PUFFERFISH_KERNEL_TYPES_END
 PUFFERFISH_KERNELS_BEGIN
 
 /// Counts a step and computes its numbers: increments numbers->steps unless the step before was skipped
-/// (*skip is still not 0; `skip` may be null). The learning rate is a kernel argument: not to be captured.
+/// (*skip is still not 0). `skip` is null if no step was before, or if it cannot be skipped. The learning
+/// rate is a kernel argument: not to be captured.
 void begin_sgd(cudaStream_t stream, const sgd_constants& constants, double lr, const int* skip,
                sgd_numbers* numbers);
 void begin_adam(cudaStream_t stream, const adam_constants& constants, double lr, const int* skip,

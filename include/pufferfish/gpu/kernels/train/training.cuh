@@ -9,10 +9,10 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// One thread. `skip` must not be null.
+/// One thread.
 static __global__ void add_step_kernel(const double* results, std::int64_t samples, const int* skip,
                                        epoch_sums* sums) {
-  if (*skip != 0) {
+  if (skip != nullptr && *skip != 0) {
     ++sums->skipped;
     return;
   }

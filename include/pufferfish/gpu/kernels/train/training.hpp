@@ -21,7 +21,7 @@ PUFFERFISH_KERNEL_TYPES_END
 PUFFERFISH_KERNELS_BEGIN
 
 /// Adds a step: the loss results[0], and results[1] hits of `samples`; if `samples` is 0, results[1] is added
-/// to the count. If *skip is not 0, only counts a skipped step. `skip` must not be null.
+/// to the count. If *skip is not 0, only counts a skipped step. `skip` may be null: the step is not skipped.
 void add_step(cudaStream_t stream, const double* results, std::int64_t samples, const int* skip,
               epoch_sums* sums);
 
