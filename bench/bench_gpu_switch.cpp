@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Times the switch, factorize() with the paper's choice of layers, on the processor and on a device in turns:
-// the paper's networks with random weights. Also reports the bytes copied between host and device, and the
-// difference between the truncation errors of device and processor.
+// Times the switch, factorize() with the paper's choice of layers, on the processor and on a device in turns,
+// there with each eigensolver: the paper's networks with random weights. Also reports the bytes copied
+// between host and device, and the difference between the truncation errors of device and processor.
 //
 // Link with -Wl,--wrap=cudaMemcpy,--wrap=cudaMemcpyAsync, which makes copies countable.
 
@@ -85,14 +85,14 @@ struct settings {
   std::string json_file;
 };
 
-/// The method by which the device decomposes.
+/// An eigensolver, and the options that choose it.
 struct solver {
   std::string name;
   pf::gpu::svd_settings how;
 };
 
 std::vector<std::string> solver_names() {
-  std::vector<std::string> names{"jacobi", "jacobi_fp32"};
+  std::vector<std::string> names{"host"};
 #ifdef PUFFERFISH_BENCH_CUSOLVER
   names.push_back("cusolver");
 #endif
@@ -105,7 +105,6 @@ class solvers {
   explicit solvers(const std::vector<std::string>& names) {
     for (const std::string& name : names) {
       pf::gpu::svd_settings how;
-      if (name == "jacobi_fp32") how.compute = pf::gpu::precision::fp32;
 #ifdef PUFFERFISH_BENCH_CUSOLVER
       if (name == "cusolver") how.solver = &cusolver_.emplace();
 #endif
@@ -354,7 +353,7 @@ int main(int argc, char** argv) {
   s.solvers = solver_names();
   app.option_defaults()->always_capture_default();
   app.add_option("--models", s.models, "Networks")->check(CLI::IsMember(model_names()));
-  app.add_option("--solvers", s.solvers, "The device's eigensolvers: in double, in float, the toolkit's")
+  app.add_option("--solvers", s.solvers, "Eigensolvers of the device's factorize")
       ->check(CLI::IsMember(solver_names()));
   app.add_option("--shrink", s.shrink, "Networks so many times narrower")->check(CLI::Range(1, 64));
   app.add_option("--threads", s.threads, "Threads of the processor")->check(CLI::Range(1, 4096));

@@ -22,7 +22,6 @@ extern "C" std::size_t emulated_device_copied_bytes() __attribute__((weak));
 namespace {
 
 using pf::device::gpu;
-using pf::gpu::precision;
 
 std::size_t copied_bytes() {
   return emulated_device_copied_bytes != nullptr ? emulated_device_copied_bytes() : 0;
@@ -85,19 +84,20 @@ struct matrix_errors {
 
 // The factors of rank `rank` by the device against those by the host: beside their largest elements;
 // truncation errors beside the norm of the matrix; singular values beside the first.
-template <class C>
-matrix_errors compare(const std::vector<float>& a, index_t rows, index_t columns, index_t rank) {
+matrix_errors compare(pf::gpu::eigensolver& solver, const std::vector<float>& a, index_t rows,
+                      index_t columns, index_t rank) {
   const pf::tensor_view<const float, 2> host(a.data(), {rows, columns});
   const auto expected = pf::factorize_matrix<float>(host, pf::fixed_rank{rank}, {.allow_growth = true});
   const pf::svd_result values = pf::svd(host, {.method = pf::svd_method::jacobi});
   pf::gpu_context& ctx = gpu_context();
   twin<float> matrix(a), down(rank * columns, NAN), up(rows * rank, NAN);
-  pf::gpu::jacobi_eigensolver solver;
   const pf::gpu::detail::device_matrix<float> weight(
       pf::tensor_view<const float, 2>(matrix.device_data(), {rows, columns}));
   pf::gpu::stream_memory memory(ctx.stream());
-  pf::gpu::detail::device_svd<C> svd(ctx, memory, solver, weight, pf::gpu::detail::measure(ctx, weight));
-  if (svd.is_doubtful(rank)) svd.refine();
+  pf::gpu::detail::device_svd svd(ctx, memory, weight, pf::gpu::detail::measure(ctx, weight));
+  svd.by_gram(solver);
+  if (svd.is_doubtful(rank)) svd.by_host();
+  CHECK(!svd.is_doubtful(rank));
   using pf::gpu::detail::device_matrix;
   const auto down_view = down.device_view<2>({rank, columns}), up_view = up.device_view<2>({rows, rank});
   svd.store(rank, down_view.data(), device_matrix<float>(down_view).layout, up_view.data(),
@@ -120,64 +120,65 @@ matrix_errors compare(const std::vector<float>& a, index_t rows, index_t columns
   return e;
 }
 
+template <class Check>
+void with_solver(const Check& check) {
+  pf::gpu::cusolver_eigensolver solver;
+  check(solver);
+}
+
 }  // namespace
 
 TEST_CASE("gpu factorize: matrices square, tall, wide, of one row and of one column") {
-  std::uint64_t stream = 0;
-  for (const auto& [rows, columns] : {std::pair<index_t, index_t>{1, 1},
-                                      {1, 9},
-                                      {9, 1},
-                                      {7, 7},
-                                      {30, 12},
-                                      {12, 30},
-                                      {70, 33},
-                                      {33, 200},
-                                      {66, 90}}) {
-    CAPTURE(rows);
-    CAPTURE(columns);
-    const std::vector<float> a = random_matrix(rows, columns, 0, 0.97, ++stream);
-    for (const index_t rank : {index_t{1}, (std::min(rows, columns) + 3) / 4, std::min(rows, columns)}) {
-      CAPTURE(rank);
-      const matrix_errors wide = compare<double>(a, rows, columns, rank);
-      CHECK(wide.down < 1e-6);
-      CHECK(wide.up < 1e-6);
-      CHECK(wide.truncation < 1e-6);
-      CHECK(wide.values < 1e-14);
-      const matrix_errors narrow = compare<float>(a, rows, columns, rank);
-      CHECK(narrow.down < 2e-4);
-      CHECK(narrow.up < 2e-4);
-      CHECK(narrow.truncation < 1e-6);
-      CHECK(narrow.values < 1e-6);
+  with_solver([](pf::gpu::eigensolver& solver) {
+    std::uint64_t stream = 0;
+    for (const auto& [rows, columns] : {std::pair<index_t, index_t>{1, 1},
+                                        {1, 9},
+                                        {9, 1},
+                                        {7, 7},
+                                        {30, 12},
+                                        {12, 30},
+                                        {70, 33},
+                                        {33, 200},
+                                        {66, 90}}) {
+      CAPTURE(rows);
+      CAPTURE(columns);
+      const std::vector<float> a = random_matrix(rows, columns, 0, 0.97, ++stream);
+      for (const index_t rank : {index_t{1}, (std::min(rows, columns) + 3) / 4, std::min(rows, columns)}) {
+        CAPTURE(rank);
+        const matrix_errors found = compare(solver, a, rows, columns, rank);
+        CHECK(found.down < 1e-6);
+        CHECK(found.up < 1e-6);
+        CHECK(found.truncation < 1e-6);
+        CHECK(found.values < 1e-14);
+      }
     }
-  }
+  });
 }
 
 TEST_CASE("gpu factorize: deficient and zero matrices, spectra of many orders of magnitude") {
-  const auto check = [](const std::vector<float>& a, index_t rows, index_t columns, index_t rank) {
-    CAPTURE(rows);
-    CAPTURE(rank);
-    const matrix_errors wide = compare<double>(a, rows, columns, rank);
-    CHECK(wide.down < 1e-5);
-    CHECK(wide.up < 1e-5);
-    CHECK(wide.truncation < 1e-6);
-    CHECK(wide.values < 1e-7);  // zeros are the root of rounding unless they are kept
-    const matrix_errors narrow = compare<float>(a, rows, columns, rank);
-    CHECK(narrow.truncation < 1e-6);
-    CHECK(narrow.values < 1e-6);
-  };
-  check(random_matrix(40, 25, 4, 1.0, 1), 40, 25, 4);
-  check(random_matrix(20, 50, 1, 1.0, 2), 20, 50, 1);
-  check(random_matrix(20, 33, 0, 0.3, 4), 20, 33, 20);
-  check(std::vector<float>(60), 6, 10, 3);
-  std::vector<float> huge = random_matrix(6, 9, 0, 1.0, 5), tiny = huge;
-  for (float& value : huge) value *= 1e37F;
-  for (float& value : tiny) value *= 1e-37F;
-  check(huge, 6, 9, 2);
-  check(tiny, 6, 9, 2);
-  // Beyond the rank of the matrix there is nothing to agree on but the product.
-  const std::vector<float> flat = random_matrix(40, 25, 4, 1.0, 3);
-  CHECK(compare<double>(flat, 40, 25, 9).truncation < 1e-6);
-  CHECK(compare<float>(flat, 40, 25, 9).truncation < 1e-6);
+  with_solver([](pf::gpu::eigensolver& solver) {
+    const auto check = [&](const std::vector<float>& a, index_t rows, index_t columns, index_t rank) {
+      CAPTURE(rows);
+      CAPTURE(rank);
+      const matrix_errors found = compare(solver, a, rows, columns, rank);
+      CHECK(found.down < 1e-5);
+      CHECK(found.up < 1e-5);
+      CHECK(found.truncation < 1e-6);
+      CHECK(found.values < 1e-7);  // zeros are the root of rounding unless they are kept
+    };
+    check(random_matrix(40, 25, 4, 1.0, 1), 40, 25, 4);
+    check(random_matrix(20, 50, 1, 1.0, 2), 20, 50, 1);
+    check(random_matrix(20, 33, 0, 0.3, 4), 20, 33, 20);
+    check(std::vector<float>(60), 6, 10, 3);
+    std::vector<float> huge = random_matrix(6, 9, 0, 1.0, 5), tiny = huge;
+    for (float& value : huge) value *= 1e37F;
+    for (float& value : tiny) value *= 1e-37F;
+    check(huge, 6, 9, 2);
+    check(tiny, 6, 9, 2);
+    // Beyond the rank of the matrix there is nothing to agree on but the product.
+    const std::vector<float> flat = random_matrix(40, 25, 4, 1.0, 3);
+    CHECK(compare(solver, flat, 40, 25, 9).truncation < 1e-6);
+  });
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -245,21 +246,28 @@ void check_same_report(const pf::factorization& got, const pf::factorization& ex
 }
 
 // What a switch may copy between host and device: singular values and their order, a norm and a largest
-// element of each matrix, a word after each sweep.
+// element of each matrix, the solver's status.
 std::size_t bytes_of_reports(const pf::factorization& of) {
   std::size_t bytes = 0;
   for (const pf::factor_report& layer : of.layers) {
-    bytes += static_cast<std::size_t>(std::min(layer.rows, layer.cols)) * 12 + 16 + 30 * 4;
+    const auto order = static_cast<std::size_t>(std::min(layer.rows, layer.cols));
+    bytes += order * 12 + 16 + 4;
   }
   return bytes;
 }
 
-// The device's switch of a network of the same numbers is the host's.
+// The device's switch of a network of the same numbers is the host's, to rounding with cuSOLVER and bit for
+// bit without a solver. `net` ends as the one that cuSOLVER's eigenvectors make.
 template <class HostModel, class DeviceModel>
 void check_switch(HostModel& host_net, DeviceModel& net, const pf::factorize_policy& policy) {
   const pf::factorization expected = pf::factorize(host_net, policy);
+  DeviceModel second = net;
+  check_same_report(pf::factorize(second, policy, gpu_context()), expected, 0.0);
+  check_same_state(host_net, second, 0.0);
+
+  pf::gpu::cusolver_eigensolver cusolver;
   const std::size_t start = copied_bytes();
-  const pf::factorization got = pf::factorize(net, policy, gpu_context());
+  const pf::factorization got = pf::factorize(net, policy, gpu_context(), {.solver = &cusolver});
   CHECK(copied_bytes() - start <= bytes_of_reports(got));
   CHECK(got.low_rank.size() > 0);
   check_same_report(got, expected, 1e-9);
@@ -317,17 +325,40 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("gpu factorize: by float, by Jacobi's method to the last digit") {
-  const auto check = [](pf::svd_method method, const pf::gpu::svd_settings& settings, double tolerance) {
+TEST_CASE("gpu factorize: by Jacobi's method, bit for bit the host's") {
+  resnet_pair pair;
+  pf::factorize_policy policy;
+  policy.method = pf::svd_method::jacobi;
+  const pf::factorization expected = pf::factorize(pair.host_net, policy);
+  check_same_report(pf::factorize(pair.net, policy, gpu_context()), expected, 0.0);
+  check_same_state(pair.host_net, pair.net, 0.0);
+}
+
+TEST_CASE("gpu factorize: singular values too small for the Gram matrix are the host's if they are kept") {
+  with_solver([](pf::gpu::eigensolver& solver) {
     resnet_pair pair;
+    // Row i of a weight of 16 rows times 0.01^i, so that singular value 4 is about 1e-6 of the first, and
+    // number 8 about 1e-14.
+    for (const auto& entry : pair.host_net.store().parameters()) {
+      if (entry.name != "layer2.0.conv1.weight") continue;
+      const auto weight = entry.thing->logical();
+      for (index_t i = 0; i < weight.extent(0); ++i) {
+        for (index_t j = 0; j < weight.extent(1); ++j) {
+          for (index_t y = 0; y < weight.extent(2); ++y) {
+            for (index_t x = 0; x < weight.extent(3); ++x) {
+              weight(i, j, y, x) *= static_cast<float>(std::pow(0.01, static_cast<double>(i)));
+            }
+          }
+        }
+      }
+    }
+    pf::copy_state(pair.host_net, pair.net);
     pf::factorize_policy policy;
-    policy.method = method;
+    policy.rank = pf::rank_ratio{0.5};
     const pf::factorization expected = pf::factorize(pair.host_net, policy);
-    check_same_report(pf::factorize(pair.net, policy, gpu_context(), settings), expected, tolerance);
-    check_same_state(pair.host_net, pair.net, tolerance);
-  };
-  check(pf::svd_method::automatic, {.compute = precision::fp32}, 1e-4);
-  check(pf::svd_method::jacobi, {}, 1e-6);
+    check_same_report(pf::factorize(pair.net, policy, gpu_context(), {.solver = &solver}), expected, 1e-9);
+    check_same_state(pair.host_net, pair.net, 1e-6);
+  });
 }
 
 // docs/gpu.md shows a part of it.
@@ -353,8 +384,7 @@ TEST_CASE("gpu factorize: linear layers, biases, layers that would grow") {
   policy.first_layer = 1;
   policy.last_layer_dense = false;
   policy.rank = pf::rank_ratio{0.6};
-  check_same_report(pf::factorize(net, policy), pf::factorize(host_net, policy), 1e-9);
-  check_same_state(host_net, net, 1e-6);
+  check_switch(host_net, net, policy);
 }
 
 TEST_CASE("gpu factorize: an LSTM language model, gate by gate") {
@@ -541,7 +571,10 @@ TEST_CASE("gpu factorize: what is refused is refused as by the host, and leaves 
   };
   const auto both = [&](const pf::factorize_policy& policy) {
     const std::uint64_t before = pair.net.generation();
-    const std::string got = message_of([&] { pf::factorize(pair.net, policy); });
+    pf::gpu::cusolver_eigensolver cusolver;
+    const std::string got =
+        message_of([&] { pf::factorize(pair.net, policy, gpu_context(), {.solver = &cusolver}); });
+    CHECK(got == message_of([&] { pf::factorize(pair.net, policy); }));
     CHECK(got == message_of([&] { pf::factorize(pair.host_net, policy); }));
     CHECK(pair.net.generation() == before);
     check_same_state(pair.host_net, pair.net, 0.0);

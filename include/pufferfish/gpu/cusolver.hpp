@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// `gpu::cusolver_eigensolver`: cuSOLVER's symmetric eigensolver instead of the library's own. Optional: a
-/// program that includes this header also links cusolver.
+/// `gpu::cusolver_eigensolver`: cuSOLVER's symmetric eigensolver, which lets factorize
+/// decompose on the device. Optional: a program that includes this header also links cusolver.
 
 #include <cusolverDn.h>
 
+#include <cstddef>
 #include <string_view>
-#include <type_traits>
 
 #include <pufferfish/gpu/linalg/eigen.hpp>
 
@@ -21,14 +21,11 @@ inline void check(cusolverStatus_t status, std::string_view call) {
   pufferfish::detail::throw_error<backend_error>({call, ": status ", static_cast<int>(status)});
 }
 
-/// cusolverDn's divide and conquer (syevd). The errors of small eigenvalues are of the order of the largest
-/// one's rounding, for both kinds of `eigenvalues`. Works on any stream of the device that was current at
+/// cusolverDn's divide and conquer (syevd). Works on any stream of the device that was current at
 /// construction. In a deterministic context the results are the same at every run.
 ///
 ///     gpu::cusolver_eigensolver solver;
-///     gpu::svd_settings settings;
-///     settings.solver = &solver;
-///     factorize(net, policy, ctx, settings);
+///     factorize(net, policy, ctx, {.solver = &solver});
 class cusolver_eigensolver final : public eigensolver {
  public:
   /// Throws backend_error.
@@ -37,23 +34,11 @@ class cusolver_eigensolver final : public eigensolver {
   cusolver_eigensolver& operator=(const cusolver_eigensolver&) = delete;
   ~cusolver_eigensolver() override { static_cast<void>(cusolverDnDestroy(handle_)); }
 
-  void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors, double* values,
-             /// As eigensolver::solve. `values` are ascending. Takes its workspace from ctx.scratch(), and
-             /// waits for the stream. Throws shape_error for an order above 2^31 - 1, backend_error, and
-             /// error if there is no convergence.
-             eigenvalues) override {
-    run(ctx, order, matrix, vectors, values);
-  }
-  void solve(context<device::gpu>& ctx, index_t order, float* matrix, float* vectors, float* values,
-             eigenvalues) override {
-    run(ctx, order, matrix, vectors, values);
-  }
-
- private:
-  // Decomposes in place, copies the eigenvectors from `matrix` to `vectors`, then waits for the status.
-  template <class T>
-  void run(context<device::gpu>& ctx, index_t order, T* matrix, T* vectors, T* values) {
-    constexpr bool is_double = std::is_same_v<T, double>;
+  /// As eigensolver::solve. `matrix` is overwritten, and `values` are ascending. Takes its workspace from
+  /// ctx.scratch(), and waits for the stream to read the status. Throws shape_error for an order above
+  /// 2^31 - 1, backend_error, and error if there is no convergence.
+  void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors,
+             double* values) override {
     if (order > 2147483647) {
       pufferfish::detail::throw_error<shape_error>(
           {"gpu::cusolver_eigensolver: an order of ", order, " is more than cuSOLVER takes"});
@@ -68,24 +53,13 @@ class cusolver_eigensolver final : public eigensolver {
     constexpr auto mode = CUSOLVER_EIG_MODE_VECTOR;
     constexpr auto side = CUBLAS_FILL_MODE_UPPER;
     int size = 0;
-    if constexpr (is_double) {
-      check(cusolverDnDsyevd_bufferSize(handle_, mode, side, n, matrix, n, values, &size),
-            "cusolverDnDsyevd_bufferSize");
-    } else {
-      check(cusolverDnSsyevd_bufferSize(handle_, mode, side, n, matrix, n, values, &size),
-            "cusolverDnSsyevd_bufferSize");
-    }
+    check(cusolverDnDsyevd_bufferSize(handle_, mode, side, n, matrix, n, values, &size),
+          "cusolverDnDsyevd_bufferSize");
     scratch_frame frame(ctx.scratch());
-    T* work = frame.take<T>(size);
+    double* work = frame.take<double>(size);
     int* info = frame.take<int>(1);
-    if constexpr (is_double) {
-      check(cusolverDnDsyevd(handle_, mode, side, n, matrix, n, values, work, size, info),
-            "cusolverDnDsyevd");
-    } else {
-      check(cusolverDnSsyevd(handle_, mode, side, n, matrix, n, values, work, size, info),
-            "cusolverDnSsyevd");
-    }
-    check(cudaMemcpyAsync(vectors, matrix, static_cast<std::size_t>(order * order) * sizeof(T),
+    check(cusolverDnDsyevd(handle_, mode, side, n, matrix, n, values, work, size, info), "cusolverDnDsyevd");
+    check(cudaMemcpyAsync(vectors, matrix, static_cast<std::size_t>(order * order) * sizeof(double),
                           cudaMemcpyDeviceToDevice, ctx.stream()),
           "cudaMemcpyAsync");
     if (const int failed = detail::fetch<int>(ctx, info); failed != 0) {
@@ -95,6 +69,7 @@ class cusolver_eigensolver final : public eigensolver {
     }
   }
 
+ private:
   cusolverDnHandle_t handle_ = nullptr;
 };
 

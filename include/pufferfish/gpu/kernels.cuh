@@ -21,7 +21,6 @@
 #include <pufferfish/gpu/kernels/elementwise/elementwise.cuh>
 #include <pufferfish/gpu/kernels/embedding/embedding.cuh>
 #include <pufferfish/gpu/kernels/embedding/positions.cuh>
-#include <pufferfish/gpu/kernels/linalg/eigen.cuh>
 #include <pufferfish/gpu/kernels/linalg/factors.cuh>
 #include <pufferfish/gpu/kernels/loss/loss.cuh>
 #include <pufferfish/gpu/kernels/loss/token_loss.cuh>

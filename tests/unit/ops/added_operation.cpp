@@ -72,7 +72,7 @@ TEST_CASE_TEMPLATE("an added operation: every instruction set computes the bits 
   for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
-    for (const std::size_t count : {0, 1, 3, 16, 33, 200}) {
+    for (const std::size_t count : {0U, 1U, 3U, 16U, 33U, 200U}) {
       std::vector<T> x(count), dy(count), got(count), want(count);
       fill_normal<T>(x, 1.0, {1, 1});
       fill_normal<T>(dy, 1.0, {1, 2});

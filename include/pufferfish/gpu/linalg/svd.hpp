@@ -2,14 +2,12 @@
 #pragma once
 
 /// \file
-/// The singular value decomposition of a matrix on a device, whose factors stay on the device. Only the
-/// singular values are copied to the host.
+/// The singular value decomposition of a matrix on a device, whose factors stay on the device. The
+/// singular values are copied to the host, and whatever the eigensolver copies.
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <cstddef>
 #include <span>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,23 +19,12 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// The floating-point type of a decomposition, sums included.
-///
-/// The eigenvalues of a Gram matrix are the squares of the singular values. In double the result is as good
-/// as the CPU's, and costs little on a device for data centres (half the rate of float). Other devices
-/// compute in float 32 to 64 times as fast as in double. In float, singular values below 1e-3 of the first
-/// are lost in the Gram matrix; a second decomposition, of the nearly orthogonal rows that the first one
-/// leaves, finds them again, down to about 1e-6 of the first.
-enum class precision { fp32, fp64 };
-
 /// Options of a factorization on a device (factorize in gpu/lowrank/factorize.hpp).
 ///
-///     gpu::svd_settings settings;
-///     settings.compute = gpu::precision::fp32;
-///     settings.solver = &my_solver;                            // must exist during the factorization
+///     gpu::cusolver_eigensolver solver;                        // must exist during the factorization
+///     factorize(net, policy, ctx, {.solver = &solver});
 struct svd_settings {
-  precision compute = precision::fp64;
-  /// nullptr: the library's own eigensolver. A solver must outlive its use.
+  /// nullptr: the host decomposes all weights, as the CPU's factorize. A solver must outlive its use.
   eigensolver* solver = nullptr;
 };
 
@@ -73,68 +60,85 @@ void multiply_exactly(context<device::gpu>& ctx, const tensor_view<const C, 2>& 
   ctx.blas().multiply(p);
 }
 
-/// The decomposition of one matrix A [rows x columns], with all its singular values. B [n x m] is A or its
-/// transpose, n <= m. Its left singular vectors are the rows x_i of X, eigenvectors of B B^T; row i of X B is
-/// sigma_i times the right singular vector. The product of factors made of X and X B is X_r^T X_r B, the
-/// projection of B, up to rounding, whatever the accuracy of sigma. The buffers are allocated from `memory`,
-/// in the order of the stream.
+/// The decomposition of one matrix A [rows x columns] in double, with all its singular values. B [n x m] is A
+/// or its transpose, n <= m. The elements of A are floats, so that no square of one leaves the range of
+/// double. The caller calls one of the two decompositions:
 ///
-/// The eigenvalues of B B^T are squares of singular values, so that those below the root of rounding are
-/// noise. refine() starts again from X B, whose rows are orthogonal but for this noise. Scaled to length one,
-/// they have a well-conditioned Gram matrix, and Jacobi's method finds its small eigenvalues to their own
-/// rounding. The remaining error is the rounding of X B, relative to the first singular value. Costs two
-/// products of n x n x m, two of order n and one eigendecomposition of order n; refine() costs about as much
-/// again. Memory: n (n + 2 m) numbers of C, and scratch for about two matrices n x n. The constructor and
-/// refine() wait for the device; store() does not. An object is not thread-safe and must not outlive the
-/// context.
-template <class C>
+/// - by_gram: the left singular vectors of B are the rows x_i of X, eigenvectors of B B^T; row i of X B is
+///   sigma_i times the right singular vector. The product of factors made of X and X B is X_r^T X_r B, the
+///   projection of B, up to rounding, whatever the accuracy of sigma. The eigenvalues of B B^T are squares of
+///   singular values, so that singular values below 1e-8 of the first are noise. Costs two products of
+///   n x n x m, two of order n and one eigendecomposition of order n.
+/// - by_host: B is copied to the host, and the CPU's svd_method::jacobi decomposes it in the calling thread,
+///   which also computes small singular values (is_doubtful). Copies n m doubles to the host, n (n + m + 1)
+///   doubles to the device.
+///
+/// Memory on the device: n (n + 2 m) doubles, allocated from `memory` in the order of the stream, and scratch
+/// for about two matrices n x n. The decompositions wait for the stream; constructor and store() do not. An
+/// object is not thread-safe and must not outlive the context.
 class device_svd {
  public:
-  /// Computes the singular values. `solver` must outlive this object. The caller has checked by `moments`
-  /// that all elements are finite. A must stay valid only during the call. In float, refine() is part of the
-  /// constructor. Throws backend_error, and error if the eigensolver does not converge.
-  template <class T>
-  device_svd(context<device::gpu>& ctx, memory_source& memory, eigensolver& solver, const device_matrix<T>& a,
+  /// Copies A. The caller has checked by `moments` that all elements are finite. A must not change before the
+  /// stream has read it. Throws backend_error.
+  device_svd(context<device::gpu>& ctx, memory_source& memory, const device_matrix<float>& a,
              const kernels::matrix_moments& moments)
       : ctx_(&ctx),
-        solver_(&solver),
         transposed_(a.rows() > a.columns()),
         n_(std::min(a.rows(), a.columns())),
         m_(std::max(a.rows(), a.columns())),
-        scale_(std::is_same_v<C, double> && std::is_same_v<T, float>
-                   ? 1.0
-                   : pufferfish::detail::unit_scale(moments.largest)),
         b_(memory, n_ * m_, uninitialized),
         x_(memory, n_ * n_, uninitialized),
         xb_(memory, n_ * m_, uninitialized),
         norms_(memory, n_, uninitialized),
         order_(memory, n_, uninitialized) {
     spectrum_.squared_norm = moments.sum_of_squares;
-    kernels::load_matrix<T, C>(ctx.stream(), a.data, a.layout, transposed_, scale_, b_.data());
-    decompose(b_.data(), x_.data(), eigenvalues::large);
+    kernels::load_matrix<float>(ctx.stream(), a.data, a.layout, transposed_, b_.data());
+  }
+
+  /// Decomposes by the Gram matrix; `solver` computes its eigenvectors. Throws backend_error, and what the
+  /// solver throws.
+  void by_gram(eigensolver& solver) {
+    exact_ = false;
+    {
+      scratch_frame frame(ctx_->scratch());
+      double* gram = frame.take<double>(n_ * n_);
+      const auto wide = view(std::as_const(b_).data(), n_, m_);
+      multiply_exactly<double>(*ctx_, wide, transpose(wide), tensor_view<double, 2>(gram, {n_, n_}));
+      kernels::mirror_lower(ctx_->stream(), gram, n_);
+      // The eigenvalues are not used: project() measures the singular values as row norms.
+      solver.solve(*ctx_, n_, gram, x_.data(), frame.take<double>(n_));
+    }
     project();
-    if constexpr (std::is_same_v<C, float>) refine();
+  }
+
+  /// Decomposes on the host by svd_method::jacobi. Throws backend_error, and error if Jacobi's method does
+  /// not converge.
+  void by_host() {
+    exact_ = true;
+    tensor<double, 2> b({n_, m_});
+    fetch<double>(*ctx_, b_.data(), b.flat());
+    const svd_result host = svd(tensor_view<const double, 2>(b), {.method = svd_method::jacobi});
+    tensor<double, 2> x({n_, n_});
+    for (index_t i = 0; i < n_; ++i) {
+      const double sigma = host.singular_values[static_cast<std::size_t>(i)];
+      for (index_t j = 0; j < n_; ++j) x(i, j) = host.u(j, i);
+      for (index_t j = 0; j < m_; ++j) b(i, j) = sigma * host.v(j, i);
+    }
+    send<double>(*ctx_, x.flat(), x_.data());
+    send<double>(*ctx_, b.flat(), xb_.data());
+    send<double>(*ctx_, host.singular_values, norms_.data());
+    sort(host.singular_values);
   }
 
   /// All singular values, descending, and the sum of the squares of all elements; no vectors.
   const svd_result& spectrum() const { return spectrum_; }
 
-  /// Whether singular value number `rank` is too small for the accuracy of the Gram matrix. 1 <= rank <= n.
-  /// False after refine().
+  /// Whether singular value number `rank` is too small for the accuracy of the Gram matrix: below 1e-6 of the
+  /// first, as for the CPU's svd_method::automatic. 1 <= rank <= n. False after by_host().
   bool is_doubtful(index_t rank) const {
     const double first = spectrum_.singular_values.front();
-    return !refined_ && spectrum_.singular_values[static_cast<std::size_t>(rank - 1)] <
-                            pufferfish::detail::gram_trusted_ratio * first;
-  }
-
-  /// Computes small singular values again, without the loss of squaring.
-  void refine() {
-    scratch_frame frame(ctx_->scratch());
-    C* turned = frame.template take<C>(n_ * n_);
-    decompose(xb_.data(), turned, eigenvalues::all);
-    turn(turned);
-    project();
-    refined_ = true;
+    return !exact_ && spectrum_.singular_values[static_cast<std::size_t>(rank - 1)] <
+                          pufferfish::detail::gram_trusted_ratio * first;
   }
 
   /// Writes the factors of the first `rank` singular values: down_ij = sqrt(sigma_i) v_ij, up_ij =
@@ -143,78 +147,59 @@ class device_svd {
   void store(index_t rank, T* down, const kernels::matrix_layout& down_layout, T* up,
              const kernels::matrix_layout& up_layout) const {
     scratch_frame frame(ctx_->scratch());
-    double* signs = frame.template take<double>(rank);
-    const kernels::singular_rows<C> left{x_.data(), n_, order_.data(), rank, norms_.data(), 1.0 / scale_};
-    const kernels::singular_rows<C> right{xb_.data(), m_, order_.data(), rank, norms_.data(), 1.0 / scale_};
-    kernels::row_signs<C>(ctx_->stream(), transposed_ ? right : left, signs);
-    kernels::store_factor<C, T>(ctx_->stream(), transposed_ ? left : right, signs, !transposed_, down,
-                                down_layout);
-    kernels::store_factor<C, T>(ctx_->stream(), transposed_ ? right : left, signs, transposed_, up,
-                                up_layout);
+    double* signs = frame.take<double>(rank);
+    const kernels::singular_rows left{x_.data(), n_, order_.data(), rank, norms_.data()};
+    const kernels::singular_rows right{xb_.data(), m_, order_.data(), rank, norms_.data()};
+    kernels::row_signs(ctx_->stream(), transposed_ ? right : left, signs);
+    kernels::store_factor<T>(ctx_->stream(), transposed_ ? left : right, signs, !transposed_, down,
+                             down_layout);
+    kernels::store_factor<T>(ctx_->stream(), transposed_ ? right : left, signs, transposed_, up, up_layout);
   }
 
  private:
-  static tensor_view<const C, 2> view(const C* data, index_t rows, index_t columns) {
+  static tensor_view<const double, 2> view(const double* data, index_t rows, index_t columns) {
     return {data, {rows, columns}};
-  }
-
-  // Writes eigenvectors of a a^T, where a is n x m, to the rows of `vectors`. The eigenvalues themselves are
-  // discarded: project() measures the singular values as row norms.
-  void decompose(const C* a, C* vectors, eigenvalues wanted) {
-    scratch_frame frame(ctx_->scratch());
-    C* gram = frame.template take<C>(n_ * n_);
-    const auto wide = view(a, n_, m_);
-    multiply_exactly<C>(*ctx_, wide, transpose(wide), tensor_view<C, 2>(gram, {n_, n_}));
-    kernels::mirror_lower<C>(ctx_->stream(), gram, n_);
-    solver_->solve(*ctx_, n_, gram, vectors, frame.template take<C>(n_), wanted);
-  }
-
-  // X := by X.
-  void turn(const C* by) {
-    scratch_frame frame(ctx_->scratch());
-    C* product = frame.template take<C>(n_ * n_);
-    multiply_exactly<C>(*ctx_, view(by, n_, n_), view(std::as_const(x_).data(), n_, n_),
-                        tensor_view<C, 2>(product, {n_, n_}));
-    check(cudaMemcpyAsync(x_.data(), product, static_cast<std::size_t>(n_ * n_) * sizeof(C),
-                          cudaMemcpyDeviceToDevice, ctx_->stream()),
-          "cudaMemcpyAsync within the device");
   }
 
   // Makes X orthonormal up to rounding. Computes X B, the singular values and their order.
   void project() {
     {
       scratch_frame frame(ctx_->scratch());
-      C* e = frame.template take<C>(n_ * n_);
+      double* e = frame.take<double>(n_ * n_);
+      double* corrected = frame.take<double>(n_ * n_);
       const auto x = view(std::as_const(x_).data(), n_, n_);
-      multiply_exactly<C>(*ctx_, x, transpose(x), tensor_view<C, 2>(e, {n_, n_}));
-      kernels::orthogonality_correction<C>(ctx_->stream(), e, n_);
-      turn(e);
+      multiply_exactly<double>(*ctx_, x, transpose(x), tensor_view<double, 2>(e, {n_, n_}));
+      kernels::orthogonality_correction(ctx_->stream(), e, n_);
+      multiply_exactly<double>(*ctx_, view(e, n_, n_), x, tensor_view<double, 2>(corrected, {n_, n_}));
+      check(cudaMemcpyAsync(x_.data(), corrected, static_cast<std::size_t>(n_ * n_) * sizeof(double),
+                            cudaMemcpyDeviceToDevice, ctx_->stream()),
+            "cudaMemcpyAsync within the device");
     }
-    multiply_exactly<C>(*ctx_, view(std::as_const(x_).data(), n_, n_), view(std::as_const(b_).data(), n_, m_),
-                        tensor_view<C, 2>(xb_.data(), {n_, m_}));
-    kernels::row_norms<C>(ctx_->stream(), xb_.data(), n_, m_, norms_.data());
+    multiply_exactly<double>(*ctx_, view(std::as_const(x_).data(), n_, n_),
+                             view(std::as_const(b_).data(), n_, m_),
+                             tensor_view<double, 2>(xb_.data(), {n_, m_}));
+    kernels::row_norms(ctx_->stream(), xb_.data(), n_, m_, norms_.data());
     std::vector<double> norms(static_cast<std::size_t>(n_));
     fetch<double>(*ctx_, norms_.data(), norms);
-    const std::vector<index_t> order = pufferfish::detail::descending_order(norms);
+    sort(norms);
+  }
+
+  // Stores the singular values, which are `norms`, in descending order, and this order on the device.
+  void sort(const std::vector<double>& norms) {
     spectrum_.singular_values.clear();
     std::vector<int> rows;
-    for (const index_t i : order) {
-      spectrum_.singular_values.push_back(norms[static_cast<std::size_t>(i)] / scale_);
+    for (const index_t i : pufferfish::detail::descending_order(norms)) {
+      spectrum_.singular_values.push_back(norms[static_cast<std::size_t>(i)]);
       rows.push_back(static_cast<int>(i));
     }
-    check(cudaMemcpyAsync(order_.data(), rows.data(), rows.size() * sizeof(int), cudaMemcpyHostToDevice,
-                          ctx_->stream()),
-          "cudaMemcpyAsync to the device");
-    ctx_->synchronize();  // the copy reads `rows`
+    send<int>(*ctx_, rows, order_.data());
   }
 
   context<device::gpu>* ctx_;
-  eigensolver* solver_;
   bool transposed_;
-  bool refined_ = false;
+  bool exact_ = false;  // whether small singular values are right
   index_t n_, m_;
-  double scale_;
-  memory_block<C> b_, x_, xb_;
+  memory_block<double> b_, x_, xb_;
   memory_block<double> norms_;
   memory_block<int> order_;
   svd_result spectrum_;

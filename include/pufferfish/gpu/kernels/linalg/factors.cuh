@@ -43,20 +43,18 @@ static __global__ void join_moments_kernel(const matrix_moments* parts, int coun
 }
 
 /// Grid: factor_grid, one element (i, j) = (at / columns, at % columns) a thread and step.
-template <class T, class C>
+template <class T>
 static __global__ void load_matrix_kernel(const T* matrix, matrix_layout layout, bool transposed,
-                                          double scale, C* to) {
+                                          double* to) {
   const index_t columns = columns_of(layout), rows = layout.rows;
   for (index_t at = grid_thread(); at < rows * columns; at += grid_threads()) {
     const index_t i = at / columns, j = at % columns;
-    const double value = scale * static_cast<double>(matrix[offset_of(layout, i, j)]);
-    to[transposed ? j * rows + i : at] = static_cast<C>(value);
+    to[transposed ? j * rows + i : at] = static_cast<double>(matrix[offset_of(layout, i, j)]);
   }
 }
 
 /// Grid: factor_grid over order x order elements. Threads read the lower and write the upper triangle.
-template <class C>
-static __global__ void mirror_lower_kernel(C* matrix, index_t order) {
+static __global__ void mirror_lower_kernel(double* matrix, index_t order) {
   for (index_t at = grid_thread(); at < order * order; at += grid_threads()) {
     const index_t i = at / order, j = at % order;
     if (i < j) matrix[at] = matrix[j * order + i];
@@ -64,21 +62,18 @@ static __global__ void mirror_lower_kernel(C* matrix, index_t order) {
 }
 
 /// Grid: factor_grid over order x order elements.
-template <class C>
-static __global__ void orthogonality_correction_kernel(C* e, index_t order) {
+static __global__ void orthogonality_correction_kernel(double* e, index_t order) {
   for (index_t at = grid_thread(); at < order * order; at += grid_threads()) {
-    e[at] = (at / order == at % order ? C(1.5) : C(0)) - C(0.5) * e[at];
+    e[at] = (at / order == at % order ? 1.5 : 0.0) - 0.5 * e[at];
   }
 }
 
 /// Block b: row b, 256 threads.
-template <class C>
-static __global__ void row_norms_kernel(const C* rows, index_t length, double* norms) {
-  const C* row = rows + static_cast<index_t>(blockIdx.x) * length;
+static __global__ void row_norms_kernel(const double* rows, index_t length, double* norms) {
+  const double* row = rows + static_cast<index_t>(blockIdx.x) * length;
   double sum = 0;
   for (index_t i = threadIdx.x; i < length; i += blockDim.x) {
-    const auto value = static_cast<double>(row[i]);
-    sum += value * value;
+    sum += row[i] * row[i];
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) norms[blockIdx.x] = sqrt(sum);
@@ -94,34 +89,33 @@ struct minimum {
 
 /// Block b: row of.order[b], 256 threads. A thread keeps the first of its largest elements, then the block
 /// takes the smallest position among those that equal the largest of all.
-template <class C>
-static __global__ void row_signs_kernel(singular_rows<C> of, double* signs) {
-  const C* row = of.rows + static_cast<index_t>(of.order[blockIdx.x]) * of.length;
-  C mine = 0;
+static __global__ void row_signs_kernel(singular_rows of, double* signs) {
+  const double* row = of.rows + static_cast<index_t>(of.order[blockIdx.x]) * of.length;
+  double mine = 0;
   index_t first = of.length;
   for (index_t i = threadIdx.x; i < of.length; i += blockDim.x) {
-    if (const C size = fabs(row[i]); size > mine) {
+    if (const double size = fabs(row[i]); size > mine) {
       mine = size;
       first = i;
     }
   }
-  const C largest = block_max(mine, C(0));
+  const double largest = block_max(mine, 0.0);
   const index_t at = block_reduce(mine == largest ? first : of.length, of.length, minimum());
-  if (threadIdx.x == 0) signs[blockIdx.x] = at < of.length && row[at] < C(0) ? -1.0 : 1.0;
+  if (threadIdx.x == 0) signs[blockIdx.x] = at < of.length && row[at] < 0.0 ? -1.0 : 1.0;
 }
 
 /// Grid: factor_grid over count x length elements; element (i, j) comes from row of.order[i]. With sigma =
-/// norms unit: the factor is signs_i sqrt(sigma), or with `scaled` signs_i unit / sqrt(sigma), because the
-/// row has length sigma / unit.
-template <class C, class T>
-static __global__ void store_factor_kernel(singular_rows<C> of, const double* signs, bool scaled, T* to,
+/// norms: the factor is signs_i sqrt(sigma), or with `scaled` signs_i / sqrt(sigma), because the row has
+/// length sigma.
+template <class T>
+static __global__ void store_factor_kernel(singular_rows of, const double* signs, bool scaled, T* to,
                                            matrix_layout layout) {
   for (index_t at = grid_thread(); at < of.count * of.length; at += grid_threads()) {
     const index_t i = at / of.length, j = at % of.length, row = of.order[i];
-    const double sigma = of.norms[row] * of.unit, root = sqrt(sigma);
+    const double sigma = of.norms[row], root = sqrt(sigma);
     double factor = signs[i] * root;
-    if (scaled) factor = sigma > 0 ? signs[i] * of.unit / root : 0.0;
-    to[offset_of(layout, i, j)] = static_cast<T>(factor * static_cast<double>(of.rows[row * of.length + j]));
+    if (scaled) factor = sigma > 0 ? signs[i] / root : 0.0;
+    to[offset_of(layout, i, j)] = static_cast<T>(factor * of.rows[row * of.length + j]);
   }
 }
 
@@ -144,37 +138,33 @@ void measure_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& l
   launch(stream, {1, most_moment_parts}, join_moments_kernel, parts, static_cast<int>(blocks), result);
 }
 
-template <class T, class C>
+template <class T>
 void load_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, bool transposed,
-                 double scale, C* to) {
-  launch(stream, factor_grid(layout.rows * columns_of(layout)), load_matrix_kernel<T, C>, matrix, layout,
-         transposed, scale, to);
+                 double* to) {
+  launch(stream, factor_grid(layout.rows * columns_of(layout)), load_matrix_kernel<T>, matrix, layout,
+         transposed, to);
 }
 
-template <class C>
-void mirror_lower(cudaStream_t stream, C* matrix, index_t order) {
-  launch(stream, factor_grid(order * order), mirror_lower_kernel<C>, matrix, order);
+void mirror_lower(cudaStream_t stream, double* matrix, index_t order) {
+  launch(stream, factor_grid(order * order), mirror_lower_kernel, matrix, order);
 }
 
-template <class C>
-void orthogonality_correction(cudaStream_t stream, C* e, index_t order) {
-  launch(stream, factor_grid(order * order), orthogonality_correction_kernel<C>, e, order);
+void orthogonality_correction(cudaStream_t stream, double* e, index_t order) {
+  launch(stream, factor_grid(order * order), orthogonality_correction_kernel, e, order);
 }
 
-template <class C>
-void row_norms(cudaStream_t stream, const C* rows, index_t count, index_t length, double* norms) {
-  launch(stream, {static_cast<unsigned>(count), factor_threads}, row_norms_kernel<C>, rows, length, norms);
+void row_norms(cudaStream_t stream, const double* rows, index_t count, index_t length, double* norms) {
+  launch(stream, {static_cast<unsigned>(count), factor_threads}, row_norms_kernel, rows, length, norms);
 }
 
-template <class C>
-void row_signs(cudaStream_t stream, const singular_rows<C>& of, double* signs) {
-  launch(stream, {static_cast<unsigned>(of.count), factor_threads}, row_signs_kernel<C>, of, signs);
+void row_signs(cudaStream_t stream, const singular_rows& of, double* signs) {
+  launch(stream, {static_cast<unsigned>(of.count), factor_threads}, row_signs_kernel, of, signs);
 }
 
-template <class C, class T>
-void store_factor(cudaStream_t stream, const singular_rows<C>& of, const double* signs, bool scaled, T* to,
+template <class T>
+void store_factor(cudaStream_t stream, const singular_rows& of, const double* signs, bool scaled, T* to,
                   const matrix_layout& layout) {
-  launch(stream, factor_grid(of.count * of.length), store_factor_kernel<C, T>, of, signs, scaled, to, layout);
+  launch(stream, factor_grid(of.count * of.length), store_factor_kernel<T>, of, signs, scaled, to, layout);
 }
 
 template <class T>
@@ -182,24 +172,11 @@ void copy_vector(cudaStream_t stream, const T* from, index_t step, T* to, index_
   if (size > 0) launch(stream, factor_grid(size), copy_vector_kernel<T>, from, step, to, size, add);
 }
 
-template void mirror_lower<float>(cudaStream_t, float*, index_t);
-template void mirror_lower<double>(cudaStream_t, double*, index_t);
-template void orthogonality_correction<float>(cudaStream_t, float*, index_t);
-template void orthogonality_correction<double>(cudaStream_t, double*, index_t);
-template void row_norms<float>(cudaStream_t, const float*, index_t, index_t, double*);
-template void row_norms<double>(cudaStream_t, const double*, index_t, index_t, double*);
-template void row_signs<float>(cudaStream_t, const singular_rows<float>&, double*);
-template void row_signs<double>(cudaStream_t, const singular_rows<double>&, double*);
 template void measure_matrix<float>(cudaStream_t, const float*, const matrix_layout&, matrix_moments*,
                                     matrix_moments*);
-template void load_matrix<float, float>(cudaStream_t, const float*, const matrix_layout&, bool, double,
-                                        float*);
-template void load_matrix<float, double>(cudaStream_t, const float*, const matrix_layout&, bool, double,
-                                         double*);
-template void store_factor<float, float>(cudaStream_t, const singular_rows<float>&, const double*, bool,
-                                         float*, const matrix_layout&);
-template void store_factor<double, float>(cudaStream_t, const singular_rows<double>&, const double*, bool,
-                                          float*, const matrix_layout&);
+template void load_matrix<float>(cudaStream_t, const float*, const matrix_layout&, bool, double*);
+template void store_factor<float>(cudaStream_t, const singular_rows&, const double*, bool, float*,
+                                  const matrix_layout&);
 template void copy_vector<float>(cudaStream_t, const float*, index_t, float*, index_t, bool);
 
 PUFFERFISH_KERNELS_END

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Launchers of a factorization, apart from its products and its eigensolver. C is the type of computation,
-/// float or double; T is the type of stored weights.
+/// Launchers of a factorization, apart from its products and its eigensolver. T is the type of stored
+/// weights; the computation is in double.
 ///
 /// Order of use (gpu::detail::device_svd): measure_matrix and load_matrix; for the vectors mirror_lower, the
 /// eigensolver, orthogonality_correction and row_norms; for the factors row_signs and store_factor.
@@ -28,14 +28,12 @@ struct matrix_moments {
 };
 
 /// Singular vectors of one side, as rows, and the numbers that scale them to a factor.
-template <class C>
 struct singular_rows {
-  const C* rows;  ///< `length` elements each: unit vectors of one side, sigma / unit times those of the other
+  const double* rows;  ///< `length` elements each: unit vectors of one side, sigma times those of the other
   index_t length;
   const int* order;     ///< row number of the i-th largest singular value
   index_t count;        ///< number of rows that are used
-  const double* norms;  ///< sigma / unit, by row
-  double unit;          ///< a power of two
+  const double* norms;  ///< sigma, by row
 };
 
 PUFFERFISH_KERNEL_TYPES_END
@@ -60,35 +58,31 @@ template <class T>
 void measure_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, matrix_moments* parts,
                     matrix_moments* result);
 
-/// to_ij = scale matrix_ij, dense, or transposed: to_ji. `scale` is a power of two.
-template <class T, class C>
+/// to_ij = matrix_ij, dense, or with `transposed` to_ji = matrix_ij.
+template <class T>
 void load_matrix(cudaStream_t stream, const T* matrix, const matrix_layout& layout, bool transposed,
-                 double scale, C* to);
+                 double* to);
 
 /// The upper triangle of a square matrix becomes the mirror image of the lower one. In place; the lower
 /// triangle is not changed.
-template <class C>
-void mirror_lower(cudaStream_t stream, C* matrix, index_t order);
+void mirror_lower(cudaStream_t stream, double* matrix, index_t order);
 
 /// e := (3 I - e) / 2, where e = X X^T for some rows X: the rows of e X are orthonormal up to the square of
 /// their error (one step of Newton's iteration for the nearest orthogonal matrix). In place.
-template <class C>
-void orthogonality_correction(cudaStream_t stream, C* e, index_t order);
+void orthogonality_correction(cudaStream_t stream, double* e, index_t order);
 
-/// norms_i = the length of row i, summed in double. rows: count x length, dense. One block a row.
-template <class C>
-void row_norms(cudaStream_t stream, const C* rows, index_t count, index_t length, double* norms);
+/// norms_i = the length of row i. rows: count x length, dense. One block a row.
+void row_norms(cudaStream_t stream, const double* rows, index_t count, index_t length, double* norms);
 
 /// signs_i = -1 where the element of largest magnitude (the first of equal ones) of the i-th row in order is
 /// negative, else 1.
-template <class C>
-void row_signs(cudaStream_t stream, const singular_rows<C>& of, double* signs);
+void row_signs(cudaStream_t stream, const singular_rows& of, double* signs);
 
 /// Writes a factor: its i-th row is signs_i sqrt(sigma_i) times the i-th singular vector. The rows of `of`
-/// are unit vectors or, with `scaled`, sigma_i / unit times those. The row is zero if sigma_i is. layout.rows
+/// are unit vectors or, with `scaled`, sigma_i times those. The row is zero if sigma_i is. layout.rows
 /// is of.count, and columns_of(layout) is of.length.
-template <class C, class T>
-void store_factor(cudaStream_t stream, const singular_rows<C>& of, const double* signs, bool scaled, T* to,
+template <class T>
+void store_factor(cudaStream_t stream, const singular_rows& of, const double* signs, bool scaled, T* to,
                   const matrix_layout& layout);
 
 /// to_i = from_i, or += with `add`; from_i are `step` elements apart.
