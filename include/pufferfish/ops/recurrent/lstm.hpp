@@ -162,8 +162,8 @@ void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
 /// pass, overwritten with the gradient of the preactivations; before, cell: as in and from the forward pass;
 /// dy, dh_after, dc_after: batch x hidden; dc_before: batch x hidden, overwritten. before, dy, dh_after and
 /// dc_after may be null views, which count as zeros. Rows are contiguous; dc_before may be dc_after, nothing
-/// else overlaps. Throws shape_error if the shapes do not fit, and for a null dc_before unless the batch is
-/// empty.
+/// else overlaps. Throws shape_error if the shapes do not fit. dc_before is not a null view; only its shape
+/// is checked.
 template <class T>
 void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
                    const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
