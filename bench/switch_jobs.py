@@ -30,7 +30,12 @@ TODAY_PARAMETERS, TODAY_MACS = 238_106, 23_184_640
 LIMITS = "--budget 0.33944 --mac-budget 0.7277"
 TESTED = "--test-switch --norm-batches 20"
 NEW = f"--policy two-sided {LIMITS} {TESTED}"
-ADVICE = "--policy paper --first-layer 10"
+FIRST_LAYER = "--first-layer 10"
+ADVICE = f"--policy paper {FIRST_LAYER}"
+
+# Rows `default` have no --policy: what the programs do without one, at the layers of the group's row `today`. The test at
+# the switch changes no step.
+DEFAULT = "the default: two-sided, ratio 1/4"
 
 # What follows the truncation: each alone, all together, all minus one. --norm-batches changes running statistics only, so
 # the others are measured with it.
@@ -161,6 +166,8 @@ def headline():
     yield Row("A", "dense", "dense", f"{of} --mode dense", minutes=8.5, family="dense")
     yield Row("A", "today", "today's way: plain, ratio 1/4, first two stages dense", f"{hybrid} {ADVICE}", minutes=7.5,
               family="plain")
+    yield Row("A", "default", f"{DEFAULT}, first two stages dense", f"{hybrid} {FIRST_LAYER} --test-switch", minutes=7.5,
+              family="two-sided")
     yield Row("A", "plain", "plain, ratio 1/4 from layer 2", f"{hybrid} --policy paper {TESTED}", minutes=6.5, family="plain",
               seeds=(1,))
     yield Row("A", "new", "two-sided, today's parameters and 1.1 times its multiply-adds", f"{hybrid} {NEW}", minutes=7.5,
@@ -177,6 +184,8 @@ def headline():
     of = f"{RESNET} --epochs 4"
     yield Row("A2", "dense", "dense", f"{of} --mode dense", minutes=3.0)
     yield Row("A2", "today", "today's way", f"{of} --warmup-epochs 1 {ADVICE} {TESTED}", minutes=2.8)
+    yield Row("A2", "default", f"{DEFAULT}, first two stages dense", f"{of} --warmup-epochs 1 {FIRST_LAYER} --test-switch",
+              minutes=2.8)
     yield Row("A2", "new", "two-sided, today's parameters and 1.1 times its multiply-adds", f"{of} --warmup-epochs 1 {NEW}",
               minutes=2.8)
 
@@ -259,6 +268,8 @@ def sequences():
     yield Row("C", "dense", "dense", f"{TRANSFORMER} --mode dense", minutes=10, **two)
     yield Row("C", "today", "today's way: plain, ratio 1/4, first layers dense, switch after 1",
               f"{TRANSFORMER} --warmup-epochs 1 --policy paper --dense-layers 1", minutes=9, **two)
+    yield Row("C", "default", f"{DEFAULT}, first layers dense, switch after 1",
+              f"{TRANSFORMER} --warmup-epochs 1 --dense-layers 1", minutes=9, **two)
     yield Row("C", "lowrank", "low rank from scratch, first layers dense", f"{TRANSFORMER} --mode lowrank --dense-layers 1",
               minutes=9, **two)
     hybrid = f"{TRANSFORMER} --warmup-epochs 3 --switch-rate 2 --carry-state --policy two-sided --dense-layers 0"
@@ -276,6 +287,7 @@ def sequences():
     hybrid = f"{LSTM} --warmup-epochs 1 --switch-rate 1"
     yield Row("D", "dense", "dense", f"{LSTM} --mode dense", minutes=20, **two)
     yield Row("D", "today", "today's way: plain, ratio 1/4", f"{hybrid} --policy paper", minutes=18, **two)
+    yield Row("D", "default", DEFAULT, hybrid, minutes=18, **two)
     new = "--policy two-sided --budget 0.7782"
     yield Row("D", "same-rate", "two-sided, today's parameters", f"{hybrid} {new}", minutes=9, **two)
     yield Row("D", "new", "the same, rate 1.5 times as high at the switch", f"{LSTM} --warmup-epochs 1 --switch-rate 1.5 {new}",
@@ -288,12 +300,14 @@ def small():
     hybrid = f"{FASHION} --warmup-epochs 3"
     yield Row("E", "dense", "dense", f"{FASHION} --mode dense", minutes=4)
     yield Row("E", "today", "today's way: plain, ratio 1/4 from layer 6", f"{hybrid} --policy paper --first-layer 6", minutes=4)
+    yield Row("E", "default", f"{DEFAULT} from layer 6", f"{hybrid} --first-layer 6 --test-switch", minutes=4)
     yield Row("E", "new", "two-sided, today's parameters and 1.1 times its multiply-adds",
               f"{hybrid} --policy two-sided --budget 0.49296 --mac-budget 0.8281 {TESTED}", minutes=4)
     hybrid = f"{DIGITS} --warmup-epochs 5"
     yield Row("E2", "dense", "dense", f"{DIGITS} --mode dense", minutes=0.5, data="none")
     yield Row("E2", "today", "today's way: plain, ratio 1/4 from layer 4", f"{hybrid} --policy paper --first-layer 4", minutes=0.5,
               data="none")
+    yield Row("E2", "default", f"{DEFAULT} from layer 4", f"{hybrid} --first-layer 4 --test-switch", minutes=0.5, data="none")
     yield Row("E2", "new", "two-sided, today's parameters and 1.1 times its multiply-adds",
               f"{hybrid} --policy two-sided --budget 0.3662 --mac-budget 0.6456 {TESTED}", minutes=0.5, data="none")
 
@@ -365,10 +379,10 @@ def flags_of(words):
 
 def expected_switch(flags):
     """`options.switch` of a run with these options, but for `moment`, of which it says whether it is a fixed epoch."""
-    policy = flags.get("--policy", "paper")
+    policy = flags.get("--policy", "uniform")
     plain = policy in ("paper", "cuttlefish")
-    shares = not plain and "--uniform-ranks" not in flags
-    truncation = flags.get("--truncation", "plain" if plain else policy)
+    shares = policy in ("data-aware", "two-sided") and "--uniform-ranks" not in flags
+    truncation = flags.get("--truncation", "plain" if plain else "two-sided" if policy == "uniform" else policy)
     limits = [f"{float(flags[option])!r} of the {what}" for option, what in
               (("--budget", "parameters"), ("--mac-budget", "multiply-adds")) if option in flags]
     by_loss = flags.get("--switch-when") == "predicted-loss"
@@ -400,7 +414,7 @@ def switch_difference(flags, document):
         # those wrote what they measured.
         if any("weighted_energy" in layer for layer in document.get("switch", {}).get("layers", [])):
             return "its truncation was weighted, but `options` do not say how"
-        switch = dict(expected_switch({}), moment="epoch")
+        switch = dict(expected_switch({"--policy": "paper"}), moment="epoch")
     for key, value in wanted.items():
         if key == "fixed":
             if value != (switch.get("moment") == "epoch"):
