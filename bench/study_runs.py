@@ -96,6 +96,10 @@ class Runs:
     def write_page(self, quiet=False):
         raise NotImplementedError
 
+    def alone(self, job):
+        """Whether the job is one whose time counts: it runs after all others, and no other at the same time."""
+        return False
+
     def prepare(self, todo):
         """Called before the first of these jobs starts."""
 
@@ -223,8 +227,16 @@ class Runs:
                 raise StudyError(f"{path} is not built")
         self.prepare(todo)
         self.work.mkdir(parents=True, exist_ok=True)
+        for alone, count in ((False, at_a_time), (True, 1)):
+            part = [job for job in todo if self.alone(job) == alone]
+            failures += self.run_part(part, count, known, lambda: self.hours_left(todo, known, at_a_time))
+        return failures
+
+    def run_part(self, jobs, at_a_time, known, hours):
+        """Trains these, adds what is done to `known` and returns the texts of what failed; hours(): how long the rest takes."""
+        failures = []
         pool = concurrent.futures.ThreadPoolExecutor(at_a_time)
-        waiting = {pool.submit(self.guarded, job): job for job in todo}
+        waiting = {pool.submit(self.guarded, job): job for job in jobs}
         try:
             for done in concurrent.futures.as_completed(waiting):
                 job, document = waiting[done], done.result()
@@ -233,13 +245,18 @@ class Runs:
                     print(document, flush=True)
                 elif document is not None:
                     known[job] = document
-                    left = hours_left([j for other, j in waiting.items() if not other.done()], known, at_a_time)
-                    print(f"{job}: {self.told(job, document)}; about {left:.1f} hours are left", flush=True)
+                    print(f"{job}: {self.told(job, document)}; about {hours():.1f} hours are left", flush=True)
                     self.write_page(quiet=True)
         finally:
             self.stop_if_unfinished(waiting)
             pool.shutdown(wait=True, cancel_futures=True)
         return failures
+
+    def hours_left(self, jobs, known, at_a_time):
+        """For those of the jobs that are not known."""
+        left = [job for job in jobs if job not in known]
+        return sum(hours_left([job for job in left if self.alone(job) == alone], known, count)
+                   for alone, count in ((False, at_a_time), (True, 1)))
 
     def stop_if_unfinished(self, waiting):
         if not all(done.done() for done in waiting):
@@ -249,7 +266,7 @@ class Runs:
         known = self.known(jobs)
         for job in jobs:
             print(f"{job}: {'done' if job in known else f'about {job.minutes:g} minutes: ' + job.shown()}")
-        left = hours_left([job for job in jobs if job not in known], known, at_a_time)
+        left = self.hours_left(jobs, known, at_a_time)
         print(f"about {left:.1f} hours are left, with {at_a_time} at a time")
 
 
