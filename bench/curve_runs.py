@@ -14,7 +14,7 @@ import subprocess
 
 import study_runs
 from study_runs import StudyError
-from surroundings import ROOT, commit, describe_machine
+from surroundings import ROOT, commit, describe_machine, instruction_set
 
 LIMIT = 20  # minutes a run may take, between the hosts, all of it
 TRAIN_IMAGES = 50_000
@@ -129,7 +129,8 @@ class CurveRuns(study_runs.Runs):
         return isinstance(command, str) and command.replace("--policy paper ", "") == job.shown().replace("--policy paper ", "")
 
     def facts(self, job, spent):
-        return {**spent, "minutes": round(spent["wall_seconds"] / 60, 2), "machine": describe_machine(), "commit": commit()}
+        return {**spent, "minutes": round(spent["wall_seconds"] / 60, 2), "machine": describe_machine(),
+                "instruction_set": instruction_set(), "commit": commit()}
 
     def told(self, job, document):
         return f"{document['accuracy']:.2f} % in {seconds_of(document)[-1]:.0f} s of training"

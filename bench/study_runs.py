@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 
-from surroundings import ROOT, commit, describe_machine
+from surroundings import ROOT, commit, describe_machine, instruction_set
 
 
 class StudyError(Exception):
@@ -112,7 +112,8 @@ class Runs:
 
     def facts(self, job, spent):
         """What is kept with a result besides what the program wrote."""
-        return {**spent, "machine": describe_machine()["cpu"], "commit": commit(), "compiler": compiler_of(self.program(job))}
+        return {**spent, "machine": describe_machine()["cpu"], "instruction_set": instruction_set(), "commit": commit(),
+                "compiler": compiler_of(self.program(job))}
 
     # --- results ---
 

@@ -51,6 +51,13 @@ def ensure_built(build, *targets, mpi="disabled"):
     subprocess.run(["ninja", "-C", str(build), *targets], check=True)
 
 
+def instruction_set():
+    """The widest vectors of this machine, for which a build with -march=native is compiled. Sums of other vectors round
+    differently, so that two trainings of one seed agree only on machines of one instruction set."""
+    flags = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    return next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "not known")
+
+
 def describe_machine():
     model = next((line.split(":", 1)[1].strip() for line in
                   pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if line.startswith("model name")), "?")

@@ -153,6 +153,15 @@ class Job:
         return [f"{build}/examples/{self.group.program}", *source, *self.words, "--progress", "none", "--checkpoint", checkpoint,
                 "--resume", "--json", json_file]
 
+    @property
+    def dense_options(self):
+        """What the steps before the switch depend on besides the seed, as text: the same for two jobs whose networks train
+        alike until one of them switches."""
+        flags = flags_of(shlex.split(self.row.options))
+        kept = {option: value for option, value in flags.items() if option not in AFTER_DENSE}
+        network = "low rank" if flags.get("--mode") == "lowrank" else "dense"
+        return f"{self.row.data} {network} {sorted(kept.items())}"
+
     def shown(self):
         """The command as the page has it, without folders of this machine."""
         data = {"whole": "DIR", "half": "HALF", "tiny": "TINY", "none": ""}[self.row.data]
@@ -367,6 +376,8 @@ HYBRID_ONLY = ("--warmup-epochs", "--switch-rate")
 NOT_DENSE = ("--rank-ratio", "--first-layer", "--dense-layers")
 SWITCH = ("--policy", "--truncation", "--uniform-ranks", "--budget", "--mac-budget", "--statistics-steps", "--switch-when",
           "--carry-state", "--frobenius-decay", "--ramp-steps", "--ramp-start", "--norm-batches", "--extra-norm", "--anneal-epochs", "--project-every", "--test-switch")
+# What changes no step before the switch. A soft projection does.
+AFTER_DENSE = {"--mode", "--factorize-embeddings", *HYBRID_ONLY, *NOT_DENSE, *SWITCH} - {"--project-every"}
 ELSEWHERE = ("--threads", "--schedule", "--lr-warmup", "--factorize-embeddings")
 
 

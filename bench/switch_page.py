@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The page of bench/switch_study, from the JSON files of its runs: docs/results/switch.md and its plots.
 
-`known` maps finished jobs to their documents. Differences are paired by seed: only seeds that both sides have count.
+`known` maps finished jobs to their documents. Differences are paired by seed: only seeds that both sides have count, and
+of these only seeds whose two runs trained alike before the switch.
 """
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -17,11 +19,24 @@ NOISE = ("Times are of a shared machine. A comparison of times holds to about a 
 ROUNDING = 1e-9  # of differences of percentages
 
 
+class Differences(list):
+    """Of two rows, a number for each pair of runs of one seed; `unpaired`: there is no pair, and the number is that of the
+    means over seeds."""
+    unpaired = False
+
+
+UNPAIRED = "‡"
+UNPAIRED_NOTE = (f"{UNPAIRED} marks differences of means over seeds: the two rows have the same seeds, but no two runs of them "
+                 "trained alike up to the switch, because their machines have other instruction sets, whose sums round "
+                 "differently.")
+
+
 class Results:
     def __init__(self, known):
-        self.rows = {}
+        self.rows, self.dense_options = {}, {}
         for job, document in known.items():
             self.rows.setdefault(job.row.key, {})[job.seed] = document
+            self.dense_options[job.row.key] = job.dense_options
 
     def of(self, key):
         """{seed: document}"""
@@ -36,10 +51,25 @@ class Results:
         values = self.values(key, of)
         return statistics.mean(values.values()) if values else None
 
+    def trained_alike(self, one, other, seed):
+        """Whether the runs of two rows can have had the same steps before the switch."""
+        a, b = self.of(one)[seed], self.of(other)[seed]
+        same_options = self.dense_options[one] == self.dense_options[other]
+        if same_options and None not in (losses := (first_loss(a), first_loss(b))):
+            return math.isclose(*losses, rel_tol=1e-9)
+        sets = a.get("instruction_set"), b.get("instruction_set")
+        return None in sets or sets[0] == sets[1]
+
     def paired(self, one, other, of, how):
-        """how(one's number, other's) for each seed of both."""
+        """how(one's number, other's) for each seed of both that trained alike; without such a seed, of the means over seeds."""
         a, b = self.values(one, of), self.values(other, of)
-        return [how(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())]
+        both = sorted(a.keys() & b.keys())
+        alike = [seed for seed in both if self.trained_alike(one, other, seed)]
+        found = Differences(how(a[seed], b[seed]) for seed in alike)
+        if both and not alike:
+            found.append(how(*(statistics.mean(values[seed] for seed in both) for values in (a, b))))
+            found.unpaired = True
+        return found
 
 
 def at(*keys):
@@ -49,6 +79,12 @@ def at(*keys):
             document = document.get(key) if isinstance(document, dict) else None
         return document
     return find
+
+
+def first_loss(document):
+    """Training loss of the first epoch, equal for two runs with the same steps; None of a low-rank epoch."""
+    first = document["history"][0]
+    return None if first.get("low_rank") else first.get("train_loss")
 
 
 def drop(after):
@@ -68,11 +104,12 @@ def slowdown(document):
 
 def spread(values, digits=2):
     """Mean, and in brackets least and most of several."""
-    values = list(values)
+    unpaired, values = getattr(values, "unpaired", False), list(values)
     if not values:
         return ""
     text = f"{statistics.mean(values):.{digits}f}"
-    return text if len(values) == 1 else f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    mark = f" {UNPAIRED}" if unpaired else ""
+    return text + mark if len(values) == 1 else f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def whole(values):
@@ -427,7 +464,7 @@ def write_page(page, raw, jobs, known):
              "of truncating, of choosing ranks and of going on, so that you can choose one. *Plain* truncation keeps as much "
              "of the weights as it can, *data-aware* of the layers' outputs, *two-sided* of the loss; *shared* ranks and "
              "budgets put ranks where they save most of it. Accuracies are those of the last epoch, never the best over epochs. "
-             "Differences are between runs of the same seed, given as mean (least to most).", "",
+             "Differences are between runs of the same seed, given as mean (least to most). " + UNPAIRED_NOTE, "",
              *surroundings(known), "```sh", "meson setup build -Dbuildtype=release -Dmarch=native && ninja -C build",
              "bench/switch_study --data DIR", "```", ""]
     if missing:
