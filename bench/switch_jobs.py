@@ -46,6 +46,11 @@ ELEMENTS = {
     "norms": ("batch norms estimated again from 20 batches", "--norm-batches 20"),
     "projection": ("soft projection every 100 dense steps", "--project-every 100"),
 }
+# Measured alone only.
+ALONE = {
+    "extra-norm": ("batch norms between the factors", "--extra-norm 20"),
+    "annealing": ("residuals that fade out over an epoch", "--anneal-epochs 1"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +124,9 @@ class Row:
     section: str = ""  # of a group's page
     data: str = "whole"  # whole, half, tiny, none (bundled)
     minutes: float = 2.0  # of one core, a guess
-    family: str = ""  # on the Pareto plots
+    family: str = ""  # on the Pareto plots, whose lines join rows of one moment and rate
+    same_rate: str = ""  # of a row with another rate: the group's dense row with that rate
+    beside: str = ""  # the group's row that this one varies
 
     @property
     def key(self):
@@ -182,16 +189,16 @@ def headline():
     yield Row("A", "plain", "plain, ratio 1/4 from layer 2", f"{hybrid} --policy paper {TESTED}", minutes=6.5, family="plain",
               seeds=(1,))
     yield Row("A", "new", "two-sided, today's parameters and 1.1 times its multiply-adds", f"{hybrid} {NEW}", minutes=7.5,
-              family="two-sided")
+              family="two-sided, two budgets")
     yield Row("A", "later", "the same, rate doubled at the switch after 6, carried state and Frobenius decay",
               f"{of} --warmup-epochs 6 {NEW} --switch-rate 2 --carry-state --frobenius-decay 0.0005", minutes=8.0,
-              family="two-sided")
+              family="after 6, rate doubled")
     yield Row("A", "later-3", "the same, rate three times as high at the switch",
               f"{of} --warmup-epochs 6 {NEW} --switch-rate 3 --carry-state --frobenius-decay 0.0005", minutes=8.0,
-              family="two-sided", seeds=(1,))
+              family="after 6, rate tripled", seeds=(1,), beside="later")
     yield Row("A", "after-8", "the same, rate doubled at the switch after 8",
               f"{of} --warmup-epochs 8 {NEW} --switch-rate 2 --carry-state --frobenius-decay 0.0005", minutes=8.5,
-              family="two-sided", seeds=(1,))
+              family="after 8, rate doubled", seeds=(1,), beside="later")
     of = f"{RESNET} --epochs 4"
     yield Row("A2", "dense", "dense", f"{of} --mode dense", minutes=3.0)
     yield Row("A2", "today", "today's way", f"{of} --warmup-epochs 1 {ADVICE} {TESTED}", minutes=2.8)
@@ -235,8 +242,8 @@ def elements():
     for name, (title, options) in ELEMENTS.items():
         if name != "norms":  # the row B-new
             yield short(f"only-{name}", f"with {title}", f"{base} {norms} {options}", section)
-    yield short("only-extra-norm", "with batch norms between the factors", f"{base} {norms} --extra-norm 20", section)
-    yield short("only-annealing", "with residuals that fade out over an epoch", f"{base} {norms} --anneal-epochs 1", section)
+    for name, (title, options) in ALONE.items():
+        yield short(f"only-{name}", f"with {title}", f"{base} {norms} {options}", section)
     everything = " ".join(options for _, options in ELEMENTS.values())
     yield short("all", "with all of them", f"{base} {everything}", section)
     for name, (title, _) in ELEMENTS.items():
@@ -246,15 +253,19 @@ def elements():
 
 def moments():
     section = "Moment and rate"
-    for epoch in (1, 3, 4):
-        yield short(f"after-{epoch}", f"two-sided with budgets, switch after {epoch}", NEW, section, warmup=epoch,
-                    seeds=(1, 2, 3) if epoch == 3 else (1,))
+    one, doubled = {"seeds": (1,)}, {"same_rate": "dense-rate-2"}
+    yield short("after-1", "two-sided with budgets, switch after 1", NEW, section, warmup=1, beside="new", **one)
+    yield short("after-3", "two-sided with budgets, switch after 3", NEW, section, warmup=3, beside="new")
+    yield short("after-4", "two-sided with budgets, switch after 4", NEW, section, warmup=4, beside="after-3")
     yield short("predicted", "two-sided with budgets, switch by predicted loss, after 4 at the latest",
-                f"{NEW} --switch-when predicted-loss", section, warmup=4, seeds=(1,))
+                f"{NEW} --switch-when predicted-loss", section, warmup=4, beside="after-3", **one)
     # A rate that rises for our factors is tried for the others too.
-    yield short("rate-2", "two-sided with budgets, rate doubled at the switch", f"{NEW} --switch-rate 2", section)
-    yield short("after-3-rate-2", "the same, switch after 3", f"{NEW} --switch-rate 2", section, warmup=3)
-    yield short("today-rate-2", "today's advice, rate doubled at the switch", f"{ADVICE} --switch-rate 2", section, seeds=(1,))
+    yield short("rate-2", "two-sided with budgets, rate doubled at the switch", f"{NEW} --switch-rate 2", section, beside="new",
+                **doubled, **one)
+    yield short("after-3-rate-2", "the same, switch after 3", f"{NEW} --switch-rate 2", section, warmup=3, beside="after-3",
+                **doubled)
+    yield short("today-rate-2", "today's advice, rate doubled at the switch", f"{ADVICE} --switch-rate 2", section,
+                beside="today", **doubled, **one)
     of = RESNET.replace("--lr 0.1", "--lr 0.2")
     yield Row("B", "dense-rate-2", "dense, rate doubled throughout", f"{of} --epochs 6 --mode dense", section=section, data="half")
 
@@ -276,6 +287,7 @@ def pareto():
 
 def sequences():
     two = {"seeds": (1, 2)}
+    doubled = {"same_rate": "dense-rate-2", **two}
     yield Row("C", "dense", "dense", f"{TRANSFORMER} --mode dense", minutes=10, **two)
     yield Row("C", "today", "today's way: plain, ratio 1/4, first layers dense, switch after 1",
               f"{TRANSFORMER} --warmup-epochs 1 --policy paper --dense-layers 1", minutes=9, **two)
@@ -285,16 +297,18 @@ def sequences():
               minutes=9, **two)
     hybrid = f"{TRANSFORMER} --warmup-epochs 3 --switch-rate 2 --carry-state --policy two-sided --dense-layers 0"
     yield Row("C", "new", "two-sided, today's parameters, switch after 3, rate doubled there, carried state",
-              f"{hybrid} --budget 0.7197", minutes=10, **two)
+              f"{hybrid} --budget 0.7197", minutes=10, **doubled)
     yield Row("C", "embeddings", "the same, embeddings too, 55 % of the parameters",
-              f"{hybrid} --factorize-embeddings --budget 0.55", minutes=9, **two)
+              f"{hybrid} --factorize-embeddings --budget 0.55", minutes=9, **doubled)
     # What the later switch and a doubled rate do for the others, and all with the rate doubled from the start.
     yield Row("C", "today-rate-2", "today's way, switch after 3, rate doubled there, carried state",
-              f"{TRANSFORMER} --warmup-epochs 3 --switch-rate 2 --carry-state --policy paper --dense-layers 1", minutes=10, **two)
+              f"{TRANSFORMER} --warmup-epochs 3 --switch-rate 2 --carry-state --policy paper --dense-layers 1", minutes=10,
+              beside="today", **doubled)
     of = TRANSFORMER.replace("--lr 0.0007", "--lr 0.0014")
     yield Row("C", "dense-rate-2", "dense, rate doubled throughout", f"{of} --mode dense", minutes=10, **two)
     yield Row("C", "new-rate-2", "two-sided, today's parameters, switch after 3, carried state, rate doubled throughout",
-              f"{of} --warmup-epochs 3 --carry-state --policy two-sided --dense-layers 0 --budget 0.7197", minutes=10, **two)
+              f"{of} --warmup-epochs 3 --carry-state --policy two-sided --dense-layers 0 --budget 0.7197", minutes=10,
+              beside="new", **doubled)
     hybrid = f"{LSTM} --warmup-epochs 1 --switch-rate 1"
     yield Row("D", "dense", "dense", f"{LSTM} --mode dense", minutes=20, **two)
     yield Row("D", "today", "today's way: plain, ratio 1/4", f"{hybrid} --policy paper", minutes=18, **two)
@@ -302,7 +316,7 @@ def sequences():
     new = "--policy two-sided --budget 0.7782"
     yield Row("D", "same-rate", "two-sided, today's parameters", f"{hybrid} {new}", minutes=9, **two)
     yield Row("D", "new", "the same, rate 1.5 times as high at the switch", f"{LSTM} --warmup-epochs 1 --switch-rate 1.5 {new}",
-              minutes=9, **two)
+              minutes=9, beside="same-rate", **two)
     yield Row("D", "embeddings", "two-sided, embedding too, 45 % of the parameters",
               f"{hybrid} --policy two-sided --factorize-embeddings --budget 0.45", minutes=14, **two)
 
