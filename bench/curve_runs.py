@@ -72,6 +72,10 @@ COMPARED = ["dense", "pufferfish", "powersgd", "signum", "pufferfish-powersgd", 
             "pufferfish-rare", "pufferfish-streamed", "topk-0.01-by-bucket"]  # by bench/exchange_curves
 
 
+# Networks whose curve the one of PowerSGD on the dense network is not to cross.
+AGAINST_POWERSGD = ("two-sided", "two-sided-powersgd")
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     system: str
@@ -103,6 +107,23 @@ class Job:
         return f"{self.title}, {self.hosts} hosts, {self.rate}"
 
 
+def same_command(job, command):
+    # The paper's policy was the default before it was an option.
+    return isinstance(command, str) and command.replace("--policy paper ", "") == job.shown().replace("--policy paper ", "")
+
+
+def kept(folder, hosts=2, rate="100mbit"):
+    """{system: document} of finished runs whose command is that of now."""
+    known = {}
+    for system in COMPARED:
+        job = Job(system, hosts, rate)
+        document = study_runs.read(folder / job.file) if (folder / job.file).is_file() else None
+        if document and same_command(job, document.get("command")) and not study_runs.unfinished(
+                document, "train_image_classifier", "accuracy", folder / job.file):
+            known[system] = document
+    return known
+
+
 class CurveRuns(study_runs.Runs):
     """`write`(self): writes the study's page."""
 
@@ -125,8 +146,7 @@ class CurveRuns(study_runs.Runs):
         return study_runs.unfinished(document, "train_image_classifier", "accuracy", where)
 
     def same_command(self, job, command):
-        # The paper's policy was the default before it was an option.
-        return isinstance(command, str) and command.replace("--policy paper ", "") == job.shown().replace("--policy paper ", "")
+        return same_command(job, command)
 
     def facts(self, job, spent):
         return {**spent, "minutes": round(spent["wall_seconds"] / 60, 2), "machine": describe_machine(),
@@ -200,6 +220,37 @@ def time_to(result, accuracy, times=None):
             return before[0] + share * (at - before[0])
         before = at, reached
     return None
+
+
+class Difference:
+    """Accuracy and seconds of training of a finished run against those of a second one."""
+
+    def __init__(self, ours, theirs):
+        self.points = ours["accuracy"] - theirs["accuracy"]
+        self.seconds = seconds_of(ours)[-1] - seconds_of(theirs)[-1]
+        self.same_machine = ours["machine"]["cpu"] == theirs["machine"]["cpu"]
+
+    @property
+    def wins(self):
+        return self.points >= 0 and self.seconds <= 0
+
+    @property
+    def text(self):
+        return (f"{abs(self.points):.2f} points {'less' if self.points < 0 else 'more'} accurate, {abs(self.seconds):.0f} s "
+                f"{'slower' if self.seconds > 0 else 'faster'}" + ("" if self.same_machine else ", on another machine"))
+
+    def winner(self, ours, theirs):
+        """Which system is at least as good in both, in words."""
+        if self.wins:
+            return f"{SYSTEMS[ours].title} wins"
+        return f"{SYSTEMS[theirs].title} wins" if self.points <= 0 and self.seconds >= 0 else "neither wins in both"
+
+
+def step_by_phase(result):
+    """Time and payload of a step, before and after the switch."""
+    words = ("before the switch", "after it") if "switch" in result else ("",)
+    return " and ".join(f"{mean(part, 'ms_per_step') + exposed_ms(result):.1f} ms with a payload of {payload(result, part[-1]):,} "
+                        f"bytes {when}".strip() for part, when in zip(phases(result), words))
 
 
 # --- what the programs share ---
