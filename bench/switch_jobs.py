@@ -77,6 +77,7 @@ class Group:
     metric: Metric
     program: str
     unit_of_macs: str = "an image"
+    test_images: int = 10_000  # of images
     train_images: int = 0  # after what `data` leaves; 0: not images
     alone: bool = False  # its runs are for times: one at a time, after all others
 
@@ -100,7 +101,7 @@ GROUPS = {
     "E": Group("Fashion-MNIST", "8 epochs, switch after 3. [first_run.md](first_run.md) has the same on two ranks.", ACCURACY,
                IMAGES, train_images=60_000),
     "E2": Group("The bundled digits", "20 epochs, switch after 5. [first_run.md](first_run.md) has the same on two ranks.",
-                ACCURACY, IMAGES),
+                ACCURACY, IMAGES, test_images=360),
     "T": Group("ResNet-18 of width 16: time a step", "The headline's switches on 2,560 training images, 3 epochs, switch after 1, for "
                "times only. The study runs these after all others and one at a time: the two networks take turns on one machine, "
                "pair by pair.", ACCURACY, IMAGES, train_images=2_560, alone=True),
@@ -131,6 +132,10 @@ class Row:
     @property
     def key(self):
         return f"{self.group}-{self.name}"
+
+    @property
+    def raises_rate(self):
+        return float(flags_of(shlex.split(self.options)).get("--switch-rate", 1)) != 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,131 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The page of bench/switch_study, from the JSON files of its runs: docs/results/switch.md and its plots.
 
-`known` maps finished jobs to their documents. Differences are paired by seed: only seeds that both sides have count, and
-of these only seeds whose two runs trained alike before the switch.
+`known` maps finished jobs to their documents.
 """
 import json
-import math
 import shutil
 import statistics
 import subprocess
 
+import curve_runs
+import switch_goals
 import switch_jobs as jobs_of
+from switch_results import MARKS, Results, at, minutes, slowdown, spread, whole
 
 NOISE = ("Times are of a shared machine. A comparison of times holds to about a tenth; accuracies do not depend on the "
          "machine's load.")
-
-
-ROUNDING = 1e-9  # of differences of percentages
-
-
-class Differences(list):
-    """Of two rows, a number for each pair of runs of one seed; `unpaired`: there is no pair, and the number is that of the
-    means over seeds."""
-    unpaired = False
-
-
-UNPAIRED = "‡"
-UNPAIRED_NOTE = (f"{UNPAIRED} marks differences of means over seeds: the two rows have the same seeds, but no two runs of them "
-                 "trained alike up to the switch, because their machines have other instruction sets, whose sums round "
-                 "differently.")
-
-
-class Results:
-    def __init__(self, known):
-        self.rows, self.dense_options = {}, {}
-        for job, document in known.items():
-            self.rows.setdefault(job.row.key, {})[job.seed] = document
-            self.dense_options[job.row.key] = job.dense_options
-
-    def of(self, key):
-        """{seed: document}"""
-        return self.rows.get(key, {})
-
-    def values(self, key, of):
-        """{seed: number}, of documents that have it."""
-        found = {seed: of(document) for seed, document in sorted(self.of(key).items())}
-        return {seed: value for seed, value in found.items() if value is not None}
-
-    def mean(self, key, of):
-        values = self.values(key, of)
-        return statistics.mean(values.values()) if values else None
-
-    def trained_alike(self, one, other, seed):
-        """Whether the runs of two rows can have had the same steps before the switch."""
-        a, b = self.of(one)[seed], self.of(other)[seed]
-        same_options = self.dense_options[one] == self.dense_options[other]
-        if same_options and None not in (losses := (first_loss(a), first_loss(b))):
-            return math.isclose(*losses, rel_tol=1e-9)
-        sets = a.get("instruction_set"), b.get("instruction_set")
-        return None in sets or sets[0] == sets[1]
-
-    def paired(self, one, other, of, how):
-        """how(one's number, other's) for each seed of both that trained alike; without such a seed, of the means over seeds."""
-        a, b = self.values(one, of), self.values(other, of)
-        both = sorted(a.keys() & b.keys())
-        alike = [seed for seed in both if self.trained_alike(one, other, seed)]
-        found = Differences(how(a[seed], b[seed]) for seed in alike)
-        if both and not alike:
-            found.append(how(*(statistics.mean(values[seed] for seed in both) for values in (a, b))))
-            found.unpaired = True
-        return found
-
-
-def at(*keys):
-    """The number at this place of a document; None without."""
-    def find(document):
-        for key in keys:
-            document = document.get(key) if isinstance(document, dict) else None
-        return document
-    return find
-
-
-def first_loss(document):
-    """Training loss of the first epoch, equal for two runs with the same steps; None of a low-rank epoch."""
-    first = document["history"][0]
-    return None if first.get("low_rank") else first.get("train_loss")
-
-
-def drop(after):
-    """By how many points accuracy falls at the switch; statistics of batch norms old (after) or re-estimated (estimated)."""
-    def of(document):
-        switch = document.get("switch", {})
-        both = switch.get("accuracy_before"), switch.get(f"accuracy_{after}")
-        return None if None in both else both[0] - both[1]
-    return of
-
-
-def slowdown(document):
-    """Median time of a step of the second epoch over that of the first."""
-    first, second = (epoch["ms_per_step"] for epoch in document["history"][:2])
-    return second / first
-
-
-def spread(values, digits=2):
-    """Mean, and in brackets least and most of several."""
-    unpaired, values = getattr(values, "unpaired", False), list(values)
-    if not values:
-        return ""
-    text = f"{statistics.mean(values):.{digits}f}"
-    mark = f" {UNPAIRED}" if unpaired else ""
-    return text + mark if len(values) == 1 else f"{text} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-
-
-def whole(values):
-    """A count that seeds may differ in."""
-    values = list(values)
-    if not values:
-        return ""
-    least, most = min(values), max(values)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def minutes(documents):
-    """Of the processor a run; of adopted runs without it, of training, marked."""
-    spent = [d["cpu_seconds"] if "cpu_seconds" in d else d["training_seconds"] for d in documents]
-    mark = "" if all("cpu_seconds" in d for d in documents) else " †"
-    return spread((s / 60 for s in spent), 1) + mark if spent else ""
 
 
 # --- tables ---
@@ -142,7 +31,7 @@ def table(rows, results, group):
             lines.append(f"| {row.title} | | | not run | | | | | | | |")
             continue
         values = results.values(row.key, at(metric.key))
-        gaps = [] if row.key == dense else results.paired(dense, row.key, at(metric.key), metric.loss)
+        gap = "" if row.key == dense else results.worse(dense, row.key).text
         tested = [spread(v) for part in ("before", "after", "estimated")
                   if (v := results.values(row.key, at("switch", f"accuracy_{part}")).values())]
         predicted = results.values(row.key, at("switch", "predicted_loss")).values()
@@ -151,18 +40,39 @@ def table(rows, results, group):
         lines.append(
             f"| {row.title} | {whole(results.values(row.key, at('after', 'parameters')).values())} | "
             f"{whole(results.values(row.key, at('after', 'macs')).values())} | "
-            f"{', '.join(f'{s}: {v:.2f}' for s, v in values.items())} | {spread(values.values())} | {spread(gaps)} | "
+            f"{', '.join(f'{s}: {v:.2f}' for s, v in values.items())} | {spread(values.values())} | {gap} | "
             f"{'; '.join(tested)} | {f'{statistics.mean(predicted):.4f}' if any(predicted) else ''} | "
             f"{', '.join(map(str, when))} | {', '.join(steps)} | {minutes(documents.values())} |")
-    return [*lines, ""]
+    return [*lines, "", *neighbours(rows, results, group)]
+
+
+def neighbours(rows, results, group):
+    """Rows against those that they vary, and rows with a raised rate against the dense network with that rate."""
+    titles = {row.name: row.title for row in jobs_of.all_rows() if row.group == rows[0].group}
+    lines, alone = [], []
+    for row in rows:
+        for other in filter(None, (row.beside, row.same_rate)):
+            if gap := results.worse(f"{row.group}-{other}", row.key):
+                lines.append(f"| {row.title} | {titles[other]} | {gap.text} |")
+        if results.of(row.key) and row.raises_rate and not row.same_rate:
+            alone.append(f"*{row.title}*")
+    if lines:
+        lines = [f"| variant | against | worse, {group.metric.unit} |", "|---|---|---:|", *lines, ""]
+    if alone:
+        lines += [f"The rate is raised at the switch in {', '.join(alone)}. No dense network was trained with a raised rate in this "
+                  "group, so the gain may be the rate's.", ""]
+    return lines
 
 
 def element_verdict(alone, within):
-    """Whether an element pays: every seed says so, alone or among all others."""
+    """Whether an element pays: every seed says so, alone or among all others. Differences that say nothing do not count."""
     if not alone and not within:
         return "not run yet"
-    if max(len(alone), len(within)) < 2:
-        return "one seed: no verdict"
+    if max(len(d) for d in (alone, within) if d) < 2:
+        return "other machines: no verdict" if alone.unpaired or within.unpaired else "one seed: no verdict"
+    alone, within = ([] if d.few or d.unpaired else d for d in (alone, within))
+    if not alone and not within:
+        return "too few seeds: no verdict"
     if (alone and min(alone) > 0 and (not within or statistics.mean(within) > 0)) or (
             within and min(within) > 0 and (not alone or statistics.mean(alone) > 0)):
         return "pays"
@@ -173,27 +83,26 @@ def element_verdict(alone, within):
 
 def elements(results):
     """What each element brings alone, and what all lose without it."""
-    def gain(one, other):
-        return results.paired(one, other, at("accuracy"), lambda a, b: a - b)
     lines = ["What each element brings, in points of final test accuracy, mean (least to most over seeds). *Alone* adds it to the "
              "truncation with re-estimated batch norms; re-estimation itself is added to nothing, and its use is the accuracy "
-             "right after the switch. *Among all* takes it from the run with all five. An element pays here if "
-             "it is better in every seed alone, or among all, and not worse in the mean in the other.", "",
+             "right after the switch. *Among all* takes it from the run with all five, to which the last two do not belong. An "
+             "element pays here if it is better in every seed alone, or among all, and not worse in the mean in the other.", "",
              "| element | alone | among all | |", "|---|---:|---:|---|"]
-    for name, (title, options) in jobs_of.ELEMENTS.items():
-        alone = gain("B-new", "B-none") if name == "norms" else gain(f"B-only-{name}", "B-new")
-        within = gain("B-all", f"B-without-{name}")
-        verdict = element_verdict(alone, within)
-        if name == "norms":
-            back = results.paired("B-new", "B-new", lambda d: d.get("switch", {}), lambda s, _: s)
-            back = [s["accuracy_estimated"] - s["accuracy_after"] for s in back if "accuracy_estimated" in s]
-            if back:
-                verdict += f"; right after the switch {spread(back)} points"
-        lines.append(f"| {title} (`{options}`) | {spread(alone)} | {spread(within)} | {verdict} |")
-    together = gain("B-all", "B-new")
-    if together:
-        lines += ["", f"All together against the truncation with re-estimated batch norms: {spread(together)} points."]
+    for name, (title, options) in {**jobs_of.ELEMENTS, **jobs_of.ALONE}.items():
+        alone = results.better(*(("B-new", "B-none") if name == "norms" else (f"B-only-{name}", "B-new")))
+        within = results.better("B-all", f"B-without-{name}")
+        verdict = element_verdict(alone, within) + (right_after(results) if name == "norms" else "")
+        lines.append(f"| {title} (`{options}`) | {alone.text} | {within.text} | {verdict} |")
+    if together := results.better("B-all", "B-new"):
+        lines += ["", f"All five together against the truncation with re-estimated batch norms: {together.text} points."]
     return [*lines, ""]
+
+
+def right_after(results):
+    """What the re-estimation of batch norms brings before the network is trained further."""
+    switches = (d.get("switch", {}) for d in results.of("B-new").values())
+    back = [s["accuracy_estimated"] - s["accuracy_after"] for s in switches if "accuracy_estimated" in s]
+    return f"; right after the switch {spread(back)} points" if back else ""
 
 
 def full_width(rows, results):
@@ -225,101 +134,18 @@ def step_times(results):
     return [*lines, ""] if len(lines) > 2 else ["Not run yet.", ""]
 
 
-# --- goals ---
-
-def goals(results):
-    """(goal, what there is, whether it is met; None if not known)"""
-    def gap(group, row, most):
-        metric = jobs_of.GROUPS[group].metric
-        gaps = results.paired(f"{group}-dense", f"{group}-{row}", at(metric.key), metric.loss)
-        return spread(gaps), statistics.mean(gaps) <= most + ROUNDING if gaps else None
-
-    def size(key, most):
-        counts = results.values(key, at("after", "parameters")).values()
-        dense = results.mean(f"{key.split('-', maxsplit=1)[0]}-dense", at("after", "parameters"))
-        if not counts or dense is None:
-            return "", None
-        share = max(counts) / dense
-        return f"{100 * share:.2f} %", round(share, 4) <= most
-
-    yield "ResNet, 12 epochs: at most 0.3 points worse than dense", *gap("A", "new", 0.3)
-    counts = results.values("A-new", at("after", "parameters")).values()
-    yield ("ResNet: no more parameters than today's way", whole(counts),
-           max(counts) <= jobs_of.TODAY_PARAMETERS if counts else None)
-    macs = results.values("A-new", at("after", "macs")).values()
-    yield ("ResNet: at most 1.1 times today's multiply-adds", f"{max(macs) / jobs_of.TODAY_MACS:.3f}" if macs else "",
-           max(macs) <= 1.1 * jobs_of.TODAY_MACS if macs else None)
-    ratios = results.paired("T-new", "T-today", at("ms_per_step_low_rank"), lambda a, b: a / b)
-    yield ("ResNet: at most 1.1 times today's time a step, in turns", spread(ratios, 3),
-           statistics.mean(ratios) <= 1.1 if ratios else None)
-    for after, words in (("after", "statistics as they were"), ("estimated", "re-estimated")):
-        yield (f"ResNet, right after the switch, {words}: at most half of plain truncation's loss in accuracy",
-               *half_of("A-plain", "A-new", drop(after), results))
-    yield "ResNet, four epochs: at most 0.7 points worse than dense", *gap("A2", "new", 0.7)
-    yield "Transformer at today's 72.0 %: at most 0.4 BLEU worse than dense", *gap("C", "new", 0.4)
-    yield "Transformer at today's parameters", *size("C-new", 0.7197)
-    ours, scratch = (results.mean(f"C-{row}", at("bleu")) for row in ("new", "lowrank"))
-    yield ("Transformer: above low rank from scratch", "" if None in (ours, scratch) else f"{ours:.2f} against {scratch:.2f}",
-           None if None in (ours, scratch) else ours > scratch)
-    yield "Transformer with embeddings: at most 0.8 BLEU worse than dense", *gap("C", "embeddings", 0.8)
-    yield "Transformer with embeddings: at most 55 % of the parameters", *size("C-embeddings", 0.55)
-    yield "LSTM: at most 1 % of perplexity worse than dense", *gap("D", "new", 1.0)
-    yield "LSTM with factorized embedding: at most 2 % of perplexity worse than dense", *gap("D", "embeddings", 2.0)
-    yield "LSTM with factorized embedding: at most 45 % of the parameters", *size("D-embeddings", 0.45)
-    for group, name in (("E", "Fashion-MNIST"), ("E2", "digits")):
-        gains = results.paired(f"{group}-new", f"{group}-today", at("accuracy"), lambda a, b: a - b)
-        yield f"{name}: not worse than today's way, points better", spread(gains), statistics.mean(gains) >= -ROUNDING if gains else None
-    shares = results.paired("F-new", "F-today", slowdown, lambda ours, drift: 100 * (ours / drift - 1))
-    yield ("full width: statistics at most 2 % of the time of a warm-up step", f"{spread(shares)} %" if shares else "",
-           statistics.mean(shares) <= 2 if shares else None)
-    ratios = results.paired("F-new", "F-today", at("switch", "milliseconds"), lambda a, b: a / b)
-    yield "full width: switch at most 1.5 times today's", spread(ratios, 3), statistics.mean(ratios) <= 1.5 if ratios else None
-
-
-def half_of(plain, ours, of, results):
-    theirs, mine = results.mean(plain, of), results.mean(ours, of)
-    if theirs is None or mine is None:
-        return "", None
-    # Re-estimated statistics may bring more than the truncation takes; then there is no loss to halve.
-    return f"{mine:.2f} against {theirs:.2f} points", mine <= 0.5 * max(theirs, 0.0)
-
-
-def goal_table(results):
-    words = {None: "not run yet", True: "met", False: "**missed**"}
-    lines = ["| goal | result | |", "|---|---|---|"]
-    lines += [f"| {goal} | {have} | {words[met]} |" for goal, have, met in goals(results)]
-    return [*lines, ""]
-
-
-def choices(results):
-    """What the tables say to someone who has to choose, with the numbers that say it."""
-    def gain(one, other):
-        return spread(results.paired(one, other, at("accuracy"), lambda a, b: a - b)) or "no run"
-
-    def macs(one, other):
-        ours, theirs = (results.mean(key, at("after", "macs")) for key in (one, other))
-        return f"{ours / theirs:.2f} times" if ours and theirs else "not measured"
-    return [
-        "## What to choose", "",
-        "Points of test accuracy in the short runs (ResNet-18 of width 16), mean (least to most over seeds):", "",
-        "| instead of | choose | accuracy | it costs |", "|---|---|---:|---|",
-        f"| plain truncation | two-sided factors at the same layers and ranks, the default | "
-        f"{gain('B-two-today', 'B-today')} | the statistics of 20 steps; parameters, multiply-adds and bytes are the same |",
-        f"| plain truncation at ratio 1/4 | `--policy two-sided`: the layers share the same parameters | "
-        f"{gain('B-share', 'B-plain')} | {macs('B-share', 'B-plain')} the multiply-adds: ranks move to large images |",
-        f"| first two stages dense, by hand | `--policy two-sided` | {gain('B-share', 'B-today')} | fewer parameters, "
-        f"{macs('B-share', 'B-today')} the multiply-adds |",
-        f"| a switch after a third of the epochs | one after half of them | {gain('B-after-3', 'B-new')} | dense steps, and the bytes "
-        "of their gradients |", "",
-        "The programs' default, `--policy uniform`, is the first row: the paper's layers and ranks, so its parameters, "
-        "multiply-adds and bytes, with two-sided factors. `factorize_policy` does the same where a run has statistics "
-        "(`switching.statistics_steps`). The paper's way is `--policy paper`, or `factorize_policy::paper()`. Sharing ratio 1/4's "
-        "parameters *and* multiply-adds among the layers (row *two-sided, ratio 1/4's parameters and multiply-adds shared*) gained "
-        "nothing over its own ranks in the mean, so ranks are shared only on request. The elements that follow a switch are off by "
-        "default; the table of elements says which of them pay.", ""]
-
-
 # --- trained networks, by bench/trained_model ---
+
+def trained_where(documents):
+    """Machine and processor time of these networks."""
+    def names(key):
+        return ", ".join(sorted({d[key] for d in documents if d.get(key)})) or "not known"
+    spent = [d["cpu_seconds"] / 60 for d in documents if d.get("cpu_seconds")]
+    took = f"{spread(spent, 1)} processor minutes a seed" if spent else "processor time not recorded"
+    if spent and len(spent) < len(documents):
+        took += f", of {len(spent)} of {len(documents)} seeds; of the others it is not recorded"
+    return f"Machine: {names('machine')}; commits {names('commit')}; {took}."
+
 
 def trained(raw):
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(raw.glob("trained-*.json"))]
@@ -332,7 +158,8 @@ def trained(raw):
         return [*lines, "Not run yet.", ""]
     ways = list(dict.fromkeys(row["way"] for d in documents for row in d["rows"]))
     lines += [f"Seeds {', '.join(str(d['seed']) for d in documents)}; dense "
-              f"{spread(d['accuracy'] for d in documents)} %, {documents[0]['elements']:,} numbers in the file.", "",
+              f"{spread(d['accuracy'] for d in documents)} %, {documents[0]['elements']:,} numbers in the file. "
+              f"{trained_where(documents)}", "",
               f"| numbers that are left | {' | '.join(ways)} |", "|---" + "|---:" * len(ways) + "|"]
     for share in dict.fromkeys(row["share"] for d in documents for row in d["rows"]):
         cells = [spread(row["accuracy"] for d in documents for row in d["rows"] if (row["share"], row["way"]) == (share, way))
@@ -411,9 +238,11 @@ def surroundings(known):
         return ", ".join(sorted({d[key] for d in known.values() if d.get(key)})) or "not known"
     spent = sum(d.get("cpu_seconds", 0.0) for d in known.values()) / 60
     adopted = [d for d in known.values() if "adopted_from" in d]
-    lines = [f"Machine: {names('machine')}; compiler: {names('compiler')}, release build; commits {names('commit')}. All runs have "
-             f"one thread and one rank; results do not depend on the number of threads. {NOISE} The runs that measured it took "
-             f"{spent:.0f} minutes of the processor (user and system, loading and tests included)."]
+    recorded = sum("instruction_set" in d for d in known.values())
+    lines = [f"Machine: {names('machine')}; instruction set: {names('instruction_set')} (recorded by {recorded} of {len(known)} "
+             f"runs); compiler: {names('compiler')}, release build; commits {names('commit')}. All runs have one thread and one rank; results do not "
+             f"depend on the number of threads, but on the instruction set. {NOISE} The runs that measured it took {spent:.0f} "
+             "minutes of the processor (user and system, loading and tests included)."]
     if adopted:
         unmeasured = [d for d in adopted if "cpu_seconds" not in d]
         text = f"{len(adopted)} of {len(known)} results were adopted from earlier runs of the same options"
@@ -464,12 +293,13 @@ def write_page(page, raw, jobs, known):
              "of truncating, of choosing ranks and of going on, so that you can choose one. *Plain* truncation keeps as much "
              "of the weights as it can, *data-aware* of the layers' outputs, *two-sided* of the loss; *shared* ranks and "
              "budgets put ranks where they save most of it. Accuracies are those of the last epoch, never the best over epochs. "
-             "Differences are between runs of the same seed, given as mean (least to most). " + UNPAIRED_NOTE, "",
+             f"Differences are between runs of the same seed, given as mean (least to most). {MARKS}", "",
              *surroundings(known), "```sh", "meson setup build -Dbuildtype=release -Dmarch=native && ninja -C build",
              "bench/switch_study --data DIR", "```", ""]
     if missing:
         lines += [f"**Not all has run.** Missing: {missing}.", ""]
-    lines += ["## Goals", "", *goal_table(results), *choices(results)]
+    lines += ["## Goals", "", *switch_goals.goal_table(results, curve_runs.kept(raw.parent / "exchange_curves")),
+              *switch_goals.choices(results)]
     for name in jobs_of.GROUPS:
         lines += section(name, [row for row in rows if row.group == name], results, raw)
     lines += trained(raw)

@@ -22,8 +22,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench" / "switch_study"
 sys.path.insert(0, str(ROOT / "bench"))
 sys.dont_write_bytecode = True
+import curve_runs  # noqa: E402
+import study_runs  # noqa: E402
+import switch_goals  # noqa: E402
 import switch_jobs as jobs_of  # noqa: E402
 import switch_page  # noqa: E402
+import switch_results  # noqa: E402
 
 loader = importlib.machinery.SourceFileLoader("switch_study", str(SCRIPT))
 study = importlib.util.module_from_spec(importlib.util.spec_from_loader("switch_study", loader))
@@ -82,12 +86,14 @@ def options_of(job):
     return options
 
 
-def document_of(job, value, **more):
-    """A finished result of an image classifier."""
+def document_of(job, value, first_loss=None, **more):
+    """A finished result of an image classifier; `first_loss`: the training loss of its first epoch."""
     flags = jobs_of.flags_of(job.words)
     count = int(flags["--epochs"])
     rate = jobs_of.last_rate(flags, job.group.train_images) if job.group.train_images else 0.0
     history = [{"epoch": e + 1, "ms_per_step": 100.0 + e, "learning_rate": rate} for e in range(count)]
+    if first_loss is not None:
+        history[0].update(low_rank=False, train_loss=first_loss)
     return {"options": options_of(job), job.group.metric.key: value, "before": {"parameters": 701_466, "macs": 35_046_656},
             "after": {"parameters": 238_042, "macs": 25_214_208}, "seconds": 60.0, "finished": True, "diverged": None,
             "ms_per_step_dense": 100.0, "ms_per_step_low_rank": 80.0, "history": history, **more}
@@ -214,6 +220,42 @@ class Runs(Folder):
             runner.reduced("tiny")
 
 
+class Alone(unittest.TestCase):
+    def test_runs_for_times_are_last_and_one_at_a_time(self):
+        class Counted(study_runs.Runs):
+            order, now, most = [], 0, {}
+
+            def alone(self, job):
+                return job.group.alone
+
+            def program(self, job):
+                return SCRIPT
+
+            def told(self, job, document):
+                return ""
+
+            def write_page(self, quiet=False):
+                pass
+
+            def train(self, job):
+                with self.lock:
+                    self.now += 1
+                    self.order.append(str(job))
+                    self.most[job.group.alone] = max(self.now, self.most.get(job.group.alone, 0))
+                time.sleep(0.01)
+                with self.lock:
+                    self.now -= 1
+                return {"wall_seconds": 1.0}
+
+        jobs = jobs_of.all_jobs({"T", "E2"})
+        with tempfile.TemporaryDirectory() as folder:
+            runs = Counted(*[pathlib.Path(folder)] * 3)
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.assertEqual(runs.run(jobs, 2), [])
+        self.assertEqual(runs.order[-6:], [f"T-{name} seed {seed}" for seed in (1, 2, 3) for name in ("today", "new")])
+        self.assertEqual((len(runs.order), runs.most), (len(jobs), {False: 2, True: 1}))
+
+
 class Refusals(Folder):
     def check(self, text, words):
         job = job_of("E2-dense")
@@ -272,8 +314,118 @@ class Page(Folder):
         text = self.page()
         self.assertIn("**Not all has run.** Missing: A-dense (seeds 1, 2, 3)", text)
         goals = text[text.index("## Goals"): text.index("## Headline")]
-        self.assertEqual(goals.count("not run yet"), len(list(switch_page.goals(switch_page.Results({})))))
-        self.assertEqual("\n".join(switch_page.choices(switch_page.Results({}))).count("no run"), 4)
+        nothing = switch_results.Results({})
+        self.assertEqual(goals.count("not run yet"), len(list(switch_goals.goals(nothing, {}))))
+        self.assertEqual("\n".join(switch_goals.choices(nothing)).count("no run"), 6 + 6)
+
+    def test_the_default_has_the_layers_of_todays_way_and_no_policy(self):
+        defaults = [row for row in jobs_of.all_rows() if row.name == "default"]
+        self.assertEqual([row.group for row in defaults], ["A", "A2", "C", "D", "E", "E2"])
+        for row in defaults:
+            default, today = (jobs_of.flags_of(job_of(f"{row.group}-{name}").words) for name in ("default", "today"))
+            self.assertNotIn("--policy", default)
+            for flags in (default, today):
+                for option in ("--policy", "--test-switch", "--norm-batches"):
+                    flags.pop(option, None)
+            self.assertEqual(default, today)
+        switch = jobs_of.expected_switch(jobs_of.flags_of(job_of("A-default").words))
+        self.assertEqual((switch["policy"], switch["truncation"], switch["shared_ranks"], switch["statistics_steps"]),
+                         ("uniform", "two-sided", False, 20))
+
+    def test_the_default_is_compared_with_todays_way(self):
+        for key, value in (("A-dense", 87.0), ("A-today", 85.0), ("A-default", 85.75), ("D-today", 66.0), ("D-default", 60.0)):
+            self.keep(job_of(key), value)
+        text = self.page()
+        self.assertIn("| ResNet-18 of width 16, 12 epochs | 0.75 | points |", text)
+        self.assertIn("| LSTM | 10.00 | % of perplexity |", text)
+        self.assertIn("| ResNet, 12 epochs: at most 0.3 points worse than dense: by the default | 1.25 | **missed** |", text)
+
+    def test_runs_that_trained_unlike_are_no_pair(self):
+        for seed, loss in ((1, 1.5), (2, 1.25)):
+            self.keep(job_of("B-dense", seed), 75.0 + seed, first_loss=1.5)
+            self.keep(job_of("B-share", seed), 73.0, first_loss=loss)
+            self.keep(job_of("B-both", seed), 70.0, first_loss=1.25)
+        text = self.page()
+        self.assertIn("‡ marks differences of means over seeds", text)
+        self.assertIn("| 73.00 (73.00 to 73.00) | 3.00 | ", self.row(text, "## Ablations", "two-sided, shared ranks"))
+        self.assertIn("| 70.00 (70.00 to 70.00) | 6.50 ‡ | ",
+                      self.row(text, "## Ablations", "two-sided, ratio 1/4's parameters and multiply-adds shared"))
+
+    def test_other_dense_steps_are_compared_by_instruction_set(self):
+        """A soft projection changes the first epoch's loss."""
+        for key, loss, value in (("B-new", 1.5, 74.0), ("B-only-projection", 1.25, 74.8)):
+            self.keep(job_of(key), value, first_loss=loss, instruction_set="AVX-512")
+        element = "| soft projection every 100 dense steps (`--project-every 100`) |"
+        self.assertIn(f"{element} 0.80 |  | one seed: no verdict |", self.page())
+        job = job_of("B-only-projection")
+        study.write(self.raw / job.file, dict(study.read(self.raw / job.file), instruction_set="AVX2"))
+        text = self.page()
+        self.assertIn(f"{element} 0.80 ‡ |  | other machines: no verdict |", text)
+        self.assertIn("instruction set: AVX-512, AVX2 (recorded by 2 of 2 runs)", text)
+
+    def test_small_differences_of_few_seeds_are_marked(self):
+        for key in ("C-dense", "C-default"):
+            self.keep(job_of(key), 30.0 if key == "C-dense" else 29.75)
+        self.keep(job_of("A-dense"), 87.0)
+        self.keep(job_of("A-later"), 86.0)
+        self.keep(job_of("A-later-3"), 85.75)
+        text = self.page()
+        self.assertIn("by the default | 0.25 § | met |", text)
+        self.assertIn("| 86.00 | 1.00 |", self.row(text, "## Headline", job_of("A-later").row.title))
+        self.assertIn(f"| {job_of('A-later-3').row.title} | {job_of('A-later').row.title} | 0.25 § |", text)
+        self.assertIn("No dense network was trained with a raised rate in this group", text)
+        self.keep(job_of("C-dense", 2), 30.0)
+        self.keep(job_of("C-default", 2), 29.75)
+        self.assertIn("by the default | 0.25 (0.25 to 0.25) | met |", self.page())
+
+    def test_raised_rates_are_compared_with_the_dense_network_of_that_rate(self):
+        self.keep(job_of("B-dense"), 75.0)
+        self.keep(job_of("B-dense-rate-2"), 76.0)
+        self.keep(job_of("B-rate-2"), 74.5)
+        self.assertIn("| two-sided with budgets, rate doubled at the switch | dense, rate doubled throughout | 1.50 |", self.page())
+
+    def test_less_than_a_test_image_is_no_difference(self):
+        for seed, new in ((1, 91.0), (2, 91.01), (3, 90.97)):
+            self.keep(job_of("E-today", seed), 91.0)
+            self.keep(job_of("E-new", seed), new)
+            self.keep(job_of("E2-today", seed), 98.0)
+            self.keep(job_of("E2-new", seed), 97.5)
+        text = self.page()
+        self.assertIn("| Fashion-MNIST: not worse than today's way, points better | equal: -0.01 (-0.03 to 0.01), less than one of "
+                      "10,000 test images | met |", text)
+        self.assertIn("| digits: not worse than today's way, points better | -0.50 (-0.50 to -0.50) | **missed** |", text)
+        self.assertEqual(switch_results.spread([-0.004, 0.0]), "0.00 (0.00 to 0.00)")
+
+    def test_rows_of_other_moments_and_rates_are_no_line_of_the_plot(self):
+        families = {}
+        for row in jobs_of.all_rows():
+            flags = jobs_of.flags_of(row.options.split())
+            if row.family and flags.get("--policy") != "cuttlefish" and "--warmup-epochs" in flags:
+                of = families.setdefault((row.group, row.family), set())
+                of.add((flags["--warmup-epochs"], flags.get("--switch-rate", "1")))
+        self.assertEqual({len(found) for found in families.values()}, {1})
+
+    def curve(self, system, accuracy, ms):
+        """A run of bench/exchange_curves: `ms` a step before and after the switch."""
+        history = [{"epoch": e + 1, "low_rank": len(ms) > 1 and e > 0, "ms_per_step": ms[min(e, len(ms) - 1)], "exchange_ms": 1.0,
+                    "test_accuracy": accuracy - 3 + e} for e in range(4)]
+        job = curve_runs.Job(system, 2, "100mbit")
+        study.write(self.results / "exchange_curves" / job.file, {
+            "options": {"epochs": 4, "batch": 128}, "history": history, "accuracy": accuracy, "exchange": {}, "minutes": 1.0,
+            "before": {"bytes_per_step": 2805864}, "after": {"bytes_per_step": 952424}, "command": job.shown(), "commit": "abc",
+            "machine": {"cpu": "a machine", "cores": 2, "compiler": "a compiler"},
+            **({"switch": {"milliseconds": 500.0}} if len(ms) > 1 else {})})
+
+    def test_slow_links_are_compared_with_powersgd(self):
+        self.curve("powersgd", 79.55, [150.0])
+        self.curve("two-sided", 79.05, [300.0, 200.0])
+        self.curve("two-sided-powersgd", 79.65, [150.0, 100.0])
+        goal = "at least the accuracy of PowerSGD on the dense network in at most its time"
+        text = self.page()
+        self.assertIn(f"| 100 Mbit/s, 2 hosts, two-sided switch: {goal} | 0.50 points less accurate, 118 s slower: PowerSGD, rank 4 "
+                      "wins | **missed** |", text)
+        self.assertIn(f"| 100 Mbit/s, 2 hosts, two-sided switch with PowerSGD, rank 4: {goal} | 0.10 points more accurate, 58 s "
+                      "faster: two-sided switch with PowerSGD, rank 4 wins | met |", text)
 
     def test_differences_are_paired_by_seed(self):
         for seed, dense, new in ((1, 87.0, 86.5), (2, 87.4, 87.3)):
@@ -281,13 +433,14 @@ class Page(Folder):
             self.keep(job_of("A-new", seed), new)
         self.keep(job_of("A-dense", 3), 50.0)  # without a counterpart: no part of the difference
         text = self.page()
-        self.assertIn("| ResNet, 12 epochs: at most 0.3 points worse than dense | 0.30 (0.10 to 0.50) | met |", text)
+        self.assertIn("| ResNet, 12 epochs: at most 0.3 points worse than dense | 0.30 (0.10 to 0.50) § | met |", text)
         self.assertIn("| ResNet: at most 1.1 times today's multiply-adds | 1.088 | met |", text)
         row = self.row(text, "## Headline", "two-sided, today's parameters and 1.1 times its multiply-adds")
-        self.assertIn("| 1: 86.50, 2: 87.30 | 86.90 (86.50 to 87.30) | 0.30 (0.10 to 0.50) |", row)
+        self.assertIn("| 1: 86.50, 2: 87.30 | 86.90 (86.50 to 87.30) | 0.30 (0.10 to 0.50) § |", row)
         self.assertTrue(row.endswith("| 2.0 (2.0 to 2.0) |"), row)
         self.assertIn("A-new (seed 3)", text)
-        self.assertIn("Machine: a machine; compiler: a compiler, release build; commits abc.", text)
+        self.assertIn("Machine: a machine; instruction set: not known (recorded by 0 of 5 runs); compiler: a compiler, release build; "
+                      "commits abc.", text)
 
     def test_switch_is_drawn_layer_by_layer(self):
         layers = [{"name": f"conv{i}", "rows": 64, "cols": 288, "rank": 10 + i, "kept_energy": 0.8, "weighted_energy": 0.99,
@@ -319,24 +472,31 @@ class Page(Folder):
                     "accuracy_estimated": estimated, "predicted_loss": 0.01}
         self.keep(job_of("A-plain"), switch=switch(74.0, 54.0, 70.0))
         self.keep(job_of("A-new"), switch=switch(74.0, 63.9, 75.0))
+        self.keep(job_of("A-new", 2), switch=switch(74.0, 0.0, 0.0))  # without a counterpart
         text = self.page()
-        self.assertIn("statistics as they were: at most half of plain truncation's loss in accuracy | 10.10 against 20.00 points | "
-                      "**missed** |", text)
-        self.assertIn("re-estimated: at most half of plain truncation's loss in accuracy | -1.00 against 4.00 points | met |", text)
-        self.assertIn("| 74.00; 63.90; 75.00 | 0.0100 | 4 |", text)
+        self.assertIn("| ResNet, 12 epochs, right after the switch, statistics as they were: at most half of plain truncation's "
+                      "loss in accuracy | 10.10 against 20.00 points, 1 seed | **missed** |", text)
+        self.assertIn("| ResNet, 12 epochs, right after the switch, re-estimated: at most half of plain truncation's loss in "
+                      "accuracy | -1.00 against 4.00 points, 1 seed | met |", text)
+        self.assertIn("| 74.00; 54.00; 70.00 | 0.0100 | 4 |", text)
 
     def test_elements_that_do_not_pay_are_named(self):
-        for seed in (1, 2):
+        for seed in (1, 2, 3):
             self.keep(job_of("B-none", seed), 74.0)
             self.keep(job_of("B-new", seed), 74.0 + 0.02 * seed)
             self.keep(job_of("B-only-carry", seed), 75.0)
             self.keep(job_of("B-only-ramp", seed), 70.0)
-            self.keep(job_of("B-only-frobenius", seed), 73.0 + 0.7 * seed)
+            self.keep(job_of("B-only-frobenius", seed), 73.0 + 0.5 * seed)
+            self.keep(job_of("B-only-annealing", seed), 73.5)
+        for seed in (1, 2):
+            self.keep(job_of("B-only-extra-norm", seed), 74.3)
         text = self.page()
-        self.assertIn("| carried optimizer state (`--carry-state`) | 0.97 (0.96 to 0.98) |  | pays |", text)
-        self.assertIn("(`--ramp-steps 100`) | -4.03 (-4.04 to -4.02) |  | **does not pay**: it costs accuracy |", text)
+        self.assertIn("| carried optimizer state (`--carry-state`) | 0.96 (0.94 to 0.98) |  | pays |", text)
+        self.assertIn("(`--ramp-steps 100`) | -4.04 (-4.06 to -4.02) |  | **does not pay**: it costs accuracy |", text)
         self.assertIn("**does not pay**: nothing beyond the seeds' spread |", text)
         self.assertIn("(`--project-every 100`) |  |  | not run yet |", text)
+        self.assertIn("(`--anneal-epochs 1`) | -0.54 (-0.56 to -0.52) |  | **does not pay**: it costs accuracy |", text)
+        self.assertIn("(`--extra-norm 20`) | 0.27 (0.26 to 0.28) § |  | too few seeds: no verdict |", text)
 
     def test_perplexities_are_compared_by_percent(self):
         for key, value in (("D-dense", 60.0), ("D-new", 60.9)):
@@ -345,13 +505,20 @@ class Page(Folder):
         self.assertIn("| LSTM: at most 1 % of perplexity worse than dense | 1.50 | **missed** |", self.page())
 
     def test_full_width_shows_times(self):
-        for key in ("F-dense", "F-today", "F-new"):
-            more = {} if key == "F-dense" else {"switch": {"milliseconds": 30.0 if key == "F-new" else 10.0}}
-            self.keep(job_of(key), 20.0, peak_mib=1234.0, **more)
+        """Statistics cost what the second epoch is slower than the first, less what that is of today's way."""
+        for seed, slow in ((1, 102.0), (2, 103.02)):
+            for key in ("F-dense", "F-today", "F-new"):
+                job, new = job_of(key, seed), key == "F-new"
+                more = {} if key == "F-dense" else {"switch": {"milliseconds": 30.0 if new else 10.0 * seed}}
+                document = self.keep(job, 20.0, peak_mib=1234.0, **more)
+                if new:
+                    document["history"][1]["ms_per_step"] = slow
+                    study.write(self.raw / job.file, document)
         text = self.page()
-        self.assertIn("| dense | 238,042 | 25,214,208 | 100, 101 | +1.0 % |  | 1,234 | 2.0 |", text)
-        self.assertIn("| full width: switch at most 1.5 times today's | 3.000 | **missed** |", text)
-        self.assertIn("| 1.0 % | met |", text)
+        self.assertIn("| dense | 238,042 | 25,214,208 | 100 (100 to 100) | 101 (101 to 101) |  | 1.0 (1.0 to 1.0) |  | 1234 "
+                      "(1234 to 1234) | 2.0 (2.0 to 2.0) |", text)
+        self.assertIn("| full width: switch at most 1.5 times today's | 2.250 (1.500 to 3.000) | **missed** |", text)
+        self.assertIn("| full width: statistics at most 2 % of the time of a warm-up step | 1.50 (0.99 to 2.00) % | met |", text)
 
 
 class Adoption(Folder):
