@@ -26,7 +26,6 @@ import curve_runs  # noqa: E402
 import study_runs  # noqa: E402
 import switch_goals  # noqa: E402
 import switch_jobs as jobs_of  # noqa: E402
-import switch_page  # noqa: E402
 import switch_results  # noqa: E402
 
 loader = importlib.machinery.SourceFileLoader("switch_study", str(SCRIPT))
@@ -460,9 +459,11 @@ class Page(Folder):
             rows = [{"share": share, "way": way, "accuracy": accuracy + shift} for share, way, accuracy in (
                 (0.7, "plain", 60.0), (0.7, "two-sided", 80.0), (0.34, "plain", 20.0), (0.34, "two-sided", 50.0))]
             (folder / f"trained-{seed}.json").write_text(json.dumps(
-                {"seed": seed, "accuracy": 87.0, "elements": 1234, "rows": rows}), encoding="utf-8")
+                {"seed": seed, "accuracy": 87.0, "elements": 1234, "rows": rows, "machine": "a machine", "commit": "abc",
+                 **({"cpu_seconds": 600.0} if seed == 2 else {})}), encoding="utf-8")
         text = self.page()
-        self.assertIn("Seeds 1, 2; dense 87.00 (87.00 to 87.00) %, 1,234 numbers in the file.", text)
+        self.assertIn("Seeds 1, 2; dense 87.00 (87.00 to 87.00) %, 1,234 numbers in the file. Machine: a machine; commits abc; 10.0 "
+                      "processor minutes a seed, of 1 of 2 seeds; of the others it is not recorded.", text)
         self.assertIn("| numbers that are left | plain | two-sided |", text)
         self.assertIn("| 34 % | 21.00 (20.00 to 22.00) | 51.00 (50.00 to 52.00) |", text)
 
