@@ -49,6 +49,9 @@ SYSTEMS = {
     "two-sided": System("two-sided switch", f"{NEW} {SGD}"),
     "two-sided-powersgd": System("two-sided switch with PowerSGD, rank 4",
                                  f"{NEW} {SGD} --compress powersgd --compress-rank 4", 5),
+    "powersgd-8": System("PowerSGD, rank 8", f"--mode dense {SGD} --compress powersgd --compress-rank 8", 5),
+    "two-sided-powersgd-8": System("two-sided switch with PowerSGD, rank 8",
+                                   f"{NEW} {SGD} --compress powersgd --compress-rank 8", 5),
     "powerfish": System("Powerfish: PowerSGD, rank 4, before the switch",
                         f"{HYBRID} {SGD} --compress powersgd --compress-rank 4 --compress-phase dense", 5),
     "pufferfish-rare": System("Pufferfish, rare exchanges", f"{HYBRID} {SGD} {RARE}", 5),
@@ -68,7 +71,8 @@ SYSTEMS = {
                              f"--mode dense {SGD} --prune grasp --prune-ratio {EQUAL_BYTES} --prune-epoch 1"),
 }
 TARGETS = (75, 79)  # percent of test accuracy, of whose times the pages tell
-COMPARED = ["dense", "pufferfish", "powersgd", "signum", "pufferfish-powersgd", "two-sided", "two-sided-powersgd", "powerfish",
+COMPARED = ["dense", "pufferfish", "powersgd", "signum", "pufferfish-powersgd", "two-sided", "two-sided-powersgd", "powersgd-8",
+            "two-sided-powersgd-8", "powerfish",
             "pufferfish-rare", "pufferfish-streamed", "topk-0.01-by-bucket"]  # by bench/exchange_curves
 
 
