@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The sections of docs/results/scaling.md about links with delay and about rare exchanges."""
 import copy
-import json
 import math
 
+import records
 import scaling_systems as systems
 from compressor_rows import MODES
 from scaling_model import WINDOW
@@ -14,6 +14,8 @@ RANKS = [2, 8, 64, 512]
 RATES = [0.1, 1]  # Gbit/s
 FAR = 0.1  # seconds, one way
 DELAYS = [0.0, 0.001, 0.01, 0.05, FAR, 0.2]
+# Of a prediction: what depends on the ranks.
+OVER_RANKS = ("payload_bytes", "sent_bytes", "step_ms", "compute_ms", "encode_ms", "exposed_ms", "decode_ms", "update_ms")
 SWEPT = (*systems.SHORT, "rare", "rare-blocktopk")
 OUTERS = [Outer(16), Outer(50), Outer(500), Outer(16, 4, 2), Outer(50, 4, 2), Outer(50, 4, 10), Outer(500, 4, 10)]
 
@@ -26,7 +28,13 @@ def with_options(a, **changes):
 
 
 def keep(rows, path):
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    """Writes predictions, one line for each series over the ranks."""
+    path.write_text(records.lines(series(rows)), encoding="utf-8")
+
+
+def series(rows):
+    """Predictions joined over the ranks. Buckets and the ratio to the dense network follow from the rest."""
+    return records.of_series((records.without(r, ("buckets", "speedup_over_dense")) for r in rows), "ranks", OVER_RANKS)
 
 
 def table(heads, rows):

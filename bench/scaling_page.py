@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Writes docs/results/scaling.md, with its plots and predictions beside it."""
-import json
 import shlex
 
 import scaling_systems as systems
-from scaling_delays import delays, rare_exchanges, with_options
+from scaling_delays import delays, keep, rare_exchanges, with_options
 from scaling_records import BadInput
 from scaling_report import SHOWN, Predictor, answer, breakdown, break_even, plot, tables, validate
 
@@ -121,7 +120,7 @@ def break_evens(measured, a):
 def topology(measured, a, name, folder):
     predictor = Predictor(measured, with_options(a, topology=name))
     rows = list(predictor.rows(a.ranks, a.rate))
-    (folder / f"{name}.json").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    keep(rows, folder / f"{name}.json")
     plot(rows, folder / f"{name}.svg")
     title = SHOWN[name][0].upper() + SHOWN[name][1:]
     lines = [f"## {title}", "", predictor.premises()[1], "",

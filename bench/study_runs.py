@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 
+import records
 from surroundings import ROOT, commit, describe_machine, instruction_set
 
 
@@ -43,7 +44,7 @@ def write_text(path, text):
 
 
 def write(path, document):
-    write_text(path, json.dumps(document, indent=1) + "\n")
+    write_text(path, records.text(document))
 
 
 def unfinished(document, program, key, where):
@@ -162,7 +163,7 @@ class Runs:
         if why := self.unfinished(job, document, raw_file):
             raise StudyError(f"{job}: {why}; its output is in {log_file}")
         document.update(self.facts(job, now), command=job.shown())
-        write(self.raw / job.file, document)
+        write(self.raw / job.file, records.of_training(document))
         for path in (spent_file, raw_file, checkpoint):
             path.unlink(missing_ok=True)
         return document
