@@ -83,7 +83,7 @@ class Results:
         a, b = self.of(one)[seed], self.of(other)[seed]
         same_options = self.jobs[one].dense_options == self.jobs[other].dense_options
         if same_options and None not in (losses := (first_loss(a), first_loss(b))):
-            return math.isclose(*losses, rel_tol=1e-9)
+            return math.isclose(*losses, rel_tol=1e-6)
         return agree(a, b, "instruction_set")
 
     def worse(self, reference, key):
