@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Converts any file of weights, safetensors or npz, to low-rank factors and back, without the network:
+// Converts a safetensors file of weights to low-rank factors and back, without the network:
 //   factorize_weights resnet50.safetensors small.safetensors --rank-ratio 0.25
 //   factorize_weights small.safetensors dense.safetensors --merge
 
@@ -71,8 +71,8 @@ std::map<std::string, index_t> groups_of(const options& o) {
   std::map<std::string, index_t> groups;
   if (o.groups.empty()) return groups;
   std::map<std::string, std::size_t> dimensions;
-  const auto source = pufferfish::open_tensor_source(o.in);
-  for (const auto& tensor : source->tensors()) dimensions.emplace(tensor.name, tensor.shape.size());
+  const pufferfish::safetensors_reader source(o.in);
+  for (const auto& tensor : source.tensors()) dimensions.emplace(tensor.name, tensor.shape.size());
   for (const std::string& text : o.groups) {
     const auto refuse = [&](const std::string& why) {
       throw pufferfish::value_error("--groups " + pufferfish::detail::quote_name(text) + ": " + why);
@@ -278,8 +278,8 @@ int main(int argc, char** argv) {
   options o;
   CLI::App app("Replaces the weight matrices of a file by low-rank factors, or factors by their products",
                "factorize_weights");
-  app.add_option("input", o.in, "Weights: .npz, or safetensors")->required();
-  app.add_option("output", o.out, "Where the result goes: .npz, or safetensors")->required();
+  app.add_option("input", o.in, "Weights: a safetensors file")->required();
+  app.add_option("output", o.out, "The safetensors file to write")->required();
   CLI::Option* ratio = app.add_option("--rank-ratio", o.ratio,
                                       "Rank: this part of a matrix's smaller side; 0.25 if nothing is said")
                            ->check(CLI::Range(0.0, 1.0));

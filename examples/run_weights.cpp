@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Runs a model of the zoo with the weights of a file, dense or factorized (factorize_weights), on arrays:
-//   run_weights --model resnet50 small.safetensors images.npz logits.npz
-// images.npz has `images` [N][H][W][C] in a floating-point type, as numpy.savez writes it; logits.npz gets
-// `logits`.
+//   run_weights --model resnet50 small.safetensors images.safetensors logits.safetensors
+// images.safetensors has `images` [N][H][W][C] in a floating-point type; logits.safetensors gets `logits`.
 
 #include <algorithm>
 #include <filesystem>
@@ -12,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/io/npz.hpp>
+#include <pufferfish/io/safetensors.hpp>
 #include <pufferfish/models/weights.hpp>
 #include <pufferfish/models/zoo.hpp>
 #include <pufferfish/nn/factorize.hpp>
@@ -42,7 +41,7 @@ void run_weights(const options& o) {
     apply_ranks(net, factor_ranks(file));
     load_weights(net, file);
   }
-  const npz_file arrays = npz_file::read(o.in);
+  const safetensors_file arrays = safetensors_file::read(o.in);
   const std::vector<index_t>& shape = arrays.tensor("images").shape;
   if (shape.size() != 4) {
     throw io_error(o.in + ": images have " + std::to_string(shape.size()) + " dimensions, not [N][H][W][C]");
@@ -55,7 +54,7 @@ void run_weights(const options& o) {
   const tensor<float, 4> logits = std::as_const(net).forward(ctx, images.view());
   const std::vector<tensor_entry> results{
       make_tensor_entry("logits", {shape[0], logits.size() / std::max<index_t>(1, shape[0])}, logits.flat())};
-  write_npz(o.out, results);
+  write_safetensors(o.out, results);
 }
 
 }  // namespace
@@ -66,8 +65,8 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--model", o.model, "A convolutional model of the zoo");
   app.add_option("weights", o.weights, "Safetensors, dense or from factorize_weights")->required();
-  app.add_option("input", o.in, "An .npz file with `images`")->required();
-  app.add_option("output", o.out, "Gets `logits`")->required();
+  app.add_option("input", o.in, "Safetensors with `images`")->required();
+  app.add_option("output", o.out, "Safetensors; gets `logits`")->required();
   app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));
   return examples::run_on_first(app, argc, argv, [&o] { run_weights(o); });
 }

@@ -9,6 +9,8 @@ import sys
 
 OTHER = os.environ.pop("PUFFERFISH_NEW_TORCH", "")  # tried once
 try:
+    import numpy
+    import safetensors.numpy
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
@@ -19,6 +21,7 @@ except ImportError as error:
     sys.exit(77)
 
 import json
+import re
 
 from support import expect, expect_equal, main
 
@@ -68,6 +71,20 @@ def every_dtype(programs, folder):
             expect(distance <= 2 * TOLERANCE[tensor.dtype], f"{name}: {distance} away after merging")
 
 
+def converted_archive(programs, folder):
+    """The error for an .npz file has a line of Python that converts the file, whatever the order of its elements."""
+    archive, converted, low = (folder / f"archive.{n}" for n in ("npz", "safetensors", "low"))
+    weight = numpy.random.default_rng(1).standard_normal((48, 40)).astype("f4")
+    arrays = {"a.weight": weight, "b.weight": numpy.asfortranarray(weight), "c.weight": weight.astype(">f4")}
+    numpy.savez(archive, **arrays)
+    _, error = programs.run("factorize_weights", archive, low, fails=True)
+    line = re.search(r"in Python, (.*) converts it", error)[1].replace('"FILE.safetensors"', repr(str(converted)))
+    eval(line, {"numpy": numpy, "safetensors": safetensors, "FILE": str(archive)})
+    for name, tensor in load_file(converted).items():
+        expect(numpy.array_equal(tensor.numpy(), weight), f"{name} has changed")
+    programs.run("factorize_weights", converted, low)
+
+
 def trained_network(programs, folder):
     """What train_image_classifier saves is what PyTorch's modules of the same names take."""
     model = folder / "digits.safetensors"
@@ -83,6 +100,7 @@ def trained_network(programs, folder):
 
 def test(programs, folder):
     every_dtype(programs, folder)
+    converted_archive(programs, folder)
     trained_network(programs, folder)
 
 

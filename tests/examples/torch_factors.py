@@ -12,7 +12,7 @@ import sys
 
 DEBIAN = "/usr/bin/python3"  # may have packages that another Python lacks
 try:
-    import numpy
+    import numpy  # noqa: F401: Tensor.numpy() needs the package
     import torch
 except ImportError as error:
     if os.path.exists(DEBIAN) and os.path.realpath(sys.executable) != os.path.realpath(DEBIAN):

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""torch_resnet50.py WEIGHTS INPUT.npz OUTPUT.npz: ResNet-50 in PyTorch with the weights of a file, in which some layers
+"""torch_resnet50.py WEIGHTS INPUT OUTPUT: ResNet-50 in PyTorch with the weights of a file, in which some layers
 may be factors: those become two layers, `down` and `up`. INPUT has `images` in NHWC; OUTPUT gets `logits`.
+All three are safetensors.
 """
 import sys
 
-from torch_factors import load_factors, numpy, state_of, torch
+from torch_factors import load_factors, state_of, torch
 from torch import nn
+
+from weights import write
 
 
 class Bottleneck(nn.Module):
@@ -53,9 +56,10 @@ def main():
     torch.set_num_threads(1)
     model = ResNet50().eval()
     load_factors(model, state_of(sys.argv[1]))
-    images = torch.from_numpy(numpy.load(sys.argv[2])["images"]).permute(0, 3, 1, 2)
+    images = state_of(sys.argv[2])["images"].permute(0, 3, 1, 2)
     with torch.no_grad():
-        numpy.savez(sys.argv[3], logits=model(images).numpy())
+        logits = model(images)
+    write(sys.argv[3], {"logits": ("F32", tuple(logits.shape), logits.numpy().tobytes())})
 
 
 main()

@@ -2,18 +2,21 @@
 /// \file
 /// libFuzzer harness of weight files: planning a factorization, reading the lists of factors in the metadata,
 /// finding and merging pairs of factors. Each may succeed or throw io_error. A merged weight must have as
-/// many bytes as its shape says, and lists must be the same when written and read again.
+/// many bytes as its shape says, and lists must be the same when written and read again. safetensors_reader
+/// reads files only, so the input is written to a temporary file first.
+
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/io/file.hpp>
+#include <pufferfish/io/safetensors_stream.hpp>
 #include <pufferfish/weights/merge.hpp>
 
 namespace {
@@ -24,29 +27,17 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-class parsed_source final : public tensor_source {
- public:
-  explicit parsed_source(safetensors_file file) : file_(std::move(file)) {
-    for (const std::string& name : file_.tensor_names()) {
-      const tensor_info& info = file_.tensor(name);
-      places_.push_back({name, info.dtype, info.shape, 0, info.bytes.size()});
-    }
-  }
-  const std::string& name() const override { return file_.name(); }
-  const std::vector<tensor_place>& tensors() const override { return places_; }
-  const safetensors_metadata& metadata() const override { return file_.metadata(); }
-  void read(const tensor_place& tensor, std::uint64_t from, std::span<std::uint8_t> out) const override {
-    const std::span<const std::uint8_t> bytes = file_.tensor(tensor.name).bytes;
-    require(from <= bytes.size() && out.size() <= bytes.size() - from);
-    if (!out.empty()) std::memcpy(out.data(), bytes.data() + from, out.size());
-  }
+/// Path of a file with these bytes, valid until the next call.
+std::string file_of(std::span<const std::uint8_t> bytes) {
+  static std::FILE* const file = std::tmpfile();
+  require(file != nullptr);
+  const int fd = ::fileno(file);
+  require(::ftruncate(fd, 0) == 0);
+  detail::write_all_at(fd, 0, bytes, "fuzz");
+  return "/dev/fd/" + std::to_string(fd);
+}
 
- private:
-  safetensors_file file_;
-  std::vector<tensor_place> places_;
-};
-
-void try_plan(const tensor_source& source) {
+void try_plan(const safetensors_reader& source) {
   std::vector<weight_tensor> tensors;
   for (const tensor_place& t : source.tensors()) tensors.push_back({t.name, t.dtype, t.shape});
   weight_policy policy;
@@ -66,7 +57,7 @@ void try_lists(const safetensors_metadata& metadata) {
   require(read.ranks == lists.ranks && read.parts == lists.parts && read.embeddings == lists.embeddings);
 }
 
-void try_merge(const tensor_source& source) {
+void try_merge(const safetensors_reader& source) {
   for (const detail::factor_pair& pair : detail::pair_finder(source)()) {
     double work = static_cast<double>(pair.rank);
     for (const index_t extent : pair.shape) work *= static_cast<double>(extent);
@@ -80,8 +71,9 @@ void try_merge(const tensor_source& source) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string path = file_of({data, size});
   try {
-    const parsed_source source(safetensors_file::parse({data, data + size}, "fuzz"));
+    const safetensors_reader source(path);
     try_plan(source);
     try_lists(source.metadata());
     try_merge(source);

@@ -32,11 +32,14 @@ inline std::string quote_name(std::string_view name) {
   return text + (name.size() > 80 ? "...'" : "'");
 }
 
-/// Guesses the format of a file that is not safetensors from its first bytes (64 are enough). Returns text
-/// for the end of an error message: the format and how to convert it; empty if the format is unknown.
+/// Number of bytes at the start of a file that foreign_format examines.
+inline constexpr std::size_t format_bytes = 256;
+
+/// Guesses the format of a file that is not safetensors from its first format_bytes bytes. Returns text for
+/// the end of an error message: the format and how to convert it; empty if the format is unknown.
 inline std::string foreign_format(std::span<const std::uint8_t> start) {
   const std::string_view text(reinterpret_cast<const char*>(start.data()),
-                              std::min<std::size_t>(start.size(), 64));
+                              std::min(start.size(), format_bytes));
   const auto begins = [&](std::string_view with) { return text.substr(0, with.size()) == with; };
   const char* const torch =
       "a .pt or .pth file of PyTorch, not safetensors; in Python, "
@@ -44,19 +47,25 @@ inline std::string foreign_format(std::span<const std::uint8_t> start) {
       "weights_only=True), \"FILE.safetensors\") converts its state_dict (docs/weight_files.md)";
   const char* what = "";
   if (begins("PK\x03\x04")) {
-    // The name of the archive's first file starts at byte 30.
-    what = text.find(".npy", 30) != text.npos ? "a NumPy .npz archive, not safetensors; give it a name that "
-                                                "ends with .npz, or open it with npz_file"
-           : text.find(".pkl", 30) != text.npos || text.size() <= 30
+    // The name of the archive's first file is stored at byte 30, its length at byte 26.
+    const std::string_view first =
+        text.size() < 30 ? "" : text.substr(30, start[26] + std::size_t{256} * start[27]);
+    what = first.ends_with(".npy")
+               ? "an .npz file of NumPy, not safetensors; in Python, "
+                 "safetensors.numpy.save_file(dict(numpy.load(FILE)), \"FILE.safetensors\") converts it "
+                 "(docs/weight_files.md)"
+           : first.ends_with(".pkl")
                ? torch
-               : "a zip archive, not safetensors; .pt and .pth files of PyTorch are such archives "
-                 "(docs/weight_files.md converts them)";
+               : "a zip archive, not safetensors; .npz files of NumPy and .pt and .pth files of PyTorch are "
+                 "such archives (docs/weight_files.md converts them)";
   } else if (text.size() > 1 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5) {
     what = torch;  // the protocols of pickle
   } else if (begins("\x1f\x8b")) {
     what = "a gzip file, not safetensors; unpack it with gunzip";
   } else if (begins("\x93NUMPY")) {
-    what = "a NumPy .npy file, not safetensors; numpy.savez makes an .npz file of named arrays";
+    what =
+        "an .npy file of NumPy, not safetensors; in Python, "
+        "safetensors.numpy.save_file({\"NAME\": numpy.load(FILE)}, \"FILE.safetensors\") converts it";
   } else if (begins("\x89HDF")) {
     what = "an HDF5 file, not safetensors; convert it in Python (docs/weight_files.md)";
   } else if (begins("version https://git-lfs")) {

@@ -54,7 +54,7 @@ class safetensors_reader {
     if (!S_ISREG(status.st_mode)) PUFFERFISH_THROW(io_error(path + ": not a regular file"));
     size_ = static_cast<std::uint64_t>(status.st_size);
 
-    std::array<std::uint8_t, 64> begin_of_file{};
+    std::array<std::uint8_t, detail::format_bytes> begin_of_file{};
     const auto start = std::span(begin_of_file).first(std::min<std::uint64_t>(size_, begin_of_file.size()));
     detail::read_all_at(file_.get(), 0, start, name_);
     const std::size_t length = detail::safetensors_header_length(start, size_, name_);

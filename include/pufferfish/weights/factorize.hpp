@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `factorize_weights` writes a file of factors from a file of weights, safetensors or npz, without the
-/// network. plan.hpp chooses the weights; this header reads, factorizes and writes them, tensor by tensor.
+/// `factorize_weights` writes a file of factors from a safetensors file of weights, without the network.
+/// plan.hpp chooses the weights; this header reads, factorizes and writes them, tensor by tensor.
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -24,7 +23,7 @@
 #include <vector>
 
 #include <pufferfish/core/parallel.hpp>
-#include <pufferfish/io/tensor_files.hpp>
+#include <pufferfish/io/safetensors_stream.hpp>
 #include <pufferfish/lowrank/budget/budget.hpp>
 #include <pufferfish/lowrank/factorization/factors.hpp>
 #include <pufferfish/lowrank/factorization/layer_truncation.hpp>
@@ -135,8 +134,8 @@ struct made_factors {
 /// has no factors, and its reason says so. `result`: the entry of the report with name, dtype and shape.
 /// Errors are those of weight_matrices, its make and choose_rank.
 template <class T>
-made_factors factorize_tensor(const tensor_source& file, const weight_task& task, const weight_policy& policy,
-                              const rank_policy& rank_of, weight_result result) {
+made_factors factorize_tensor(const safetensors_reader& file, const weight_task& task,
+                              const weight_policy& policy, const rank_policy& rank_of, weight_result result) {
   const weight_decision& decision = task.decision;
   const weight_matrices<T> matrices(file, task, policy);
   std::vector<factors<T>> made;
@@ -220,7 +219,7 @@ inline std::pair<std::vector<index_t>, std::vector<index_t>> factor_shapes(const
 }
 
 /// Copies the bytes of a tensor into the tensor that `to` has begun, in pieces of copy_piece bytes.
-inline void copy_tensor(const tensor_source& from, const tensor_place& place, tensor_sink& to) {
+inline void copy_tensor(const safetensors_reader& from, const tensor_place& place, safetensors_writer& to) {
   std::vector<std::uint8_t> piece;
   for (std::uint64_t at = 0; at < place.bytes; at += piece.size()) {
     piece.resize(static_cast<std::size_t>(std::min(copy_piece, place.bytes - at)));
@@ -339,14 +338,13 @@ inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>&
 /// decomposed twice. policy.threads weights are processed at once, each with its matrices in memory; report
 /// and file do not depend on the number, except for the times.
 ///
-/// A file whose name ends in .npz is an npz file, any other a safetensors file. Of a safetensors file, only
-/// the matrices in work and the factors that are not written yet are in memory; npz files are in memory as a
-/// whole, and hold no metadata: merge_weights then recognizes factors by names and shapes. Throws io_error if
-/// a file cannot be read or written, or if its metadata have invalid lists of factors. Throws value_error for
-/// a matrix with an element that is not finite, for a budget that is too small, for statistics that are
-/// needed but missing or that belong to no tensor of the file, for less than 1 thread, and as weight_plan and
-/// choose_rank; shape_error for statistics of a matrix of another size. After an error, `out` is unchanged.
-/// `out` may be the same file as `in`.
+/// Both files are safetensors, whatever their names. Only the matrices in work and the factors that are not
+/// written yet are in memory. Throws io_error if a file cannot be read or written, if `in` has another format
+/// (the text says how to convert the common ones), or if its metadata have invalid lists of factors. Throws
+/// value_error for a matrix with an element that is not finite, for a budget that is too small, for
+/// statistics that are needed but missing or that belong to no tensor of the file, for less than 1 thread,
+/// and as weight_plan and choose_rank; shape_error for statistics of a matrix of another size. After an
+/// error, `out` is unchanged. `out` may be the same file as `in`.
 ///
 /// \code
 /// weight_policy policy;
@@ -359,8 +357,8 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
                                        const weight_policy& policy, const weight_observer& observer = {}) {
   using namespace detail;
   const auto start = std::chrono::steady_clock::now();
-  const std::unique_ptr<tensor_source> source = open_tensor_source(in);
-  const std::vector<tensor_place>& tensors = source->tensors();
+  const safetensors_reader source(in);
+  const std::vector<tensor_place>& tensors = source.tensors();
   std::vector<weight_tensor> seen;
   for (const tensor_place& t : tensors) seen.push_back({t.name, t.dtype, t.shape});
   const std::vector<weight_decision> plan = weight_plan(seen, policy);
@@ -390,7 +388,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     // Room for the tensor or its two factors, and for two entries in the metadata.
     room += 4 * safetensors_writer::room_for(tensors[i].name + ".down.weight", tensors[i].shape.size());
   }
-  for (const auto& [key, value] : source->metadata()) room += safetensors_writer::room_for(key + value, 0);
+  for (const auto& [key, value] : source.metadata()) room += safetensors_writer::room_for(key + value, 0);
   const double all = std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0));
   const std::vector<std::size_t> order = working_order(tensors, cost);
   const index_t least = fixed + least_parameters(plan);
@@ -399,7 +397,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
         {in, ": a budget of ", policy.budget, " parameters is too small: tensors that stay have ", fixed,
          ", factors of rank 1 take ", least - fixed, "; the smallest possible budget is ", least});
   }
-  const auto sink = open_tensor_sink(out, room);
+  safetensors_writer sink(out, room);
 
   std::vector<weight_task> tasks;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -409,7 +407,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (policy.statistics == nullptr || plan[i].bias_of == weight_decision::npos) continue;
     if (!is_floating(tensors[i].dtype)) continue;
-    const tensor<double, 2> bias = read_matrix<double>(*source, tensors[i], 1);
+    const tensor<double, 2> bias = read_matrix<double>(source, tensors[i], 1);
     tasks[plan[i].bias_of].bias.assign(bias.data(), bias.data() + bias.size());
   }
 
@@ -420,8 +418,8 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     thread_pool(policy.threads).run(static_cast<index_t>(order.size()), [&](index_t task, int) {
       const std::size_t i = order[static_cast<std::size_t>(task)];
       if (!plan[i].factorize) return;
-      gains[i] = wide(i) ? weight_matrices<double>(*source, tasks[i], policy).gains()
-                         : weight_matrices<float>(*source, tasks[i], policy).gains();
+      gains[i] = wide(i) ? weight_matrices<double>(source, tasks[i], policy).gains()
+                         : weight_matrices<float>(source, tasks[i], policy).gains();
     });
     ranks = ranks_for_budget(plan, std::move(gains), fixed, policy, report);
   }
@@ -437,7 +435,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     const rank_policy rank_of =
         policy.budget > 0 ? rank_policy(fixed_rank{ranks[i]}) : rank_policy_of(policy, plan[i]);
     const auto run = wide(i) ? &factorize_tensor<double> : &factorize_tensor<float>;
-    made = run(*source, tasks[i], policy, rank_of, std::move(made.result));
+    made = run(source, tasks[i], policy, rank_of, std::move(made.result));
     made.result.seconds = seconds_since(begun);
     return made;
   };
@@ -446,13 +444,13 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     const tensor_place& place = tensors[i];
     if (made.result.factorized) {
       const auto [down, up] = factor_shapes(place.shape, plan[i], made.result.rank);
-      sink->begin(factor_name(place.name, "down"), place.dtype, down);
-      sink->write(made.down);
-      sink->begin(factor_name(place.name, "up"), place.dtype, up);
-      sink->write(made.up);
+      sink.begin(factor_name(place.name, "down"), place.dtype, down);
+      sink.write(made.down);
+      sink.begin(factor_name(place.name, "up"), place.dtype, up);
+      sink.write(made.up);
     } else {
-      written[i] = sink->begin(place.name, place.dtype, place.shape);
-      copy_tensor(*source, place, *sink);
+      written[i] = sink.begin(place.name, place.dtype, place.shape);
+      copy_tensor(source, place, sink);
     }
     report.tensors[i] = std::move(made.result);
     done += cost[i];
@@ -460,7 +458,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   };
   run_in_order<made_factors>(policy.threads, static_cast<index_t>(order.size()), make, finish);
 
-  safetensors_metadata metadata = source->metadata();
+  safetensors_metadata metadata = source.metadata();
   factor_lists lists = factor_lists::read(metadata, in);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const weight_result& r = report.tensors[i];
@@ -468,11 +466,11 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     if (r.factorized) lists.add(r.name, r.rank, r.parts, r.embedding);
     // Only now is it known whether a weight has been factorized.
     if (plan[i].bias_of != weight_decision::npos && report.tensors[plan[i].bias_of].factorized) {
-      sink->rename(written[i], joined(joined(stem_of(r.name), "up"), "bias"));
+      sink.rename(written[i], joined(joined(stem_of(r.name), "up"), "bias"));
     }
   }
   lists.write(metadata, out);
-  sink->commit(metadata);
+  sink.commit(metadata);
   report.seconds = seconds_since(start);
   return report;
 }

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -94,7 +93,7 @@ inline std::string weight_of_down(const std::string& name) {
 /// names, shapes and metadata again, but no elements.
 class pair_finder {
  public:
-  explicit pair_finder(const tensor_source& file) : file_(file), tensors_(file.tensors()) {
+  explicit pair_finder(const safetensors_reader& file) : file_(file), tensors_(file.tensors()) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
   }
 
@@ -154,7 +153,7 @@ class pair_finder {
     return pair;
   }
 
-  const tensor_source& file_;
+  const safetensors_reader& file_;
   const std::vector<tensor_place>& tensors_;
   std::map<std::string, std::size_t> by_name_;
 };
@@ -166,7 +165,7 @@ inline index_t count_of(const std::vector<index_t>& shape) {
 /// Elements of the merged weight, as bytes in the dtype of its factors: up down of every part, one after the
 /// other, or down up^T of an embedding. T is the type to which the factors are converted; sums are double.
 template <class T>
-std::vector<std::uint8_t> merge_pair(const tensor_source& file, const factor_pair& pair) {
+std::vector<std::uint8_t> merge_pair(const safetensors_reader& file, const factor_pair& pair) {
   const tensor_place &first = file.tensors()[pair.down], &second = file.tensors()[pair.up];
   const tensor<T, 2> down = read_matrix<T>(file, first, first.shape[0]);
   const tensor<T, 2> up = read_matrix<T>(file, second, second.shape[0]);
@@ -215,9 +214,9 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
                                    const weight_observer& observer = {}) {
   using namespace detail;
   const auto start = std::chrono::steady_clock::now();
-  const std::unique_ptr<tensor_source> source = open_tensor_source(in);
-  const std::vector<tensor_place>& tensors = source->tensors();
-  const std::vector<factor_pair> pairs = pair_finder(*source)();
+  const safetensors_reader source(in);
+  const std::vector<tensor_place>& tensors = source.tensors();
+  const std::vector<factor_pair> pairs = pair_finder(source)();
   std::map<std::string, std::string> biases;  // NAME.up.bias -> NAME.bias
   std::map<std::size_t, const factor_pair*> pair_of;
   std::set<std::size_t> second;
@@ -260,10 +259,10 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
     }
     report.parameters_after += r.parameters_after;
   }
-  for (const auto& [key, value] : source->metadata()) room += safetensors_writer::room_for(key + value, 0);
+  for (const auto& [key, value] : source.metadata()) room += safetensors_writer::room_for(key + value, 0);
   const double all = std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0));
   const std::vector<std::size_t> order = working_order(tensors, cost);
-  const auto sink = open_tensor_sink(out, room);
+  safetensors_writer sink(out, room);
 
   struct merged_bytes {
     std::vector<std::uint8_t> bytes;
@@ -276,7 +275,7 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
     if (found == pair_of.end()) return made;
     const auto begun = std::chrono::steady_clock::now();
     const bool wide = tensors[found->first].dtype == tensor_dtype::f64;
-    made.bytes = (wide ? &merge_pair<double> : &merge_pair<float>)(*source, *found->second);
+    made.bytes = (wide ? &merge_pair<double> : &merge_pair<float>)(source, *found->second);
     made.seconds = seconds_since(begun);
     return made;
   };
@@ -284,11 +283,11 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
     const std::size_t i = order[static_cast<std::size_t>(task)];
     if (second.count(i) > 0) return;
     weight_result& r = report.tensors[row[i]];
-    sink->begin(r.name, r.dtype, r.shape);
+    sink.begin(r.name, r.dtype, r.shape);
     if (r.factorized) {
-      sink->write(made.bytes);
+      sink.write(made.bytes);
     } else {
-      copy_tensor(*source, tensors[i], *sink);
+      copy_tensor(source, tensors[i], sink);
     }
     r.seconds = made.seconds;
     done += cost[i];
@@ -296,9 +295,9 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
   };
   run_in_order<merged_bytes>(threads, static_cast<index_t>(order.size()), make, finish);
 
-  safetensors_metadata metadata = source->metadata();
+  safetensors_metadata metadata = source.metadata();
   factor_lists::erase(metadata);
-  sink->commit(metadata);
+  sink.commit(metadata);
   report.seconds = seconds_since(start);
   return report;
 }

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include <pufferfish/io/tensor_files.hpp>
+#include <pufferfish/io/safetensors_stream.hpp>
 #include <pufferfish/lowrank/factorization/factors.hpp>
 #include <pufferfish/lowrank/factorization/truncation.hpp>
 #include <pufferfish/weights/plan.hpp>
@@ -20,9 +20,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// The elements of a floating-point tensor as a matrix [rows x count / rows] of float or double, row by row
-/// as stored. `rows` must divide the number of elements. Throws the errors of tensor_source::read.
+/// as stored. `rows` must divide the number of elements. Throws the errors of safetensors_reader::read.
 template <class T>
-tensor<T, 2> read_matrix(const tensor_source& file, const tensor_place& place, index_t rows) {
+tensor<T, 2> read_matrix(const safetensors_reader& file, const tensor_place& place, index_t rows) {
   const index_t cols = rows == 0 ? 0 : place.count() / rows;
   tensor<T, 2> matrix({rows, cols});
   const auto bytes = static_cast<std::size_t>(place.bytes);
@@ -72,7 +72,7 @@ class weight_matrices {
   /// Reads the tensor and, with statistics, prepares the truncation of every part. Throws io_error if the
   /// tensor cannot be read; shape_error, naming the weight, for statistics, or an output_scale, of a weight
   /// of another size; value_error, naming the weight, as matrix_truncation.
-  weight_matrices(const tensor_source& file, const weight_task& task, const weight_policy& policy)
+  weight_matrices(const safetensors_reader& file, const weight_task& task, const weight_policy& policy)
       : decision_(task.decision), whole_(read_matrix<T>(file, task.place, decision_.parts * decision_.rows)) {
     options_.name = task.place.name;
     options_.allow_growth = true;

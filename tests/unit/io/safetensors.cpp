@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include "../support/random_tensors.hpp"
+#include "../support/io_support.hpp"
 
 #include <sys/resource.h>
 
@@ -41,6 +41,42 @@ std::string tensor(const std::string& dtype, const std::string& shape, const std
   return one(R"("dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets);
 }
 
+/// Up to eleven random tensors of all dtypes, of up to four dimensions from 0 to 4. A third of the names need
+/// escapes in JSON.
+struct random_tensors {
+  explicit random_tensors(std::mt19937& random) {
+    const auto count = static_cast<unsigned>(random() % 12);
+    for (unsigned t = 0; t < count; ++t) {
+      tensor_entry entry;
+      entry.name = "layer" + std::to_string(t) + (t % 3 == 0 ? ".w\"\\\n\xc3\xa4" : ".bias");
+      entry.dtype = detail::dtype_table[random() % detail::dtype_table.size()].dtype;
+      std::size_t size = size_of(entry.dtype);
+      for (auto d = random() % 5; d > 0; --d) {
+        entry.shape.push_back(static_cast<index_t>(random() % 5));
+        size *= static_cast<std::size_t>(entry.shape.back());
+      }
+      storage.emplace_back(size);
+      for (auto& b : storage.back()) b = static_cast<std::uint8_t>(random() % 256);
+      entries.push_back(entry);
+    }
+    for (unsigned t = 0; t < count; ++t) entries[t].bytes = storage[t];
+  }
+
+  std::vector<bytes> storage;
+  std::vector<tensor_entry> entries;
+};
+
+/// Checks that a file holds these tensors and no others.
+void check_tensors(const safetensors_file& file, const std::vector<tensor_entry>& entries) {
+  REQUIRE(file.tensor_names().size() == entries.size());
+  for (const tensor_entry& entry : entries) {
+    const tensor_info& info = file.tensor(entry.name);
+    CHECK(info.dtype == entry.dtype);
+    CHECK(info.shape == entry.shape);
+    CHECK(bytes(info.bytes.begin(), info.bytes.end()) == bytes(entry.bytes.begin(), entry.bytes.end()));
+  }
+}
+
 void parse_or_throw(const bytes& b) {
   const safetensors_file file = safetensors_file::parse(b, "x");
   std::size_t total = 0;
@@ -74,7 +110,7 @@ TEST_CASE("round trip of every type, with random shapes") {
   const scratch_folder folder;
   std::mt19937 random(3);
   for (int round = 0; round < 40; ++round) {
-    random_tensors made(random, detail::dtype_table, ".w\"\\\n\xc3\xa4", 256);
+    random_tensors made(random);
     const safetensors_metadata metadata =
         round % 2 ? safetensors_metadata{}
                   : safetensors_metadata{{"", "empty"}, {"quote\"", "line\n\xe2\x82\xac"}};
@@ -202,7 +238,7 @@ TEST_CASE("what the format allows") {
           .empty());
 }
 
-// The kinds of hostile files, one by one. npz.cpp has the same for its format.
+// The kinds of hostile files, one by one.
 
 TEST_CASE("safetensors, hostile: lengths beyond the file") {
   const auto of = [](bytes b) { return io_error_of([&] { safetensors_file::parse(std::move(b), "x"); }); };
@@ -348,17 +384,21 @@ TEST_CASE("files of other formats are recognised, and the error says what to do"
   const std::string torch =
       "this looks like a .pt or .pth file of PyTorch, not safetensors; in Python, "
       "safetensors.torch.save_file(torch.load(FILE";
+  const std::string numpy =
+      "this looks like an .npz file of NumPy, not safetensors; in Python, "
+      "safetensors.numpy.save_file(dict(numpy.load(FILE)), \"FILE.safetensors\") converts it";
   const std::pair<std::string, std::string> cases[] = {
       {zip_of("archive/data.pkl"), torch},
       {zip_of("resnet18/data.pkl"), torch},
-      {zip_of("weight.npy"), "this looks like a NumPy .npz archive"},
-      {zip_of("letter.txt"), "this looks like a zip archive"},
+      {zip_of("weight.npy"), numpy},
+      {zip_of("module.model.layers.11.self_attention.query_projection.weight.npy"), numpy},
+      {zip_of("letter.txt"), "this looks like a zip archive, not safetensors; .npz files of NumPy and .pt"},
       {"\x80\x02\x8a\nl\xfc\x9c"
        "F\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."s,
        torch},
       {"\x80\x04K\x01."s, torch},
       {"\x1f\x8b\x08\0\0\0\0\0"s + std::string(600'000, 'x'), "this looks like a gzip file"},
-      {"\x93NUMPY\x01\0v\0{'descr': '<f4'"s, "this looks like a NumPy .npy file"},
+      {"\x93NUMPY\x01\0v\0{'descr': '<f4'"s, "this looks like an .npy file of NumPy"},
       {"\x89HDF\r\n\x1a\n\0"s, "this looks like an HDF5 file"},
       {"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n",
        "this looks like a pointer of Git LFS"},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 
 #include <doctest/doctest.h>
@@ -90,8 +91,7 @@ class weights {
   std::vector<bytes> bytes_;
 };
 
-template <class File>
-std::vector<double> values_of(const File& file, const std::string& name) {
+std::vector<double> values_of(const safetensors_file& file, const std::string& name) {
   std::vector<double> values(static_cast<std::size_t>(file.tensor(name).count()));
   read_tensor_converted<double>(file, name, values);
   return values;
@@ -874,31 +874,6 @@ TEST_CASE("docs: weight files") {
   CHECK(safetensors_file::read(back).tensor_names().size() == report.tensors.size());
 }
 
-TEST_CASE("npz in and out") {
-  const scratch_folder folder;
-  const weights network = small_network(tensor_dtype::f32);
-  network.save(folder / "dense");
-  write_npz(folder / "dense.npz", network.entries(), {true});
-  weight_policy policy;
-  policy.rank = rank_ratio{0.5};
-  factorize_weights(folder / "dense", folder / "low", policy);
-  factorize_weights(folder / "dense.npz", folder / "low.npz", policy);
-  const safetensors_file one = safetensors_file::read(folder / "low");
-  const npz_file other = npz_file::read(folder / "low.npz");
-  CHECK(other.tensor_names().size() == one.tensor_names().size());
-  for (const std::string& name : one.tensor_names()) {
-    CAPTURE(name);
-    const auto a = one.tensor(name).bytes, b = other.tensor(name).bytes;
-    CHECK(bytes(a.begin(), a.end()) == bytes(b.begin(), b.end()));
-  }
-  merge_weights(folder / "low.npz", folder / "again.npz");
-  CHECK(npz_file::read(folder / "again.npz").tensor("layer1.conv2.weight").shape ==
-        std::vector<index_t>{24, 16, 3, 3});
-  small_network(tensor_dtype::bf16).save(folder / "brain");
-  CHECK(mentions(io_error_of([&] { factorize_weights(folder / "brain", folder / "brain.npz", policy); }),
-                 "NumPy has no dtype for BF16"));
-}
-
 TEST_CASE("files that cannot be factorized or merged") {
   const scratch_folder folder;
   weights w(1);
@@ -921,6 +896,17 @@ TEST_CASE("files that cannot be factorized or merged") {
   CHECK(
       mentions(io_error_of([&] { factorize_weights(folder / "none", folder / "low", {}); }), "No such file"));
   CHECK(list(folder.path()) == std::vector<std::string>{"nan"});
+
+  // An archive of arrays, by its first local header.
+  const std::string archive =
+      "PK\x03\x04" + std::string(22, '\0') + "\x0c" + std::string(3, '\0') + "a.weight.npy";
+  write_file_atomically(folder / "dense.npz", to_bytes(archive));
+  const std::string converts =
+      "dict(numpy.load(FILE)), \"FILE.safetensors\") converts it (docs/weight_files.md)";
+  CHECK(mentions(io_error_of([&] { factorize_weights(folder / "dense.npz", folder / "low", everywhere()); }),
+                 converts));
+  CHECK(mentions(io_error_of([&] { merge_weights(folder / "dense.npz", folder / "low"); }), converts));
+  CHECK(!std::filesystem::exists(folder / "low"));
 
   // Metadata that promises factors which are not there, or of another rank.
   w.save(folder / "dense");
