@@ -113,6 +113,47 @@ class safetensors_file {
   safetensors_metadata metadata_;
 };
 
+namespace detail {
+
+/// The tensor `name`. Throws io_error unless it has `count` elements.
+inline const tensor_info& tensor_of_count(const safetensors_file& file, std::string_view name,
+                                          std::size_t count) {
+  const tensor_info& info = file.tensor(name);
+  if (static_cast<std::size_t>(info.count()) != count) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has shape " +
+                              shape_text(info.shape) + ", that is " + std::to_string(info.count()) +
+                              " elements; wanted are " + std::to_string(count)));
+  }
+  return info;
+}
+
+}  // namespace detail
+
+/// Copies a tensor's elements to `out`, unchanged. Throws io_error for a missing tensor, a dtype other than
+/// that of `T`, and a number of elements other than out.size() (both numbers are named).
+/// `out` need not have the tensor's shape, only its number of elements.
+template <class T>
+void read_tensor(const safetensors_file& file, std::string_view name, std::span<T> out) {
+  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
+  if (info.dtype != dtype_of_v<T>) {
+    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + detail::quote_name(name) + " has dtype " +
+                              std::string(to_string(info.dtype)) + "; wanted is " +
+                              std::string(to_string(dtype_of_v<T>))));
+  }
+  if (!out.empty()) std::memcpy(out.data(), info.bytes.data(), info.bytes.size());
+}
+
+/// Copies a tensor's elements to `out`. If the dtype of the file differs from that
+/// of T, F32, F64, F16 and BF16 are converted into each other, as scalar_cast
+/// does. Throws io_error as read_tensor does; other dtypes are never converted.
+template <class T>
+void read_tensor_converted(const safetensors_file& file, std::string_view name, std::span<T> out) {
+  static_assert(is_scalar_v<T>,
+                "pufferfish: read_tensor_converted converts to float, double, bfloat16 or float16");
+  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
+  if (!detail::convert_floating(info.dtype, info.bytes, out)) read_tensor(file, name, out);  // says the dtype
+}
+
 /// An entry for the writer that refers to the caller's elements; they must stay in place until it is written.
 template <class T, std::size_t N>
 safetensors_entry make_safetensors_entry(std::string name, std::vector<index_t> shape,

@@ -2,8 +2,7 @@
 #pragma once
 
 /// \file
-/// A tensor in a file of any format: its description, and functions that
-/// read its elements. The formats are in safetensors.hpp and npz.hpp.
+/// A tensor in a file: its description, and conversion of its elements. The format is in safetensors.hpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +11,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -83,18 +81,6 @@ inline void check_entry(const tensor_entry& entry, const std::string& file) {
                                " cannot have " + std::to_string(entry.bytes.size()) + " bytes"));
 }
 
-/// The tensor `name`. Throws io_error unless it has `count` elements.
-template <class File>
-const tensor_info& tensor_of_count(const File& file, std::string_view name, std::size_t count) {
-  const tensor_info& info = file.tensor(name);
-  if (static_cast<std::size_t>(info.count()) != count) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has shape " +
-                              shape_text(info.shape) + ", that is " + std::to_string(info.count()) +
-                              " elements; wanted are " + std::to_string(count)));
-  }
-  return info;
-}
-
 /// Calls visit(T()) with the scalar of F32, F64, F16 or BF16. Other dtypes: no call, returns false.
 template <class Visit>
 bool visit_floating(tensor_dtype dtype, const Visit& visit) {
@@ -134,31 +120,5 @@ void append_floating(tensor_dtype dtype, std::span<const From> from, std::vector
 }
 
 }  // namespace detail
-
-/// Copies a tensor's elements to `out`, unchanged. File: safetensors_file or
-/// npz_file. Throws io_error for a missing tensor, a dtype other than that of
-/// `T`, and a number of elements other than out.size() (both numbers are named).
-/// `out` need not have the tensor's shape, only its number of elements.
-template <class T, class File>
-void read_tensor(const File& file, std::string_view name, std::span<T> out) {
-  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
-  if (info.dtype != dtype_of_v<T>) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + detail::quote_name(name) + " has dtype " +
-                              std::string(to_string(info.dtype)) + "; wanted is " +
-                              std::string(to_string(dtype_of_v<T>))));
-  }
-  if (!out.empty()) std::memcpy(out.data(), info.bytes.data(), info.bytes.size());
-}
-
-/// Copies a tensor's elements to `out`. If the dtype of the file differs from that
-/// of T, F32, F64, F16 and BF16 are converted into each other, as scalar_cast
-/// does. Throws io_error as read_tensor does; other dtypes are never converted.
-template <class T, class File>
-void read_tensor_converted(const File& file, std::string_view name, std::span<T> out) {
-  static_assert(is_scalar_v<T>,
-                "pufferfish: read_tensor_converted converts to float, double, bfloat16 or float16");
-  const tensor_info& info = detail::tensor_of_count(file, name, out.size());
-  if (!detail::convert_floating(info.dtype, info.bytes, out)) read_tensor(file, name, out);  // says the dtype
-}
 
 PUFFERFISH_NAMESPACE_END
