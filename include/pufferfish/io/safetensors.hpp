@@ -33,9 +33,6 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 static_assert(std::endian::native == std::endian::little, "pufferfish: safetensors data is little-endian");
 
-/// One tensor to be written.
-using safetensors_entry = tensor_entry;
-
 /// A safetensors file, checked and held in memory.
 /// Move-only. Const members may be called by several threads at once. Larger files: safetensors_reader
 /// (io/safetensors_stream.hpp).
@@ -154,25 +151,18 @@ void read_tensor_converted(const safetensors_file& file, std::string_view name, 
   if (!detail::convert_floating(info.dtype, info.bytes, out)) read_tensor(file, name, out);  // says the dtype
 }
 
-/// An entry for the writer that refers to the caller's elements; they must stay in place until it is written.
-template <class T, std::size_t N>
-safetensors_entry make_safetensors_entry(std::string name, std::vector<index_t> shape,
-                                         std::span<T, N> elements) {
-  return make_tensor_entry(std::move(name), std::move(shape), elements);
-}
-
 namespace detail {
 
 /// Pointers to the entries in the order in which they are written: wide elements first, so that each is
 /// aligned to its size within the file; then by name. The result does not depend on the caller's order.
-inline std::vector<const safetensors_entry*> ordered_entries(std::span<const safetensors_entry> entries,
-                                                             const std::string& file) {
-  std::vector<const safetensors_entry*> order;
-  for (const safetensors_entry& entry : entries) order.push_back(&entry);
+inline std::vector<const tensor_entry*> ordered_entries(std::span<const tensor_entry> entries,
+                                                        const std::string& file) {
+  std::vector<const tensor_entry*> order;
+  for (const tensor_entry& entry : entries) order.push_back(&entry);
   const auto by_name = [](const auto* a, const auto* b) { return a->name < b->name; };
   std::sort(order.begin(), order.end(), by_name);
   for (std::size_t i = 0; i < order.size(); ++i) {
-    const safetensors_entry& entry = *order[i];
+    const tensor_entry& entry = *order[i];
     if (entry.name == metadata_key || (i > 0 && order[i - 1]->name == entry.name)) {
       PUFFERFISH_THROW(io_error(file + ": tensor name " + quote_name(entry.name) + " is taken"));
     }
@@ -231,19 +221,19 @@ std::string safetensors_header(const Tensors& tensors, const safetensors_metadat
 
 /// Passes the file to `sink` piece by piece: the header, then each tensor directly from its memory.
 template <class Sink>
-void emit_safetensors(std::span<const safetensors_entry> entries, const safetensors_metadata& metadata,
+void emit_safetensors(std::span<const tensor_entry> entries, const safetensors_metadata& metadata,
                       const std::string& file, const Sink& sink) {
-  const std::vector<const safetensors_entry*> order = ordered_entries(entries, file);
+  const std::vector<const tensor_entry*> order = ordered_entries(entries, file);
   const std::string header = safetensors_header(order, metadata, file);
   sink(std::span(reinterpret_cast<const std::uint8_t*>(header.data()), header.size()));
-  for (const safetensors_entry* entry : order) sink(entry->bytes);
+  for (const tensor_entry* entry : order) sink(entry->bytes);
 }
 
 }  // namespace detail
 
 /// The bytes of a safetensors file, for tests and for sending.
 /// `name`: used in error messages. Throws as write_safetensors does.
-inline std::vector<std::uint8_t> encode_safetensors(std::span<const safetensors_entry> entries,
+inline std::vector<std::uint8_t> encode_safetensors(std::span<const tensor_entry> entries,
                                                     const safetensors_metadata& metadata = {},
                                                     const std::string& name = "encode_safetensors") {
   std::vector<std::uint8_t> bytes;
@@ -261,10 +251,10 @@ inline std::vector<std::uint8_t> encode_safetensors(std::span<const safetensors_
 /// as atomic_writer::commit says).
 /// \code
 ///   const std::vector<float> values(6);
-///   const std::vector<safetensors_entry> entries{make_safetensors_entry("w", {2, 3}, std::span(values))};
+///   const std::vector<tensor_entry> entries{make_tensor_entry("w", {2, 3}, std::span(values))};
 ///   write_safetensors("w.safetensors", entries, {{"made by", "an example"}});
 /// \endcode
-inline void write_safetensors(const std::string& path, std::span<const safetensors_entry> entries,
+inline void write_safetensors(const std::string& path, std::span<const tensor_entry> entries,
                               const safetensors_metadata& metadata = {}) {
   std::optional<atomic_writer> writer;  // opened with the first piece: bad entries create no file
   detail::emit_safetensors(entries, metadata, path, [&](std::span<const std::uint8_t> piece) {

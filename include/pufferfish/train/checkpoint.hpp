@@ -431,20 +431,20 @@ void save_checkpoint(const std::string& path, const model<Root, Device>& net,
 
   net.read_on_host([&](const Root&) {
     std::vector<aligned_buffer<T>> logical;  // each parameter in the order of the file
-    std::vector<safetensors_entry> entries;
+    std::vector<tensor_entry> entries;
     for (const auto& entry : net.store().parameters()) {
       const parameter<T>& p = *entry.thing;
       const aligned_buffer<T>& values = logical.emplace_back(p.size());
       copy(p.logical(), tensor_view<T, 4>(logical.back().data(), p.layout().shape));
-      entries.push_back(make_safetensors_entry(entry.name, detail::shape_of(p.layout()), values.span()));
+      entries.push_back(make_tensor_entry(entry.name, detail::shape_of(p.layout()), values.span()));
     }
     for (const auto& entry : net.store().buffer_entries()) {
       const state_buffer<T>& b = *entry.thing;
-      entries.push_back(make_safetensors_entry(entry.name, detail::shape_of(b.layout()), b.values()));
+      entries.push_back(make_tensor_entry(entry.name, detail::shape_of(b.layout()), b.values()));
     }
     for (const auto& state : states) {
       entries.push_back(
-          make_safetensors_entry(state.name, {static_cast<index_t>(state.values.size())}, state.values));
+          make_tensor_entry(state.name, {static_cast<index_t>(state.values.size())}, state.values));
     }
     write_safetensors(path, entries, metadata);
   });

@@ -167,12 +167,12 @@ inline network_statistics read_statistics(const std::string& path) {
 /// write_statistics("statistics.safetensors", statistics);
 /// \endcode
 inline void write_statistics(const std::string& path, network_statistics statistics) {
-  std::vector<safetensors_entry> entries;
+  std::vector<tensor_entry> entries;
   std::deque<std::vector<std::int64_t>> sizes;
   std::deque<std::vector<double>> flags;
   const auto add = [&](const std::string& name, std::vector<index_t> shape, const auto& values) {
     using value = typename std::remove_cvref_t<decltype(values)>::value_type;
-    safetensors_entry& entry = entries.emplace_back();
+    tensor_entry& entry = entries.emplace_back();
     entry.name = name;
     entry.dtype = dtype_of_v<std::remove_const_t<value>>;
     entry.shape = std::move(shape);

@@ -188,7 +188,7 @@ TEST_CASE_TEMPLATE("load_weights: a state_dict of PyTorch, by name", T, float, d
   options.width = 1;
   network<T> net = resnet18<T>(options);
   // The file also holds an output, which is no weight.
-  std::vector<safetensors_entry> entries;
+  std::vector<tensor_entry> entries;
   for (const std::string& name : golden.file().tensor_names()) {
     const tensor_info& info = golden.file().tensor(name);
     if (name != "eval.logits") entries.push_back({name, info.dtype, info.shape, info.bytes});
@@ -207,7 +207,7 @@ TEST_CASE_TEMPLATE("load_weights: a state_dict of PyTorch, by name", T, float, d
   CHECK(golden.error_of("eval.logits", net.forward(ctx, x.view()).view()) < 1e-5);
 
   const auto loading = [&](auto change) {
-    std::vector<safetensors_entry> changed = entries;
+    std::vector<tensor_entry> changed = entries;
     change(changed);
     network<T> other = resnet18<T>(options);
     const std::vector<T> before(other.store().values().begin(), other.store().values().end());

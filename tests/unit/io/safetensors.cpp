@@ -94,7 +94,7 @@ void parse_or_throw(const bytes& b) {
 
 TEST_CASE("the bytes of a safetensors file are the documented ones") {
   const float values[2] = {1.0F, -2.0F};
-  const std::vector<safetensors_entry> entries{make_safetensors_entry("w", {2}, std::span(values))};
+  const std::vector<tensor_entry> entries{make_tensor_entry("w", {2}, std::span(values))};
   const std::string text = to_text(encode_safetensors(entries, {{"k", "v"}}));
   const std::string header =
       R"({"__metadata__":{"k":"v"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
@@ -130,9 +130,9 @@ TEST_CASE("elements are aligned within the file") {
   const std::uint8_t small[3] = {1, 2, 3};
   const double wide[2] = {1, 2};
   const float middle[1] = {3};
-  const std::vector<safetensors_entry> entries{make_safetensors_entry("a", {3}, std::span(small)),
-                                               make_safetensors_entry("b", {2}, std::span(wide)),
-                                               make_safetensors_entry("c", {}, std::span(middle))};
+  const std::vector<tensor_entry> entries{make_tensor_entry("a", {3}, std::span(small)),
+                                          make_tensor_entry("b", {2}, std::span(wide)),
+                                          make_tensor_entry("c", {}, std::span(middle))};
   const bytes encoded = encode_safetensors(entries);
   const safetensors_file file = safetensors_file::parse(encoded, "x");
   CHECK(file.tensor_names() == std::vector<std::string>{"b", "c", "a"});
@@ -146,11 +146,10 @@ TEST_CASE("read_tensor demands type and size; conversion is asked for") {
   const double f64[3] = {0.1, 1e300, -2.5};
   const bfloat16 bf16[2] = {bfloat16(1.5F), bfloat16(-3.0F)};
   const std::int64_t i64[1] = {-(std::int64_t{1} << 60)};
-  const std::vector<safetensors_entry> entries{
-      make_safetensors_entry("f32", {3}, std::span(f32)),
-      make_safetensors_entry("f64", {3, 1}, std::span(f64)),
-      make_safetensors_entry("bf16", {2}, std::span(bf16)), make_safetensors_entry("i64", {}, std::span(i64)),
-      make_safetensors_entry("none", {0, 5}, std::span<const float>())};
+  const std::vector<tensor_entry> entries{
+      make_tensor_entry("f32", {3}, std::span(f32)), make_tensor_entry("f64", {3, 1}, std::span(f64)),
+      make_tensor_entry("bf16", {2}, std::span(bf16)), make_tensor_entry("i64", {}, std::span(i64)),
+      make_tensor_entry("none", {0, 5}, std::span<const float>())};
   const safetensors_file file = safetensors_file::parse(encode_safetensors(entries), "some.safetensors");
   float single[3];
   double twice[3];
@@ -191,7 +190,7 @@ TEST_CASE("read_tensor demands type and size; conversion is asked for") {
 
 TEST_CASE("a moved file keeps its tensors") {
   const float f32[3] = {1, 2, 3};
-  const std::vector<safetensors_entry> entries{make_safetensors_entry("w", {3}, std::span(f32))};
+  const std::vector<tensor_entry> entries{make_tensor_entry("w", {3}, std::span(f32))};
   safetensors_file first = safetensors_file::parse(encode_safetensors(entries), "x");
   const safetensors_file second = std::move(first);
   float out[3] = {};
@@ -205,11 +204,11 @@ TEST_CASE("a moved file keeps its tensors") {
 TEST_CASE("the writer refuses bad entries and creates no file") {
   const scratch_folder folder;
   const float f32[2] = {1, 2};
-  const auto write = [&](std::vector<safetensors_entry> entries, const safetensors_metadata& metadata = {}) {
+  const auto write = [&](std::vector<tensor_entry> entries, const safetensors_metadata& metadata = {}) {
     write_safetensors(folder / "a", entries, metadata);
   };
   const auto entry = [&](std::string name, std::vector<index_t> shape) {
-    return make_safetensors_entry(std::move(name), std::move(shape), std::span(f32));
+    return make_tensor_entry(std::move(name), std::move(shape), std::span(f32));
   };
   CHECK(mentions(io_error_of([&] { write({entry("w", {2}), entry("w", {2})}); }), "'w' is taken"));
   CHECK(mentions(io_error_of([&] { write({entry("__metadata__", {2})}); }), "taken"));
@@ -429,8 +428,8 @@ TEST_CASE("files of other formats are recognised, and the error says what to do"
 TEST_CASE("a safetensors file cut anywhere, or damaged") {
   const float f32[3] = {1, 2, 3};
   const std::uint8_t u8[2] = {4, 5};
-  const std::vector<safetensors_entry> entries{make_safetensors_entry("weight", {3, 1}, std::span(f32)),
-                                               make_safetensors_entry("b", {2}, std::span(u8))};
+  const std::vector<tensor_entry> entries{make_tensor_entry("weight", {3, 1}, std::span(f32)),
+                                          make_tensor_entry("b", {2}, std::span(u8))};
   bytes good = encode_safetensors(entries, {{"epoch", "3"}});
   CHECK(accepted_prefixes(good, parse_or_throw) == 0);
   CHECK(refused_damaged(good, 8000, 41, parse_or_throw) > 4000);
@@ -443,7 +442,7 @@ TEST_CASE("files that cannot be read or written") {
   CHECK(mentions(io_error_of([&] { safetensors_file::read(folder / "none"); }), "No such file"));
   CHECK(mentions(io_error_of([&] { safetensors_file::read(folder.path()); }), "Is a directory"));
   const std::vector<double> values(4000, 1.0);
-  const std::vector<safetensors_entry> entries{make_safetensors_entry("w", {4000}, std::span(values))};
+  const std::vector<tensor_entry> entries{make_tensor_entry("w", {4000}, std::span(values))};
   write_safetensors(folder / "a", entries);
   const bytes old = read_file(folder / "a");
   CHECK(mentions(io_error_of([&] { safetensors_file::read(folder / "a", 32000); }), "limit of 32000"));

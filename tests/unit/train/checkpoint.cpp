@@ -90,11 +90,11 @@ struct editable {
       entries.push_back({name, info.dtype, info.shape, info.bytes});
     }
   }
-  safetensors_entry& at(const std::string& name) {
+  tensor_entry& at(const std::string& name) {
     return *std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.name == name; });
   }
   void remove(const std::string& name) {
-    std::erase_if(entries, [&](const safetensors_entry& e) { return e.name == name; });
+    std::erase_if(entries, [&](const tensor_entry& e) { return e.name == name; });
   }
   checkpoint_file parse() const { return parse_checkpoint(encode_safetensors(entries, metadata), "edited"); }
   std::string error() const {
@@ -103,7 +103,7 @@ struct editable {
 
   safetensors_file file;
   safetensors_metadata metadata;
-  std::vector<safetensors_entry> entries;
+  std::vector<tensor_entry> entries;
 };
 
 TEST_CASE_TEMPLATE("checkpoint: a dense network comes back bit for bit, with facts and state", T, float,

@@ -233,7 +233,7 @@ TEST_CASE("resume: a record of format 1, without data and layers, is refused and
   safetensors_metadata metadata = file.metadata();
   std::string& options = metadata["training.options"];
   options = options.substr(options.find('\n') + 1);
-  std::vector<safetensors_entry> entries;
+  std::vector<tensor_entry> entries;
   for (const std::string& name : file.tensor_names()) {
     entries.push_back({name, file.tensor(name).dtype, file.tensor(name).shape, file.tensor(name).bytes});
   }
