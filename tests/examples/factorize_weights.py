@@ -267,7 +267,7 @@ def bad_input(programs, folder, dense):
     npz = folder / "dense.npz"
     with zipfile.ZipFile(npz, "w") as archive:
         archive.writestr("mlp.weight.npy", b"")
-    refused(npz, out, says="safetensors.numpy.save_file(dict(numpy.load(FILE)),")
+    refused(npz, out, says="safetensors.numpy.save_file({n: a.copy() for n, a in numpy.load(FILE).items()},")
     nan = dict(read(dense)[0])
     nan["mlp.weight"] = ("F64", (96, 80), b"\xff" * (96 * 80 * 8))
     write(bad, nan)

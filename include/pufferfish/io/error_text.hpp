@@ -52,8 +52,8 @@ inline std::string foreign_format(std::span<const std::uint8_t> start) {
         text.size() < 30 ? "" : text.substr(30, start[26] + std::size_t{256} * start[27]);
     what = first.ends_with(".npy")
                ? "an .npz file of NumPy, not safetensors; in Python, "
-                 "safetensors.numpy.save_file(dict(numpy.load(FILE)), \"FILE.safetensors\") converts it "
-                 "(docs/weight_files.md)"
+                 "safetensors.numpy.save_file({n: a.copy() for n, a in numpy.load(FILE).items()}, "
+                 "\"FILE.safetensors\") converts it (docs/weight_files.md)"
            : first.ends_with(".pkl")
                ? torch
                : "a zip archive, not safetensors; .npz files of NumPy and .pt and .pth files of PyTorch are "
@@ -65,7 +65,7 @@ inline std::string foreign_format(std::span<const std::uint8_t> start) {
   } else if (begins("\x93NUMPY")) {
     what =
         "an .npy file of NumPy, not safetensors; in Python, "
-        "safetensors.numpy.save_file({\"NAME\": numpy.load(FILE)}, \"FILE.safetensors\") converts it";
+        "safetensors.numpy.save_file({\"NAME\": numpy.load(FILE).copy()}, \"FILE.safetensors\") converts it";
   } else if (begins("\x89HDF")) {
     what = "an HDF5 file, not safetensors; convert it in Python (docs/weight_files.md)";
   } else if (begins("version https://git-lfs")) {

@@ -385,7 +385,7 @@ TEST_CASE("files of other formats are recognised, and the error says what to do"
       "safetensors.torch.save_file(torch.load(FILE";
   const std::string numpy =
       "this looks like an .npz file of NumPy, not safetensors; in Python, "
-      "safetensors.numpy.save_file(dict(numpy.load(FILE)), \"FILE.safetensors\") converts it";
+      "safetensors.numpy.save_file({n: a.copy() for n, a in numpy.load(FILE).items()}, \"FILE.safetensors\")";
   const std::pair<std::string, std::string> cases[] = {
       {zip_of("archive/data.pkl"), torch},
       {zip_of("resnet18/data.pkl"), torch},

@@ -902,7 +902,7 @@ TEST_CASE("files that cannot be factorized or merged") {
       "PK\x03\x04" + std::string(22, '\0') + "\x0c" + std::string(3, '\0') + "a.weight.npy";
   write_file_atomically(folder / "dense.npz", to_bytes(archive));
   const std::string converts =
-      "dict(numpy.load(FILE)), \"FILE.safetensors\") converts it (docs/weight_files.md)";
+      "numpy.load(FILE).items()}, \"FILE.safetensors\") converts it (docs/weight_files.md)";
   CHECK(mentions(io_error_of([&] { factorize_weights(folder / "dense.npz", folder / "low", everywhere()); }),
                  converts));
   CHECK(mentions(io_error_of([&] { merge_weights(folder / "dense.npz", folder / "low"); }), converts));
