@@ -167,6 +167,28 @@ double train_step(host::Module& module, pufferfish::cpu_context& context, std::u
 }
 // [train]
 
+// [statistics]
+/// A dense layer of the host, and statistics of its last training steps before it becomes low-rank.
+struct MeasuredLinear {
+  const host::Linear& dense;
+  pufferfish::output_statistics seen{dense.out, dense.in};
+
+  /// Called after the backward pass of a step. y: outputs of the layer, with its bias; dy: gradients of the
+  /// loss with respect to y; rows x out each. The loss is the mean over `samples` samples.
+  void add_step(host::Array& y, host::Array& dy, double samples) {
+    seen.add_outputs<float>(view<2>(y));
+    seen.add_gradients<float>(view<2>(dy), samples);
+    seen.add_batch(static_cast<double>(y.shape[0]), samples);
+  }
+  /// sum_over_ranks(values) replaces the values of a std::span<double> by their sums over all ranks.
+  template <class Sum>
+  pufferfish::LowRankLinear<float> low_rank(Sum&& sum_over_ranks) {
+    for (const auto& part : seen.parts()) sum_over_ranks(part.values);
+    return pufferfish::svd_factorize(dense, pufferfish::rank_ratio{0.25}, seen);
+  }
+};
+// [statistics]
+
 // [own]
 /// For a host that has fast layers of its own: two dense ones, the second with the bias.
 std::array<host::Linear, 2> as_two(const host::Linear& dense) {
@@ -281,6 +303,35 @@ bool check(const char* name, const Dense& dense, host::Array x, host::Array y, f
   return difference < 1e-3 && after < before;
 }
 
+/// Inputs of unequal size: factors made with statistics must keep the outputs better than those made without.
+bool check_statistics() {
+  const host::Linear dense{64, 96, noise(64 * 96, 0.1, 40), noise(96, 0.1, 41)};
+  pufferfish::cpu_context context;
+  const auto batch = [](std::uint64_t seed) {
+    host::Array x{{128, 64}, noise(128 * 64, 1.0, seed)};
+    for (std::size_t i = 0; i < x.values.size(); ++i) x.values[i] /= static_cast<float>(1 + i % 64);
+    return x;
+  };
+  host::Array y{{128, 96}, std::vector<float>(128 * 96)};
+  MeasuredLinear measured{dense};
+  for (std::uint64_t step = 0; step < 20; ++step) {
+    dense_forward(dense, batch(50 + step), y);
+    host::Array dy = y;  // the loss is half the squared norm of y, as a mean over the rows
+    for (float& value : dy.values) value /= 128.0F;
+    measured.add_step(y, dy, 128.0);
+  }
+  host::Array x = batch(42), expected = y;
+  dense_forward(dense, x, expected);
+  const auto error = [&](const pufferfish::LowRankLinear<float>& layer) {
+    layer.forward(context, view<2>(x), view<2>(y));
+    return largest_difference(y, expected);
+  };
+  const double plain = error(pufferfish::svd_factorize(dense, pufferfish::rank_ratio{0.25}));
+  const double kept = error(measured.low_rank([](const auto&) {}));  // one rank: these are the sums of all
+  std::printf("rank 16 of 64: largest difference %.2g, with statistics %.2g\n", plain, kept);
+  return kept < 0.5 * plain;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -311,6 +362,7 @@ int main(int argc, char** argv) try {
   dense_forward(linear, x, direct);
   std::printf("two of the host's own, rank %ld: largest difference %.1e\n", two[0].out,
               largest_difference(y, direct));
+  good = check_statistics() && good;
   return good && two[0].out <= 16 ? 0 : 1;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "embed: %s\n", error.what());
