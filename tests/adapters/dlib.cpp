@@ -289,6 +289,37 @@ TEST_CASE("adapters_dlib: a trained network at full rank is the same function") 
   CHECK(std::equal(down.flat().begin(), down.flat().end(), factors.down.flat().begin()));
 }
 
+TEST_CASE("adapters_dlib: factors from statistics of a layer's inputs, as docs/embed_dlib.md shows") {
+  dense_net dense;
+  const labelled set = make_set(30);
+  train(dense, set, dlib::sgd(), 3);
+  const auto expected = outputs(dense, set);
+  twin_net<12, 0> small(dense);  // the convolution at full rank
+  const double plain = difference(outputs(small, set), expected);
+  const std::vector<labelled> batches{set};
+  // [statistics]
+  auto& fc = dlib::layer<3>(dense);  // a dlib::fc_ of 20 outputs
+  pf::layer_statistics seen;
+  for (const labelled& batch : batches) {
+    dense(batch.images);
+    const dlib::tensor& x = fc.subnet().get_output();  // the layer's inputs, one row a sample
+    const pf::tensor_view<const float, 2> rows(x.host(), {x.num_samples(), x.k() * x.nr() * x.nc()});
+    if (seen.matrices.empty()) seen.matrices.emplace_back(20, rows.extent(1));
+    seen.matrices[0].add_inputs(rows);
+  }
+  const auto made = pf::svd_factors(fc.layer_details(), pf::rank_ratio{0.25}, {.statistics = &seen}).front();
+  auto& low_rank = dlib::layer<3>(small).layer_details();  // a low_rank_fc_ of the same rank
+  copy(pf::tensor_view<const float, 2>(made.down), low_rank.down());
+  copy(pf::tensor_view<const float, 2>(made.up), low_rank.up());
+  dlib::tensor& parameters = low_rank.get_layer_params();
+  for (std::size_t i = 0; i < low_rank.bias_size(); ++i) {  // the bias comes last
+    parameters.host()[parameters.size() - 20 + i] += static_cast<float>(made.mean_error[i]);
+  }
+  // [statistics]
+  CHECK(made.rank() == 5);
+  CHECK(difference(outputs(small, set), expected) < plain);
+}
+
 TEST_CASE("adapters_dlib: training lowers the loss, with dlib's solvers and with ours") {
   const labelled set = make_set(30);
   const auto check = [&](auto solver) {
