@@ -294,9 +294,10 @@ TEST_CASE("switch: the options of docs/training.md") {
   options.factorize.budget.emplace();            // ranks of all layers from one budget:
   options.factorize.budget->fraction = 0.34;     // at most 34 % of the parameters
   options.factorize.budget->mac_fraction = 0.7;  // and at most 70 % of the multiply-adds
-  options.switching.frobenius_decay = 5e-4;  // decay of up * down, in place of weight decay of up and of down
-  options.switch_rate_factor = 2;
+  options.switching.norm_batches = 20;           // batch norms fit the factors before the first test
   // [switching]
+  options.switching.frobenius_decay = 5e-4;
+  options.switch_rate_factor = 2;
   options.epochs = 2;
   options.warmup_epochs = 1;
   options.batch = 24;
