@@ -12,8 +12,8 @@
 #include "common/report.hpp"
 #include "common/text_data.hpp"
 #include "common/training.hpp"
+#include "text/bleu.hpp"
 
-#include <pufferfish/train/bleu.hpp>
 #include <pufferfish/train/translation_task.hpp>
 
 namespace {
@@ -147,7 +147,7 @@ class job {
         pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
     observer shown(*this);
     const run_end end = kept_.train(shown);
-    std::optional<pufferfish::bleu_score> bleu;
+    std::optional<bleu_score> bleu;
     if (end.finished) bleu = score();
     finish(before, bleu, end);
     return end.exit_status();
@@ -177,7 +177,7 @@ class job {
   pufferfish::transformer_options shape() const {
     pufferfish::transformer_options result = o_.shape;
     result.vocabulary = data_.words.size();
-    result.padding = pufferfish::translation_tokens::padding;
+    result.padding = translation_tokens::padding;
     if (result.width % result.heads != 0) {
       throw pufferfish::value_error("a width of " + std::to_string(result.width) + " is not a multiple of " +
                                     std::to_string(result.heads) + " heads");
@@ -237,16 +237,16 @@ class job {
   }
 
   /// BLEU of the test set: every rank translates its share.
-  pufferfish::bleu_score score() {
+  bleu_score score() {
     pufferfish::cpu_context host({threads_for(o_.threads, comm_.size()), o_.seed});
-    pufferfish::bleu_options how;
+    bleu_options how;
     how.lower_case = o_.text.lower_case;
-    pufferfish::bleu counter(how);
+    bleu counter(how);
     pufferfish::beam_options beam = o_.beam;
     beam.max_length = o_.text.max_length;
-    beam.begin = pufferfish::translation_tokens::begin;
-    beam.end = pufferfish::translation_tokens::end;
-    beam.forbidden = {pufferfish::translation_tokens::padding, pufferfish::translation_tokens::begin};
+    beam.begin = translation_tokens::begin;
+    beam.end = translation_tokens::end;
+    beam.forbidden = {translation_tokens::padding, translation_tokens::begin};
     constexpr index_t at_once = 32;
     const index_t all = data_.test.size();
     const index_t end = all * (comm_.rank() + 1) / comm_.size();
@@ -260,7 +260,7 @@ class job {
       for (std::size_t i = 0; i < found.size(); ++i) {
         const auto line = static_cast<std::size_t>(first) + i;
         const std::string text = data_.text(found[i]);
-        counter.add(text, std::span(&data_.test_references[line], 1));
+        counter.add(text, data_.test_references[line]);
         if (comm_.rank() == 0 && static_cast<index_t>(line) < o_.show) {
           shown_.push_back({text, data_.test_references[line]});
         }
@@ -271,7 +271,7 @@ class job {
     return counter.score();
   }
 
-  void finish(const costs& before, const std::optional<pufferfish::bleu_score>& bleu, const run_end& end) {
+  void finish(const costs& before, const std::optional<bleu_score>& bleu, const run_end& end) {
     if (comm_.rank() != 0) return;
     const costs after = costs_now();
     for (const auto& [text, reference] : shown_) out_.line("  " + text + "\n    (" + reference + ")");
@@ -289,8 +289,7 @@ class job {
   }
 
   nlohmann::ordered_json document(const costs& before, const costs& after,
-                                  const std::optional<pufferfish::bleu_score>& bleu,
-                                  const run_end& end) const {
+                                  const std::optional<bleu_score>& bleu, const run_end& end) const {
     nlohmann::ordered_json history = nlohmann::ordered_json::array();
     double seconds = 0.0;
     for (std::size_t e = 0; e < run_.history().size(); ++e) {

@@ -10,13 +10,14 @@
 #include <string>
 #include <vector>
 
-#include <pufferfish/io/corpus.hpp>
-#include <pufferfish/io/detokenizer.hpp>
-#include <pufferfish/io/pair_batches.hpp>
+#include <pufferfish/io/dataset.hpp>
+#include <pufferfish/io/sentence_pairs.hpp>
+
+#include "../text/corpus.hpp"
+#include "../text/detokenizer.hpp"
+#include "../text/parallel_corpus.hpp"
 
 namespace examples {
-
-using pufferfish::index_t;
 
 namespace data {
 
@@ -27,14 +28,14 @@ inline bool is_file(const std::string& path) {
 /// `root` or its subfolder `name`: the one that has one of the files. Throws io_error.
 inline std::string find_text_folder(const std::string& root, const std::string& name,
                                     const std::vector<std::string>& files) {
-  if (root.empty()) throw pufferfish::io_error(name + " is not bundled: say where it is with --data");
+  if (root.empty()) throw io_error(name + " is not bundled: say where it is with --data");
   for (const std::string& folder : {root + "/" + name, root}) {
     for (const std::string& file : files) {
       if (is_file(folder + "/" + file)) return folder;
     }
   }
-  throw pufferfish::io_error(root + ": no " + name + " here: neither this folder nor its subfolder " + name +
-                             " has " + files.front() + " or " + files.front() + ".gz");
+  throw io_error(root + ": no " + name + " here: neither this folder nor its subfolder " + name + " has " +
+                 files.front() + " or " + files.front() + ".gz");
 }
 
 /// The first of several names that exists in a folder, plain or gzip. Throws io_error, naming the first.
@@ -50,32 +51,32 @@ inline std::string find_any(const std::string& folder, const std::vector<std::st
 /// The data of a language model.
 struct language_data {
   std::string name;
-  pufferfish::language_corpus corpus;
+  language_corpus corpus;
 };
 
 /// `path`: a text file, split by `shares`; or a folder with WikiText's files or {train,valid,test}.txt; or a
-/// folder with a subfolder wikitext-2 that has them. Throws as the library's loaders, and io_error if the
-/// data are missing or too short.
-inline language_data load_language_data(const std::string& path, const pufferfish::corpus_options& options,
-                                        const pufferfish::corpus_shares& shares) {
+/// folder with a subfolder wikitext-2 that has them. Throws as load_text and load_wikitext, and io_error if
+/// the data are missing or too short.
+inline language_data load_language_data(const std::string& path, const corpus_options& options,
+                                        const corpus_shares& shares) {
   const auto checked = [&path](language_data data) {
     // Checked now rather than after an epoch of training.
     const auto& [codec, train, valid, test] = data.corpus;
     for (const std::size_t tokens : {train.size(), valid.size(), test.size()}) {
       if (tokens < 2) {
-        throw pufferfish::io_error(path + ": too short a text: training, validation and test have " +
-                                   std::to_string(train.size()) + ", " + std::to_string(valid.size()) +
-                                   " and " + std::to_string(test.size()) + " tokens; each needs two");
+        throw io_error(path + ": too short a text: training, validation and test have " +
+                       std::to_string(train.size()) + ", " + std::to_string(valid.size()) + " and " +
+                       std::to_string(test.size()) + " tokens; each needs two");
       }
     }
     return data;
   };
   if (!path.empty() && pufferfish::detail::is_regular_file(path)) {
-    return checked({path.substr(path.rfind('/') + 1), pufferfish::load_text(path, shares, options)});
+    return checked({path.substr(path.rfind('/') + 1), load_text(path, shares, options)});
   }
   const std::string folder = data::find_text_folder(path, "wikitext-2", {"wiki.train.tokens", "train.txt"});
   const bool wiki = data::is_file(folder + "/wiki.train.tokens");
-  return checked({wiki ? "wikitext-2" : folder, pufferfish::load_wikitext(folder, options)});
+  return checked({wiki ? "wikitext-2" : folder, load_wikitext(folder, options)});
 }
 
 /// How text becomes pairs of sentences.
@@ -89,14 +90,14 @@ struct translation_options {
 /// Multi30k, German to English: sentence pairs for training and validation; the test set, with every line and
 /// the raw English text for the scores.
 struct translation_data {
-  pufferfish::tokenizer german, english;
-  pufferfish::vocabulary words;
-  pufferfish::sentence_pairs train, valid, test;
+  tokenizer german, english;
+  vocabulary words;
+  sentence_pairs train, valid, test;
   std::vector<std::string> test_references;
 
   /// The model's output as text.
   std::string text(std::span<const std::int32_t> ids) const {
-    return pufferfish::detokenize(pufferfish::decode_sentence(ids, words), pufferfish::language::english);
+    return detokenize(decode_sentence(ids, words), language::english);
   }
 };
 
@@ -104,29 +105,28 @@ struct translation_data {
 inline translation_data load_translation_data(const std::string& root, const translation_options& options) {
   const std::string folder = data::find_text_folder(root, "multi30k", {"train.de"});
   const auto read = [&](const std::vector<std::string>& stems) {
-    const auto names = [&](const char* language) {
+    const auto names = [&](const char* ending) {
       std::vector<std::string> result;
-      for (const std::string& stem : stems) result.push_back(stem + "." + language);
+      for (const std::string& stem : stems) result.push_back(stem + "." + ending);
       return result;
     };
-    return pufferfish::read_parallel_text(data::find_any(folder, names("de")),
-                                          data::find_any(folder, names("en")));
+    return read_parallel_text(data::find_any(folder, names("de")), data::find_any(folder, names("en")));
   };
   translation_data result;
-  result.german = pufferfish::tokenizer({pufferfish::language::german, options.lower_case});
-  result.english = pufferfish::tokenizer({pufferfish::language::english, options.lower_case});
-  pufferfish::parallel_text train = read({"train"}), valid = read({"val", "valid"}),
-                            test = read({"test_2016_flickr", "test2016", "test"});
+  result.german = tokenizer({language::german, options.lower_case});
+  result.english = tokenizer({language::english, options.lower_case});
+  parallel_text train = read({"train"}), valid = read({"val", "valid"}),
+                test = read({"test_2016_flickr", "test2016", "test"});
   result.test_references = test.target;
-  for (pufferfish::parallel_text* text : {&train, &valid, &test}) {
+  for (parallel_text* text : {&train, &valid, &test}) {
     tokenize(*text, result.german, result.english);
   }
-  result.words = pufferfish::joint_vocabulary(train, options.minimum_count, options.maximum_words);
+  result.words = joint_vocabulary(train, options.minimum_count, options.maximum_words);
   result.train = encode_pairs(train, result.words, options.max_length);
   result.valid = encode_pairs(valid, result.words, options.max_length);
-  result.test = encode_pairs(test, result.words, options.max_length, pufferfish::unfit_pairs::keep);
+  result.test = encode_pairs(test, result.words, options.max_length, unfit_pairs::keep);
   if (result.train.size() == 0 || result.valid.size() == 0 || result.test.size() == 0) {
-    throw pufferfish::io_error(folder + ": a part of it has no sentence pairs that can be used");
+    throw io_error(folder + ": a part of it has no sentence pairs that can be used");
   }
   return result;
 }

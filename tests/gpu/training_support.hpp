@@ -192,7 +192,7 @@ struct translation_case {
     shape.heads = 2;
     shape.key = shape.value = 8;
     shape.positions = 12;
-    shape.padding = pf::translation_tokens::padding;
+    shape.padding = pf::special_tokens{}.padding;
     typename task_type<Device>::model_type net{pf::transformer<float, Device>(shape)};
     net.initialize(3);
     return net;

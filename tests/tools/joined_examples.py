@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """joined_examples.py ROOT BUILD
 
-Writes the example programs that share examples/common as one source, each in a namespace of its own, to
+Writes the example programs that share examples/common and examples/text as one source, each in a namespace of its own, to
 BUILD/joined/examples.cpp, with a compile_commands.json beside it; prints the other sources of examples that BUILD
 compiles. For clang-tidy: the headers that they share take it far longer than they do, and so it reads those once.
 """
@@ -20,7 +20,7 @@ def joined(root, sources):
         last = max(i for i, line in enumerate(lines) if line.startswith("#include"))
         for line in lines[: last + 1]:
             if line.startswith("#"):
-                includes.append(line.replace('"common/', f'"{root.as_posix()}/examples/common/'))
+                includes.append(re.sub(r'"(common|text)/', rf'"{root.as_posix()}/examples/\1/', line))
         name = source.stem
         body = "\n".join(lines[last + 1:])
         body = re.sub(r"^namespace \{$", "", body, flags=re.MULTILINE)

@@ -14,7 +14,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/random.hpp>
 #include <pufferfish/core/view.hpp>
-#include <pufferfish/io/parallel_corpus.hpp>
+#include <pufferfish/io/sentence_pairs.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -35,22 +35,23 @@ struct pair_batch_options {
   std::uint64_t seed = 0;
   int rank = 0;
   int ranks = 1;
+  special_tokens special{};
 };
 
 /// One rank's part of a global batch. Sentence i has positions first[i] .. first[i] + count[i] - 1
 /// of its side. In the padded layout, first[i] is i * length, and the positions after the sentence
-/// hold translation_tokens::padding. The views are valid until the next load().
+/// hold special_tokens::padding. The views are valid until the next load().
 struct pair_batch {
   index_t first = 0;          ///< position of this rank's first pair in the global batch
   index_t count = 0;          ///< this rank's pairs; may be 0 in a batch smaller than the number of ranks
   index_t global_count = 0;   ///< pairs of all ranks
-  index_t source_length = 0;  ///< tokens of this rank's longest source, `<s>` and `</s>` included
-  index_t target_length = 0;  ///< tokens of its longest target, `<s>` or `</s>` included
+  index_t source_length = 0;  ///< tokens of this rank's longest source, begin and end included
+  index_t target_length = 0;  ///< tokens of its longest target, begin or end included
   std::int64_t tokens = 0;    ///< labels of this rank that are not padding
   std::int64_t global_tokens = 0;        ///< labels of all ranks that are not padding
-  std::span<const std::int32_t> source;  ///< `<s> words </s>`
-  std::span<const std::int32_t> target;  ///< `<s> words`: input of the decoder
-  std::span<const std::int32_t> labels;  ///< `words </s>`: labels of the decoder, at the positions of target
+  std::span<const std::int32_t> source;  ///< begin, tokens, end of each sentence
+  std::span<const std::int32_t> target;  ///< begin, tokens: input of the decoder
+  std::span<const std::int32_t> labels;  ///< tokens, end: labels of the decoder, at the positions of target
   std::span<const index_t> source_first, source_count;  ///< first position and length of each source
   std::span<const index_t> target_first, target_count;  ///< the same of each target and its labels
   std::span<const std::uint32_t> pairs;                 ///< index of each pair in the set
@@ -68,8 +69,9 @@ struct pair_batch {
 /// \endcode
 class pair_batches {
  public:
-  /// Throws value_error for an empty set, a batch below 1, a negative number of bucketed batches, a rank
-  /// outside 0 .. ranks - 1.
+  /// Throws value_error for an empty set, unequal numbers of sources and targets, a batch below 1, a negative
+  /// number of bucketed batches, a rank outside 0 .. ranks - 1, a padding that is also the begin or end
+  /// token, and a sentence that contains a special token, with its position.
   pair_batches(const sentence_pairs& set, const pair_batch_options& options) : set_(&set), options_(options) {
     const pair_batch_options& o = options;
     if (set.size() < 1) detail::throw_error<value_error>({"pair_batches: a set without pairs"});
@@ -80,6 +82,17 @@ class pair_batches {
     if (o.ranks < 1 || o.rank < 0 || o.rank >= o.ranks) {
       detail::throw_error<value_error>({"pair_batches: rank ", o.rank, " of ", o.ranks});
     }
+    if (set.source.size() != set.target.size()) {
+      detail::throw_error<value_error>(
+          {"pair_batches: ", set.source.size(), " sources and ", set.target.size(), " targets"});
+    }
+    if (o.special.padding == o.special.begin || o.special.padding == o.special.end) {
+      detail::throw_error<value_error>({"pair_batches: padding ", o.special.padding, ", begin ",
+                                        o.special.begin, ", end ", o.special.end,
+                                        ": padding must differ from the others"});
+    }
+    refuse_special("source", set.source);
+    refuse_special("target", set.target);
     max_source_length_ = set.source.longest() + 2;
     max_target_length_ = set.target.longest() + 1;
     const auto pairs = static_cast<std::size_t>(max_local_batch());
@@ -128,6 +141,21 @@ class pair_batches {
   }
 
  private:
+  void refuse_special(const char* side, const id_lists& sentences) const {
+    const special_tokens& s = options_.special;
+    for (index_t i = 0; i < sentences.size(); ++i) {
+      const std::span<const std::int32_t> tokens = sentences[i];
+      const auto found = std::find_if(tokens.begin(), tokens.end(), [&](std::int32_t token) {
+        return token == s.padding || token == s.begin || token == s.end;
+      });
+      if (found == tokens.end()) continue;
+      const char* const name = *found == s.padding ? "padding" : *found == s.begin ? "begin" : "end";
+      detail::throw_error<value_error>({"pair_batches: ", side, " ", i, " has the ", name, " token ", *found,
+                                        " at position ", found - tokens.begin(), " of ", tokens.size(),
+                                        "; sentences are given without special tokens"});
+    }
+  }
+
   std::int64_t target_tokens(std::uint32_t pair) const {
     return static_cast<std::int64_t>(set_->target[pair].size()) + 1;
   }
@@ -145,21 +173,21 @@ class pair_batches {
     const std::size_t sources = place(source_count_, batch.source_length, count, source_first_);
     const std::size_t targets = place(target_count_, batch.target_length, count, target_first_);
     if (options_.layout == pair_layout::padded) {
-      std::fill_n(source_.begin(), sources, translation_tokens::padding);
-      std::fill_n(target_.begin(), targets, translation_tokens::padding);
-      std::fill_n(labels_.begin(), targets, translation_tokens::padding);
+      std::fill_n(source_.begin(), sources, options_.special.padding);
+      std::fill_n(target_.begin(), targets, options_.special.padding);
+      std::fill_n(labels_.begin(), targets, options_.special.padding);
     }
     for (std::size_t i = 0; i < count; ++i) {
       const std::span<const std::int32_t> source = set_->source[batch.pairs[i]];
       const std::span<const std::int32_t> target = set_->target[batch.pairs[i]];
       std::int32_t* to = source_.data() + source_first_[i];
-      *to++ = translation_tokens::begin;
-      *std::copy(source.begin(), source.end(), to) = translation_tokens::end;
+      *to++ = options_.special.begin;
+      *std::copy(source.begin(), source.end(), to) = options_.special.end;
       to = target_.data() + target_first_[i];
-      *to++ = translation_tokens::begin;
+      *to++ = options_.special.begin;
       std::copy(target.begin(), target.end(), to);
       to = labels_.data() + target_first_[i];
-      *std::copy(target.begin(), target.end(), to) = translation_tokens::end;
+      *std::copy(target.begin(), target.end(), to) = options_.special.end;
     }
     batch.source = std::span(source_).first(sources);
     batch.target = std::span(target_).first(targets);

@@ -13,6 +13,7 @@
 
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/tokens.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -23,6 +24,7 @@ struct stream_options {
   index_t segment = 35;  ///< tokens of a stream in one step; an epoch's last segment may have fewer
   int rank = 0;
   int ranks = 1;
+  index_t vocabulary = 0;  ///< tokens must be 0 .. vocabulary - 1; 0: not checked
 };
 
 /// One step's tokens of one rank, time first: token t of stream s is at [t * streams + s].
@@ -44,15 +46,16 @@ struct token_segment {
 /// models (Zaremba, Sutskever, Vinyals, "Recurrent neural network regularization", 2014).
 /// One thread at a time uses the object.
 /// \code
-///   token_streams source(ids, {.streams = 20, .segment = 35});
+///   const std::vector<std::int32_t> ids = ...;  // a text as numbers, by any tokenizer
+///   token_streams source(ids, {.streams = 20, .segment = 35, .vocabulary = 8000});
 ///   for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
 ///     const token_segment part = source.load(step);  // part.inputs: [part.length x part.streams]
 ///   }
 /// \endcode
 class token_streams {
  public:
-  /// The ids must outlive the object. Throws value_error for options out of range and for a text with fewer
-  /// than two tokens a stream.
+  /// The ids must outlive the object. Throws value_error for options out of range, for a text with fewer than
+  /// two tokens a stream, and for an id outside the vocabulary, with its position.
   token_streams(std::span<const std::int32_t> ids, const stream_options& options)
       : ids_(ids), options_(options) {
     if (options.streams < 1 || options.segment < 1) {
@@ -67,12 +70,15 @@ class token_streams {
       detail::throw_error<value_error>({"token_streams: ", ids.size(), " tokens are too few for ",
                                         options.streams, " streams: each needs two"});
     }
+    if (options.vocabulary > 0) detail::check_tokens("token_streams", ids, options.vocabulary);
     first_ = options.streams * options.rank / options.ranks;
     count_ = options.streams * (options.rank + 1) / options.ranks - first_;
     const auto room = static_cast<std::size_t>(std::min(options.segment, length_ - 1) * count_);
     inputs_.resize(room);
     targets_.resize(room);
   }
+  /// Ids that do not outlive the object are refused by the compiler.
+  token_streams(std::vector<std::int32_t>&&, const stream_options&) = delete;
 
   const stream_options& options() const { return options_; }
 

@@ -29,13 +29,21 @@ struct translation_task_options {
   label_smoothing smoothing{0.1};
   /// True: gradient of the sum over the tokens' losses, as the paper's code trains; false: of their mean.
   bool sum_gradients = false;
+  special_tokens special{};  ///< special.padding must be the model's padding
 };
 
 namespace detail {
 
 /// Throws shape_error for sentences longer than a model's table of positions, value_error for a token outside
-/// its vocabulary.
-inline void check_pairs(const char* who, const sentence_pairs& pairs, const transformer_options& model) {
+/// its vocabulary and for another padding than the model's.
+inline void check_pairs(const std::string& who, const sentence_pairs& pairs, const special_tokens& special,
+                        const transformer_options& model) {
+  if (special.padding != model.padding) {
+    throw_error<value_error>(
+        {who, ": the model pads with token ", model.padding, ", batches with ", special.padding});
+  }
+  const std::int32_t added[] = {special.padding, special.begin, special.end};
+  ops::check_tokens(who + ", padding, begin and end", added, model.vocabulary);
   const auto check = [&](const char* side, const id_lists& sentences, index_t marks) {
     if (sentences.longest() + marks > model.positions) {
       throw_error<shape_error>({who, ", ", side, ": sentences of up to ", sentences.longest() + marks,
@@ -49,7 +57,7 @@ inline void check_pairs(const char* who, const sentence_pairs& pairs, const tran
           sentences[i], model.vocabulary);
     }
   };
-  check("source", pairs.source, 2);  // <s> and </s>
+  check("source", pairs.source, 2);  // begin and end
   check("target", pairs.target, 1);  // one of them
 }
 
@@ -145,19 +153,21 @@ class logits_place<T, device::cpu> {
 /// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. Each rank
 /// evaluates a part; all return the same result. `batch`: pairs per pass over all ranks. count is the number
 /// of target tokens, the end tokens included; `correct` stays 0. The context's mode is restored. Throws
-/// value_error as pair_batches and for a token outside the model's vocabulary, shape_error for sentences
-/// longer than the model's table of positions.
+/// value_error as pair_batches, for a token outside the model's vocabulary, and if special.padding is not the
+/// model's padding; shape_error for sentences longer than the model's table of positions.
 /// Collective.
 template <class T, class Device, class Comm>
 evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T, Device>, Device>& net,
-                                Comm& comm, const sentence_pairs& pairs, index_t batch) {
+                                Comm& comm, const sentence_pairs& pairs, index_t batch,
+                                const special_tokens& special = {}) {
   pair_batch_options options;
   options.batch = batch;
   options.shuffle = false;
   options.rank = comm.rank();
   options.ranks = comm.size();
+  options.special = special;
   pair_batches source(pairs, options);
-  detail::check_pairs("evaluate_translation", pairs, net.root().options());
+  detail::check_pairs("evaluate_translation", pairs, special, net.root().options());
   const mode_scope<Device> inference(ctx, run_mode::inference);
   const index_t steps = source.steps_per_epoch();
   memory_block<double> results(memory_of<Device>::source(), steps * 2);  // the host reads them once
@@ -176,7 +186,9 @@ evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T,
 }
 
 /// Returns the best translation of each sentence (see beam_search), computed on this rank alone. Sentences
-/// and translations have no begin and end tokens, as in sentence_pairs. The context's mode is restored.
+/// and translations have no begin and end tokens, as in sentence_pairs; those of both languages are
+/// options.begin and options.end. Shorter sentences are padded with the model's padding.
+/// The context's mode is restored.
 /// `host`: context for the search over the logits, which runs on the host; for a model on the CPU it is ctx.
 /// Throws shape_error for sentences longer than the model's table of positions.
 /// result[i] belongs to sentences[i]; it is empty if the search has found nothing. All sentences are one
@@ -194,11 +206,11 @@ std::vector<std::vector<std::int32_t>> translate(context<Device>& ctx, context<d
   if (count == 0) return result;
   std::size_t longest = 0;
   for (const auto& sentence : sentences) longest = std::max(longest, sentence.size() + 2);
-  std::vector<std::int32_t> source(sentences.size() * longest, translation_tokens::padding);
+  std::vector<std::int32_t> source(sentences.size() * longest, net.root().options().padding);
   for (std::size_t i = 0; i < sentences.size(); ++i) {
     std::int32_t* to = source.data() + i * longest;
-    *to++ = translation_tokens::begin;
-    *std::copy(sentences[i].begin(), sentences[i].end(), to) = translation_tokens::end;
+    *to++ = options.begin;
+    *std::copy(sentences[i].begin(), sentences[i].end(), to) = options.end;
   }
   const mode_scope inference(ctx, run_mode::inference);
   transformer_decoding<T, Device> decoding(ctx, net.root(),
@@ -244,8 +256,8 @@ class translation_task {
   using model_type = model<transformer<T, Device>, Device>;
 
   /// The sets must outlive the object. Throws value_error as pair_batches, for a token outside the model's
-  /// vocabulary, and if it pads with another token than translation_tokens::padding; shape_error for
-  /// sentences longer than its table of positions.
+  /// vocabulary, and if options.special.padding is not the model's padding; shape_error for sentences longer
+  /// than its table of positions.
   translation_task(const model_type& net, const sentence_pairs& train, const sentence_pairs& test,
                    const translation_task_options& options, std::uint64_t seed, int rank, int ranks)
       : test_(&test),
@@ -254,13 +266,8 @@ class translation_task {
         ranks_(ranks),
         train_(train, batches(options, seed, rank, ranks)),
         place_(train_, net.root().options()) {
-    const transformer_options& shape = net.root().options();
-    if (shape.padding != translation_tokens::padding) {
-      detail::throw_error<value_error>({"translation_task: the model pads with token ", shape.padding,
-                                        ", batches with ", translation_tokens::padding});
-    }
-    detail::check_pairs("translation_task", train, shape);
-    detail::check_pairs("translation_task, test", test, shape);
+    detail::check_pairs("translation_task", train, options.special, shape_);
+    detail::check_pairs("translation_task, test", test, options.special, shape_);
   }
 
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
@@ -298,15 +305,18 @@ class translation_task {
   /// evaluate_translation on the test set, without smoothing. Collective.
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
-    return evaluate_translation(ctx, net, comm, *test_, options_.batch);
+    return evaluate_translation(ctx, net, comm, *test_, options_.batch, options_.special);
   }
 
   std::string describe() const {
+    const special_tokens& special = options_.special;
     return detail::message({"batch ", options_.batch, "\nbucket batches ", options_.bucket_batches,
                             "\nlabel smoothing ", pufferfish::describe(options_.smoothing),
                             "\ngradients of the ", options_.sum_gradients ? "sum" : "mean", "\nheads ",
                             shape_.heads, " of ", shape_.key, " and ", shape_.value, "\ndropout ",
-                            shape_.dropout, "\n"});
+                            shape_.dropout, "\n"}) +
+           detail::message({"padding, begin and end tokens ", special.padding, " ", special.begin, " ",
+                            special.end, "\n"});
   }
   std::string data_lines() const { return data_line("training", train_.set()) + data_line("test", *test_); }
 
@@ -329,6 +339,7 @@ class translation_task {
     result.seed = seed;
     result.rank = rank;
     result.ranks = ranks;
+    result.special = options.special;
     return result;
   }
 

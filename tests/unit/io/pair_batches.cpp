@@ -11,7 +11,7 @@ using namespace pufferfish;
 namespace {
 
 using ids = std::vector<std::int32_t>;
-constexpr std::int32_t padding = translation_tokens::padding;
+constexpr special_tokens special{};
 
 /// Pairs of random lengths; every id tells its pair and side.
 sentence_pairs numbered(index_t count, unsigned seed = 1) {
@@ -21,7 +21,6 @@ sentence_pairs numbered(index_t count, unsigned seed = 1) {
     const auto number = static_cast<std::uint64_t>(i);
     set.source.push_back(ids(random.below(2 * number, 9), static_cast<std::int32_t>(10 + 2 * i)));
     set.target.push_back(ids(random.below(2 * number + 1, 9), static_cast<std::int32_t>(11 + 2 * i)));
-    set.lines.push_back(i);
   }
   return set;
 }
@@ -33,11 +32,11 @@ ids part(std::span<const std::int32_t> all, std::span<const index_t> first, std:
   return {run.begin(), run.end()};
 }
 
-ids framed(std::span<const std::int32_t> words, bool begin, bool end) {
+ids framed(std::span<const std::int32_t> words, bool begin, bool end, const special_tokens& with = special) {
   ids result;
-  if (begin) result.push_back(translation_tokens::begin);
+  if (begin) result.push_back(with.begin);
   result.insert(result.end(), words.begin(), words.end());
-  if (end) result.push_back(translation_tokens::end);
+  if (end) result.push_back(with.end);
   return result;
 }
 
@@ -68,7 +67,7 @@ void check_batch(const sentence_pairs& set, const pair_batch& batch, pair_layout
   CHECK(source_length == batch.source_length);
   CHECK(target_length == batch.target_length);
   // All else is padding.
-  const auto real = [](std::int32_t token) { return token != padding; };
+  const auto real = [](std::int32_t token) { return token != special.padding; };
   CHECK(std::count_if(batch.source.begin(), batch.source.end(), real) == sources);
   CHECK(std::count_if(batch.target.begin(), batch.target.end(), real) == tokens);
   CHECK(std::count_if(batch.labels.begin(), batch.labels.end(), real) == tokens);
@@ -114,7 +113,7 @@ TEST_CASE("every pair once an epoch, the same batches on any number of ranks") {
     for (const index_t batch : {1, 3, 8, 100}) {
       for (const index_t bucket : {0, 2, 1000}) {
         for (const bool shuffle : {true, false}) {
-          pair_batch_options options{batch, shuffle, bucket, pair_layout::padded, 5, 0, 1};
+          pair_batch_options options{batch, shuffle, bucket, pair_layout::padded, 5, 0, 1, {}};
           const std::vector<std::uint32_t> alone = epoch_order(set, options, 1, 3);
           options.layout = pair_layout::packed;
           CHECK(std::set<std::uint32_t>(alone.begin(), alone.end()).size() == static_cast<std::size_t>(size));
@@ -162,9 +161,34 @@ TEST_CASE("buckets save padding, and their batches come in random order") {
   CHECK(padded(0) > 1.6);
 }
 
+TEST_CASE("special tokens of other tokenizers") {
+  // Padding 0, one token for both ends, as in some models of other programs.
+  const special_tokens other{.padding = 0, .begin = 5, .end = 5};
+  const std::vector<ids> sources{{1, 2, 3}, {4}}, targets{{2}, {3, 1}};
+  const sentence_pairs set(sources, targets);
+  pair_batches batches(set, {.batch = 2, .shuffle = false, .special = other});
+  const pair_batch batch = batches.load(0, 0);
+  CHECK(ids(batch.source.begin(), batch.source.end()) == ids{5, 1, 2, 3, 5, 5, 4, 5, 0, 0});
+  CHECK(ids(batch.target.begin(), batch.target.end()) == ids{5, 2, 0, 5, 3, 1});
+  CHECK(ids(batch.labels.begin(), batch.labels.end()) == ids{2, 5, 0, 3, 1, 5});
+  CHECK_THROWS_WITH_AS(
+      pair_batches(set, {}),
+      "pair_batches: source 0 has the padding token 1 at position 0 of 3; sentences are given without "
+      "special tokens",
+      value_error);
+  CHECK_THROWS_WITH_AS(pair_batches(set, {.special = {.padding = 0, .begin = 6, .end = 3}}),
+                       doctest::Contains("source 0 has the end token 3 at position 2 of 3"), value_error);
+  CHECK_THROWS_WITH_AS(pair_batches(set, {.special = {.padding = 7, .begin = 7, .end = 8}}),
+                       "pair_batches: padding 7, begin 7, end 8: padding must differ from the others",
+                       value_error);
+}
+
 TEST_CASE("options out of range") {
   const sentence_pairs set = numbered(3), none;
   CHECK_THROWS_AS(pair_batches(none, {}), value_error);
+  sentence_pairs uneven = numbered(3);
+  uneven.source.push_back(ids{9});
+  CHECK_THROWS_WITH_AS(pair_batches(uneven, {}), "pair_batches: 4 sources and 3 targets", value_error);
   CHECK_THROWS_AS(pair_batches(set, {.batch = 0}), value_error);
   CHECK_THROWS_AS(pair_batches(set, {.bucket_batches = -1}), value_error);
   CHECK_THROWS_AS(pair_batches(set, {.rank = 1}), value_error);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <numeric>
+#include <type_traits>
 
 #include <doctest/doctest.h>
 
@@ -106,7 +107,21 @@ TEST_CASE("options out of range, texts that are too short") {
   CHECK_THROWS_AS(token_streams(text, {.streams = 2, .rank = -1}), value_error);
   CHECK_THROWS_WITH_AS(token_streams(text, {.streams = 6}),
                        "token_streams: 10 tokens are too few for 6 streams: each needs two", value_error);
-  CHECK_THROWS_AS(token_streams(ids{}, {.streams = 1}), value_error);
-  CHECK_THROWS_AS(token_streams(ids{1}, {.streams = 1}), value_error);
-  token_streams(ids{1, 2}, {.streams = 1});
+  const ids none, one{1}, two{1, 2};
+  CHECK_THROWS_AS(token_streams(none, {.streams = 1}), value_error);
+  CHECK_THROWS_AS(token_streams(one, {.streams = 1}), value_error);
+  token_streams(two, {.streams = 1});
+  // The object refers to the text, so a temporary text is refused.
+  CHECK_FALSE(std::is_constructible_v<token_streams, ids, stream_options>);
+}
+
+TEST_CASE("a token outside the vocabulary is named with its position and both values") {
+  const ids text{0, 7, 3, 8, 1}, negative{0, -1};
+  const token_streams fits(text, {.streams = 1, .vocabulary = 9});
+  CHECK(fits.stream_length() == 5);
+  CHECK_THROWS_WITH_AS(token_streams(text, {.streams = 1, .vocabulary = 8}),
+                       "token_streams: token 8 at position 3 is not in 0 .. 7 (a vocabulary of 8)",
+                       value_error);
+  CHECK_THROWS_WITH_AS(token_streams(negative, {.streams = 1, .vocabulary = 8}),
+                       doctest::Contains("token -1 at position 1"), value_error);
 }

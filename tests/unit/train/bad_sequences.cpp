@@ -261,7 +261,6 @@ sentence_pairs pairs_of(const std::vector<std::pair<sentence, sentence>>& all) {
   for (const auto& [source, target] : all) {
     result.source.push_back(source);
     result.target.push_back(target);
-    result.lines.push_back(result.size() - 1);
   }
   return result;
 }
@@ -282,6 +281,10 @@ TEST_CASE("translation_task: what does not fit the model, batches of one") {
   transformer_options other = small_transformer();
   other.padding = 0;
   CHECK(contains(making(good, translator(transformer<double>{other})), "pads with token 0"));
+  translation_task_options beyond = by_two;
+  beyond.special.end = 13;
+  CHECK(contains(error_text([&] { task(net, good, good, beyond, 0, 0, 1); }),
+                 "padding, begin and end: token 13 at position 2 is not in 0 .. 12"));
 
   self comm;
   cpu_context ctx;

@@ -14,41 +14,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
-#include <string>
-#include <type_traits>
 
+#include <pufferfish/core/tokens.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// "No token": the value of an option that names a token when there is none.
-inline constexpr std::int32_t no_token = -1;
-
 namespace ops {
 
-/// Throws value_error for the first token outside 0 .. vocabulary - 1, with its position; the token `allowed`
-/// is accepted, too (no_token: no other token). who: the name in the error text, or a function that returns
-/// it, so that only errors build text. One pass over the tokens in the calling thread.
-template <class Who>
-void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t vocabulary,
-                  std::int32_t allowed = no_token) {
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::int32_t token = tokens[i];
-    if ((token < 0 || token >= vocabulary) && (token != allowed || allowed == no_token)) {
-      std::string name;
-      if constexpr (std::is_invocable_v<const Who&>) {
-        name = who();
-      } else {
-        name = who;
-      }
-      pufferfish::detail::throw_error<value_error>({name, ": token ", token, " at position ", i,
-                                                    " is not in 0 .. ", vocabulary - 1, " (a vocabulary of ",
-                                                    vocabulary, ")"});
-    }
-  }
-}
+using pufferfish::detail::check_tokens;
 
-/// The same before a pass on the CPU. On the GPU it checks nothing, since the host
+/// The check before a pass on the CPU. On the GPU it checks nothing, since the host
 /// cannot read the tokens: there, a token out of range makes the result of a pass NaN.
 template <class Who>
 void check_tokens(context<device::cpu>&, const Who& who, std::span<const std::int32_t> tokens,

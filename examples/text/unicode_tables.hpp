@@ -2,15 +2,12 @@
 #pragma once
 
 /// \file
-/// Tables of Unicode 14.0.0, for io/unicode.hpp. Written by scripts/make_unicode_tables.py: change that.
+/// Tables of Unicode 14.0.0 for unicode.hpp. make_unicode_tables.py writes this file: change the script instead.
 
 #include <array>
 #include <cstdint>
 
-#include <pufferfish/core/config.hpp>
-
-PUFFERFISH_NAMESPACE_BEGIN
-namespace detail {
+namespace examples::detail {
 
 // clang-format off
 
@@ -173,5 +170,4 @@ inline constexpr std::array<lower_case_run, 181> lower_case_runs{{
 
 // clang-format on
 
-}  // namespace detail
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples::detail

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <utility>
 
-#include <pufferfish/io/tokenizer.hpp>
+#include "tokenizer.hpp"
 
-PUFFERFISH_NAMESPACE_BEGIN
+namespace examples {
 
 namespace detail {
 
@@ -105,4 +105,4 @@ inline std::string detokenize(std::span<const std::string> tokens, language of) 
   return detail::token_joiner(tokens, of).run();
 }
 
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples

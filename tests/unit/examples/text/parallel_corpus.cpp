@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include "../support/io_support.hpp"
-#include "../support/real_data.hpp"
+#include "../../../../examples/text/parallel_corpus.hpp"
+#include "../../../../examples/text/detokenizer.hpp"
+#include "../../support/io_support.hpp"
+#include "../../support/real_data.hpp"
 
 #include <doctest/doctest.h>
 
 #include <pufferfish/io/dataset.hpp>
-#include <pufferfish/io/detokenizer.hpp>
-#include <pufferfish/io/parallel_corpus.hpp>
 
-using namespace pufferfish;
+using namespace examples;
 using namespace io_test;
+using pufferfish::gzip;
+using pufferfish::write_file_atomically;
 
 namespace {
 
@@ -35,7 +37,6 @@ TEST_CASE("two files that belong together, and two that do not") {
   CHECK(mentions(io_error_of([&] { read_parallel_text(folder / "a.de", folder / "c"); }),
                  "line 2 is not UTF-8"));
   CHECK(mentions(io_error_of([&] { read_parallel_text(folder / "a.de", folder / "none"); }), "none"));
-  CHECK(mentions(io_error_of([&] { read_parallel_text(folder / "a.de", folder / "b", 5); }), "limit"));
 }
 
 TEST_CASE("tokenising both sides") {
@@ -56,11 +57,6 @@ TEST_CASE("the joint vocabulary has what is frequent in one of the languages") {
   CHECK(words.find("<pad>") == translation_tokens::padding);
   CHECK(words.find("<s>") == translation_tokens::begin);
   CHECK(words.find("</s>") == translation_tokens::end);
-  std::int64_t total = 0;
-  for (std::int32_t id = 0; id < words.size(); ++id) total += words.count(id);
-  CHECK(total == 17);
-  CHECK(words.count(0) == 11);
-  CHECK(words.count(translation_tokens::padding) == 0);
   CHECK(joint_vocabulary(text, 1).size() == 4 + 5);
   CHECK(joint_vocabulary(text, 1, 6).size() == 6);
   CHECK(joint_vocabulary({}, 1).size() == 4);
@@ -71,10 +67,8 @@ TEST_CASE("pairs as ids: unknown and special words, dropped or kept") {
   const vocabulary words = joint_vocabulary({{"a b"}, {"c"}}, 1);
   const sentence_pairs dropped = encode_pairs(text, words, 3);
   CHECK(dropped.size() == 2);
-  CHECK(dropped.lines == std::vector<index_t>{0, 3});
-  CHECK(dropped.empty == 2);
-  CHECK(dropped.too_long == 1);
   const std::int32_t a = words.id("a");
+  CHECK(list(dropped.source[0]) == ids{a, words.id("b")});
   CHECK(list(dropped.source[1]) == ids{0, 0, a});
   CHECK(list(dropped.target[1]) == ids{words.id("c"), 0});
   const sentence_pairs kept = encode_pairs(text, words, 3, unfit_pairs::keep);
@@ -121,8 +115,8 @@ TEST_CASE("Multi30k") {
   CHECK(tokens.source.size() == 29000);
   CHECK(german == 360706);
   CHECK(english == 377534);
-  CHECK(counts[0].distinct() == 18722);
-  CHECK(counts[1].distinct() == 10210);
+  CHECK(counts[0].sorted().size() == 18722);
+  CHECK(counts[1].sorted().size() == 10210);
 
   parallel_text raw = read_parallel_text(path("train.de"), path("train.en"));
   tokenize(raw, tokenizer({language::german, true}), tokenizer({language::english, true}));
@@ -132,6 +126,6 @@ TEST_CASE("Multi30k") {
   CHECK(words.size() > 9000);
   CHECK(words.size() < 10000);
   const sentence_pairs pairs = encode_pairs(raw, words);
-  CHECK(pairs.size() + pairs.empty + pairs.too_long == 29000);
+  CHECK(pairs.size() <= 29000);
   CHECK(pairs.size() > 28990);
 }

@@ -15,35 +15,37 @@
 #include <vector>
 
 #include <pufferfish/io/dataset.hpp>
-#include <pufferfish/io/text.hpp>
-#include <pufferfish/io/vocabulary.hpp>
+#include <pufferfish/io/gzip.hpp>
 
-PUFFERFISH_NAMESPACE_BEGIN
+#include "library.hpp"
+#include "lines.hpp"
+#include "vocabulary.hpp"
+
+namespace examples {
 
 /// The unit of a token: a word between spaces, or a byte.
 enum class text_unit { words, bytes };
 
+/// The word after each line, if tokens are words.
+inline constexpr std::string_view end_of_line = "<eos>";
+
 namespace detail {
 
-/// Calls f(word) for every word of the lines, and f(end_of_line) after each line unless that is empty.
+/// Calls f(word) for every word of the lines, and f(end_of_line) after each line.
 template <class F>
-void for_each_token(std::span<const std::string> lines, std::string_view end_of_line, F&& f) {
+void for_each_token(std::span<const std::string> lines, F&& f) {
   for (const std::string& line : lines) {
     for (const std::string_view word : split_words(line)) f(word);
-    if (!end_of_line.empty()) f(end_of_line);
+    f(end_of_line);
   }
-}
-
-inline std::span<const std::uint8_t> bytes_of(std::string_view text) {
-  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
 }  // namespace detail
 
 /// Converts text to token ids and back.
 /// \code
-///   const text_codec bytes;                                       // ids 0 .. 255
-///   const text_codec words(vocabulary::load("words.txt"));        // lines end with <eos>
+///   const text_codec bytes;         // ids 0 .. 255
+///   const text_codec words(known);  // a vocabulary; lines end with <eos>
 ///   const std::vector<std::int32_t> ids = words.encode("the cat\n");
 ///   const std::string text = words.decode(ids);
 /// \endcode
@@ -52,13 +54,11 @@ class text_codec {
   /// One token per byte, ids 0 .. 255.
   text_codec() = default;
 
-  /// One token per word, and one token `end_of_line` after each line, unless `end_of_line` is "".
-  /// Throws value_error if the vocabulary is empty or does not contain `end_of_line`.
-  explicit text_codec(vocabulary words, std::string end_of_line = "<eos>")
-      : unit_(text_unit::words), words_(std::move(words)), end_of_line_(std::move(end_of_line)) {
-    if (words_.size() == 0) detail::throw_error<value_error>({"text_codec: a vocabulary without words"});
-    if (!end_of_line_.empty() && !words_.find(end_of_line_)) {
-      detail::throw_error<value_error>({"text_codec: the end of a line, ", detail::quote_name(end_of_line_),
+  /// One token per word, and one token end_of_line after each line. Throws value_error if the vocabulary does
+  /// not contain end_of_line.
+  explicit text_codec(vocabulary words) : unit_(text_unit::words), words_(std::move(words)) {
+    if (!words_.find(end_of_line)) {
+      detail::throw_error<value_error>({"text_codec: the end of a line, ", detail::quote_name(end_of_line),
                                         ", is no word of the vocabulary"});
     }
   }
@@ -66,37 +66,28 @@ class text_codec {
   text_unit unit() const { return unit_; }
   /// The vocabulary; empty if tokens are bytes.
   const vocabulary& words() const { return words_; }
-  const std::string& end_of_line() const { return end_of_line_; }
 
   /// Number of ids.
   index_t size() const { return unit_ == text_unit::bytes ? 256 : words_.size(); }
 
-  /// The ids of a text. If tokens are words, each line ends with end_of_line(). Throws io_error
-  /// for words that are not UTF-8, value_error for words without an id in the vocabulary.
+  /// The ids of a text. If tokens are words, each line ends with end_of_line. Throws io_error for words that
+  /// are not UTF-8.
   std::vector<std::int32_t> encode(std::string_view text) const {
-    const std::span<const std::uint8_t> bytes = detail::bytes_of(text);
+    const std::span bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
     if (unit_ == text_unit::bytes) return {bytes.begin(), bytes.end()};
     return encode_lines(parse_lines(bytes, "text"));
   }
 
-  /// The ids of lines that are given without line ends. If tokens are bytes, each line ends with '\n'.
-  /// Throws value_error for words without an id. The encoding of the lines is not checked.
+  /// The ids of lines that are given without line ends, if tokens are words. The encoding of the lines is not
+  /// checked.
   std::vector<std::int32_t> encode_lines(std::span<const std::string> lines) const {
     std::vector<std::int32_t> ids;
-    if (unit_ == text_unit::words) {
-      detail::for_each_token(lines, end_of_line_, [&](std::string_view w) { ids.push_back(words_.id(w)); });
-      return ids;
-    }
-    for (const std::string& line : lines) {
-      const std::span<const std::uint8_t> bytes = detail::bytes_of(line);
-      ids.insert(ids.end(), bytes.begin(), bytes.end());
-      ids.push_back('\n');
-    }
+    detail::for_each_token(lines, [&](std::string_view word) { ids.push_back(words_.id(word)); });
     return ids;
   }
 
   /// The text of ids: words separated by spaces, a line end for
-  /// end_of_line(). Throws value_error for an id outside 0 .. size() - 1.
+  /// end_of_line. Throws value_error for an id outside 0 .. size() - 1.
   /// For bytes the exact inverse of encode. For words, blanks between words become one space.
   std::string decode(std::span<const std::int32_t> ids) const {
     std::string text;
@@ -113,9 +104,9 @@ class text_codec {
   }
 
  private:
-  /// Appends a word with a space before it, or a line end for end_of_line().
-  void append_word(std::string& text, const std::string& word) const {
-    if (!end_of_line_.empty() && word == end_of_line_) {
+  /// Appends a word with a space before it, or a line end for end_of_line.
+  static void append_word(std::string& text, const std::string& word) {
+    if (word == end_of_line) {
       text += '\n';
       return;
     }
@@ -125,7 +116,6 @@ class text_codec {
 
   text_unit unit_ = text_unit::bytes;
   vocabulary words_;
-  std::string end_of_line_;
 };
 
 /// The parts of a corpus as ids of one codec.
@@ -138,9 +128,7 @@ struct language_corpus {
 /// Options of load_corpus, load_wikitext and load_text.
 struct corpus_options {
   text_unit unit = text_unit::words;
-  std::string end_of_line = "<eos>";         ///< the word after each line; empty: none. Not for bytes
-  vocabulary_options words;                  ///< selects the words of the training part that get ids
-  std::uint64_t limit = default_text_limit;  ///< for each file and its decompressed size, in bytes
+  vocabulary_options words;  ///< selects the words of the training part that get ids
 };
 
 /// Shares of the tokens of a single text file that validation and test get: its last tokens.
@@ -156,15 +144,14 @@ inline vocabulary corpus_words(const word_counts& counts, const corpus_options& 
                                const std::string& name) {
   if (counts.total() == 0) throw_error<io_error>({name, ": no tokens"});
   vocabulary_options words = options.words;
-  const std::string& end = options.end_of_line;
-  if (!end.empty() && std::find(words.special.begin(), words.special.end(), end) == words.special.end()) {
-    words.special.push_back(end);
+  if (std::find(words.special.begin(), words.special.end(), end_of_line) == words.special.end()) {
+    words.special.emplace_back(end_of_line);
   }
   return vocabulary(counts, words);
 }
 
-inline std::vector<std::int32_t> read_byte_tokens(const std::string& path, std::uint64_t limit) {
-  const std::vector<std::uint8_t> bytes = read_plain_or_gzip(path, limit);
+inline std::vector<std::int32_t> read_byte_tokens(const std::string& path) {
+  const std::vector<std::uint8_t> bytes = pufferfish::read_plain_or_gzip(path, default_text_limit);
   return {bytes.begin(), bytes.end()};
 }
 
@@ -172,8 +159,7 @@ inline std::vector<std::int32_t> read_byte_tokens(const std::string& path, std::
 
 /// Loads three files, plain or gzip. The vocabulary is that of the training part. Throws io_error for
 /// files that cannot be read or, if tokens are words, are not UTF-8, and for a training part without
-/// tokens; value_error for words of the other parts without an id, if the options name no unknown word.
-/// Memory: the lines of a file, as strings, and the ids of all parts.
+/// tokens. Memory: the lines of a file, as strings, and the ids of all parts.
 /// \code
 ///   corpus_options options;
 ///   options.words.maximum_size = 10000;
@@ -183,19 +169,19 @@ inline language_corpus load_corpus(const std::string& train, const std::string& 
                                    const std::string& test, const corpus_options& options = {}) {
   language_corpus result;
   if (options.unit == text_unit::bytes) {
-    result.train = detail::read_byte_tokens(train, options.limit);
-    result.valid = detail::read_byte_tokens(valid, options.limit);
-    result.test = detail::read_byte_tokens(test, options.limit);
+    result.train = detail::read_byte_tokens(train);
+    result.valid = detail::read_byte_tokens(valid);
+    result.test = detail::read_byte_tokens(test);
     if (result.train.empty()) detail::throw_error<io_error>({train, ": no tokens"});
     return result;
   }
-  const std::vector<std::string> lines = read_lines(train, options.limit);
+  const std::vector<std::string> lines = read_lines(train);
   word_counts counts;
-  detail::for_each_token(lines, options.end_of_line, [&](std::string_view word) { counts.add(word); });
-  result.codec = text_codec(detail::corpus_words(counts, options, train), options.end_of_line);
+  detail::for_each_token(lines, [&](std::string_view word) { counts.add(word); });
+  result.codec = text_codec(detail::corpus_words(counts, options, train));
   result.train = result.codec.encode_lines(lines);
-  result.valid = result.codec.encode_lines(read_lines(valid, options.limit));
-  result.test = result.codec.encode_lines(read_lines(test, options.limit));
+  result.valid = result.codec.encode_lines(read_lines(valid));
+  result.test = result.codec.encode_lines(read_lines(test));
   return result;
 }
 
@@ -207,9 +193,11 @@ inline language_corpus load_corpus(const std::string& train, const std::string& 
 /// \endcode
 inline language_corpus load_wikitext(const std::string& folder, const corpus_options& options = {}) {
   const std::string tokens = folder + "/wiki.train.tokens";
-  const bool wiki = detail::is_regular_file(tokens) || detail::is_regular_file(tokens + ".gz");
+  const bool wiki =
+      pufferfish::detail::is_regular_file(tokens) || pufferfish::detail::is_regular_file(tokens + ".gz");
   const auto path = [&](const std::string& part) {
-    return detail::find_plain_or_gzip(folder + (wiki ? "/wiki." + part + ".tokens" : "/" + part + ".txt"));
+    return pufferfish::detail::find_plain_or_gzip(folder +
+                                                  (wiki ? "/wiki." + part + ".tokens" : "/" + part + ".txt"));
   };
   return load_corpus(path("train"), path("valid"), path("test"), options);
 }
@@ -234,19 +222,19 @@ inline language_corpus load_text(const std::string& path, const corpus_shares& s
   language_corpus result;
   std::vector<std::int32_t> ids;
   if (options.unit == text_unit::bytes) {
-    ids = detail::read_byte_tokens(path, options.limit);
+    ids = detail::read_byte_tokens(path);
   } else {
-    const std::vector<std::string> lines = read_lines(path, options.limit);
+    const std::vector<std::string> lines = read_lines(path);
     std::size_t tokens = 0;
-    detail::for_each_token(lines, options.end_of_line, [&](std::string_view) { ++tokens; });
+    detail::for_each_token(lines, [&](std::string_view) { ++tokens; });
     std::size_t left = tokens - part(shares.valid, tokens) - part(shares.test, tokens);
     word_counts counts;
-    detail::for_each_token(lines, options.end_of_line, [&](std::string_view word) {
+    detail::for_each_token(lines, [&](std::string_view word) {
       if (left == 0) return;
       counts.add(word);
       --left;
     });
-    result.codec = text_codec(detail::corpus_words(counts, options, path), options.end_of_line);
+    result.codec = text_codec(detail::corpus_words(counts, options, path));
     ids = result.codec.encode_lines(lines);
   }
   if (ids.empty()) detail::throw_error<io_error>({path, ": no tokens"});
@@ -259,4 +247,4 @@ inline language_corpus load_text(const std::string& path, const corpus_shares& s
   return result;
 }
 
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples

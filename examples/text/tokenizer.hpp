@@ -27,18 +27,17 @@
 #include <string_view>
 #include <vector>
 
-#include <pufferfish/io/text.hpp>
-#include <pufferfish/io/unicode.hpp>
+#include "lines.hpp"
+#include "unicode.hpp"
 
-PUFFERFISH_NAMESPACE_BEGIN
+namespace examples {
 
 /// Language of a text, which decides on its abbreviations and on periods after numbers.
 enum class language : std::uint8_t { english, german };
 
 struct tokenizer_options {
   language of = language::english;
-  bool lower_case = false;    ///< convert tokens to lower case; the rules still use the original case
-  bool split_hyphens = true;  ///< false: words with hyphens and slashes in them stay whole
+  bool lower_case = false;  ///< convert tokens to lower case; the rules still use the original case
 };
 
 namespace detail {
@@ -159,8 +158,7 @@ class chunk_scanner {
     if (!word_part(i + 1) || i == begin) return false;
     if (is_quote(c)) return letter(i + 1);
     if (c == '&') return letter(i - 1) && letter(i + 1);
-    if (c == '.') return dotted_letter(begin, i);
-    return is_hyphen(c) && !options_.split_hyphens;
+    return c == '.' && dotted_letter(begin, i);
   }
 
   /// As in "U.S." and "z.B.": the letter before the period is alone, and so is the letter after it.
@@ -204,7 +202,7 @@ class chunk_scanner {
   void take_joint() {
     const char32_t c = peek(at_);
     const bool dash = c == 0x2013 && digit(at_ - 1) && digit(at_ + 1);
-    if ((!is_hyphen(c) && !dash) || !word_part(at_ + 1) || !options_.split_hyphens) return;
+    if ((!is_hyphen(c) && !dash) || !word_part(at_ + 1)) return;
     tokens_.push_back({U'@', c, U'@'});
     ++at_;
   }
@@ -317,4 +315,4 @@ class tokenizer {
   tokenizer_options options_;
 };
 
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples

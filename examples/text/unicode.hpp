@@ -10,15 +10,13 @@
 #include <string>
 #include <string_view>
 
-#include <pufferfish/core/error.hpp>
-#include <pufferfish/core/message.hpp>
-#include <pufferfish/io/unicode_tables.hpp>
-#include <pufferfish/io/utf8.hpp>
+#include "library.hpp"
+#include "unicode_tables.hpp"
 
-PUFFERFISH_NAMESPACE_BEGIN
+namespace examples {
 
 /// Unicode's general categories by their first letter: L, M, N, P, S; white space (the property, and Z); C.
-/// The values are those of the tables in io/unicode_tables.hpp.
+/// The values are those of the tables in unicode_tables.hpp.
 enum class char_class : std::uint8_t { letter, mark, number, punctuation, symbol, space, control };
 
 namespace detail {
@@ -141,4 +139,4 @@ inline std::string to_lower(std::string_view text) {
   return result;
 }
 
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples

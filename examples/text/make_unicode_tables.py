@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""make_unicode_tables.py           writes include/pufferfish/io/unicode_tables.hpp from Python's unicodedata
-make_unicode_tables.py --check   compares that file with what would be written
+"""make_unicode_tables.py           writes unicode_tables.hpp, in the folder of this script, from Python's unicodedata
+make_unicode_tables.py --check   compares unicode_tables.hpp with what would be written
 
 Needs a Python whose unicodedata has the version that the file names: tables of another version are no difference.
 """
@@ -9,7 +9,7 @@ import pathlib
 import sys
 import unicodedata
 
-TARGET = pathlib.Path(__file__).resolve().parent.parent / "include" / "pufferfish" / "io" / "unicode_tables.hpp"
+TARGET = pathlib.Path(__file__).resolve().parent / "unicode_tables.hpp"
 VERSION = "14.0.0"
 LAST = 0x10FFFF
 # The order of the enumerators of char_class.
@@ -19,15 +19,12 @@ HEAD = """// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
 
 /// \\file
-/// Tables of Unicode {version}, for io/unicode.hpp. Written by scripts/make_unicode_tables.py: change that.
+/// Tables of Unicode {version} for unicode.hpp. make_unicode_tables.py writes this file: change the script instead.
 
 #include <array>
 #include <cstdint>
 
-#include <pufferfish/core/config.hpp>
-
-PUFFERFISH_NAMESPACE_BEGIN
-namespace detail {{
+namespace examples::detail {{
 
 // clang-format off
 
@@ -51,8 +48,7 @@ TAIL = """}};
 
 // clang-format on
 
-}  // namespace detail
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples::detail
 """
 
 

@@ -12,11 +12,11 @@
 #include <string_view>
 #include <vector>
 
-#include <pufferfish/core/error.hpp>
 #include <pufferfish/io/gzip.hpp>
-#include <pufferfish/io/utf8.hpp>
 
-PUFFERFISH_NAMESPACE_BEGIN
+#include "library.hpp"
+
+namespace examples {
 
 /// Default size limit of read_lines: 256 MiB. It is lower than that for
 /// images, because a text of empty lines takes 32 times its size as strings.
@@ -32,9 +32,8 @@ inline std::vector<std::string> parse_lines(std::span<const std::uint8_t> bytes,
   const std::size_t invalid = first_invalid_utf8(text);
   if (invalid < text.size()) {
     const auto line = 1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(invalid), '\n');
-    PUFFERFISH_THROW(io_error(name + ": line " + std::to_string(line) + " is not UTF-8 (byte " +
-                              std::to_string(invalid) + " of the text is " + std::to_string(bytes[invalid]) +
-                              ")"));
+    detail::throw_error<io_error>(
+        {name, ": line ", line, " is not UTF-8 (byte ", invalid, " of the text is ", bytes[invalid], ")"});
   }
   if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);
   std::vector<std::string> lines;
@@ -52,7 +51,7 @@ inline std::vector<std::string> parse_lines(std::span<const std::uint8_t> bytes,
 /// Throws io_error as parse_lines and read_plain_or_gzip do.
 inline std::vector<std::string> read_lines(const std::string& path,
                                            std::uint64_t limit = default_text_limit) {
-  return parse_lines(read_plain_or_gzip(path, limit), path);
+  return parse_lines(pufferfish::read_plain_or_gzip(path, limit), path);
 }
 
 /// The words of a line, which are separated by spaces and tabs. The views point into `line`.
@@ -74,4 +73,4 @@ inline std::vector<std::string_view> split_words(std::string_view line) {
   }
 }
 
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples

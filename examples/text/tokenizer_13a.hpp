@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include <pufferfish/io/unicode.hpp>
+#include "unicode.hpp"
 
-PUFFERFISH_NAMESPACE_BEGIN
+namespace examples {
 
 namespace detail {
 
@@ -134,4 +134,4 @@ inline std::string tokenize_13a(std::string_view segment) {
   return result;
 }
 
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples

@@ -14,24 +14,26 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/message.hpp>
-#include <pufferfish/core/view.hpp>
-#include <pufferfish/io/text.hpp>
-#include <pufferfish/io/tokenizer.hpp>
-#include <pufferfish/io/vocabulary.hpp>
+#include <pufferfish/io/sentence_pairs.hpp>
 
-PUFFERFISH_NAMESPACE_BEGIN
+#include "library.hpp"
+#include "lines.hpp"
+#include "tokenizer.hpp"
+#include "vocabulary.hpp"
+
+namespace examples {
+
+using pufferfish::sentence_pairs;
 
 /// Corresponding lines: line i of `target` translates line i of `source`.
 struct parallel_text {
   std::vector<std::string> source, target;
 };
 
-/// Reads two text files, plain or gzip. `limit` bounds each, in bytes. Throws io_error as read_lines, and for
-/// unequal numbers of lines (both are named).
-inline parallel_text read_parallel_text(const std::string& source, const std::string& target,
-                                        std::uint64_t limit = default_text_limit) {
-  parallel_text text{read_lines(source, limit), read_lines(target, limit)};
+/// Reads two text files, plain or gzip. Throws io_error as read_lines, and for unequal numbers of lines (both
+/// are named).
+inline parallel_text read_parallel_text(const std::string& source, const std::string& target) {
+  parallel_text text{read_lines(source), read_lines(target)};
   if (text.source.size() != text.target.size()) {
     detail::throw_error<io_error>({source, " has ", text.source.size(), " lines, ", target, " has ",
                                    text.target.size(), ": they do not belong together"});
@@ -46,7 +48,8 @@ inline void tokenize(parallel_text& text, const tokenizer& source, const tokeniz
   for (std::string& line : text.target) line = target.line(line);
 }
 
-/// The special words of translation and their ids in a joint_vocabulary.
+/// The special words of translation and their ids in a joint_vocabulary: the defaults of
+/// pufferfish::special_tokens, and one for unknown words.
 struct translation_tokens {
   static constexpr std::int32_t unknown = 0, padding = 1, begin = 2, end = 3;
 };
@@ -74,46 +77,11 @@ inline vocabulary joint_vocabulary(const parallel_text& text, std::int64_t minim
       // A special word in the text is counted as unknown: `</s>` in the text, say, is no end of a sentence.
       const bool special =
           std::find(options.special.begin(), options.special.end(), word) != options.special.end();
-      kept.add(often && !special ? word : options.unknown, count);
+      kept.add(often && !special ? std::string_view(word) : unknown_word, count);
     }
   }
   return vocabulary(kept, options);
 }
-
-/// Sequences of ids, stored one after the other.
-/// Indices are from 0 to size() - 1; others are undefined behavior in builds without assertions. Spans stay
-/// valid until the next push_back.
-class id_lists {
- public:
-  index_t size() const { return static_cast<index_t>(ends_.size()); }
-
-  std::span<const std::int32_t> operator[](index_t i) const {
-    const auto at = static_cast<std::size_t>(i);
-    PUFFERFISH_ASSERT(i >= 0 && at < ends_.size(), "id_lists: outside");
-    const std::size_t begin = at == 0 ? 0 : ends_[at - 1];
-    return std::span(ids_).subspan(begin, ends_[at] - begin);
-  }
-
-  void push_back(std::span<const std::int32_t> list) {
-    ids_.insert(ids_.end(), list.begin(), list.end());
-    ends_.push_back(ids_.size());
-  }
-
-  /// Length of the longest sequence, 0 if there is none.
-  /// Reads the lengths of all sequences.
-  index_t longest() const {
-    index_t result = 0;
-    for (index_t i = 0; i < size(); ++i) result = std::max(result, static_cast<index_t>((*this)[i].size()));
-    return result;
-  }
-
-  /// The ids of all sequences in order, for digests.
-  std::span<const std::int32_t> ids() const { return ids_; }
-
- private:
-  std::vector<std::int32_t> ids_;
-  std::vector<std::size_t> ends_;
-};
 
 /// Treatment of pairs that are too long, or empty on one side.
 enum class unfit_pairs {
@@ -121,19 +89,8 @@ enum class unfit_pairs {
   keep   ///< long ones are cut, empty ones stay: for test sets, where every line is scored
 };
 
-/// Pairs as ids, without `<s>` and `</s>`.
-struct sentence_pairs {
-  id_lists source, target;
-  std::vector<index_t> lines;  ///< line number of each pair in the text, from 0
-  index_t too_long = 0;        ///< pairs dropped or cut
-  index_t empty = 0;           ///< pairs dropped or kept although one side has no word
-
-  index_t size() const { return source.size(); }
-};
-
 /// The ids of one tokenised line. Words without an id, and
 /// special words that occur in the text, become `<unk>`.
-/// Throws value_error for a word without an id if the vocabulary has no unknown word.
 inline std::vector<std::int32_t> encode_sentence(std::string_view line, const vocabulary& words) {
   std::vector<std::int32_t> ids;
   for (const std::string_view word : split_words(line)) {
@@ -174,7 +131,7 @@ inline sentence_pairs encode_pairs(const parallel_text& text, const vocabulary& 
   }
   if (words.find("<unk>") != translation_tokens::unknown ||
       words.find("<pad>") != translation_tokens::padding || words.find("<s>") != translation_tokens::begin ||
-      words.find("</s>") != translation_tokens::end || words.unknown() != translation_tokens::unknown) {
+      words.find("</s>") != translation_tokens::end) {
     detail::throw_error<value_error>(
         {"encode_pairs: a vocabulary for translation begins with <unk>, <pad>, <s>, </s>"});
   }
@@ -185,16 +142,13 @@ inline sentence_pairs encode_pairs(const parallel_text& text, const vocabulary& 
     std::vector<std::int32_t> target = encode_sentence(text.target[i], words);
     const bool empty = source.empty() || target.empty();
     const bool long_one = source.size() > most || target.size() > most;
-    result.empty += empty ? 1 : 0;
-    result.too_long += long_one ? 1 : 0;
     if ((empty || long_one) && unfit == unfit_pairs::drop) continue;
     source.resize(std::min(source.size(), most));
     target.resize(std::min(target.size(), most));
     result.source.push_back(source);
     result.target.push_back(target);
-    result.lines.push_back(static_cast<index_t>(i));
   }
   return result;
 }
 
-PUFFERFISH_NAMESPACE_END
+}  // namespace examples

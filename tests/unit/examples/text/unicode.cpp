@@ -3,10 +3,9 @@
 
 #include <doctest/doctest.h>
 
-#include <pufferfish/core/hash.hpp>
-#include <pufferfish/io/unicode.hpp>
+#include "../../../../examples/text/unicode.hpp"
 
-using namespace pufferfish;
+using namespace examples;
 
 TEST_CASE("code points go to UTF-8 and back, all of them") {
   std::u32string all;

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `sentence_pairs`: sentences and their translations as tokens of any tokenizer.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <ranges>
+#include <span>
+#include <vector>
+
+#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/tokens.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Tokens that are added to sentences in batches. No sentence may contain them. `begin` and `end` may be
+/// equal, and both differ from `padding`.
+struct special_tokens {
+  std::int32_t padding = 1;  ///< after the end of sentences that are shorter than others of their batch
+  std::int32_t begin = 2;    ///< before the first token of a sentence; often written `<s>`
+  std::int32_t end = 3;      ///< after the last token of a sentence; often written `</s>`
+};
+
+/// Sequences of tokens, stored one after the other.
+/// Indices are from 0 to size() - 1; others are undefined behavior in builds without assertions. Spans stay
+/// valid until the next push_back.
+class id_lists {
+ public:
+  id_lists() = default;
+
+  /// Copies the sequences of a range, for example a std::vector<std::vector<std::int32_t>>.
+  template <std::ranges::input_range Lists>
+  requires(std::convertible_to<std::ranges::range_reference_t<const Lists>,
+                               std::span<const std::int32_t>>) explicit id_lists(const Lists& lists) {
+    for (const auto& list : lists) push_back(list);
+  }
+
+  index_t size() const { return static_cast<index_t>(ends_.size()); }
+
+  std::span<const std::int32_t> operator[](index_t i) const {
+    const auto at = static_cast<std::size_t>(i);
+    PUFFERFISH_ASSERT(i >= 0 && at < ends_.size(), "id_lists: outside");
+    const std::size_t begin = at == 0 ? 0 : ends_[at - 1];
+    return std::span(ids_).subspan(begin, ends_[at] - begin);
+  }
+
+  void push_back(std::span<const std::int32_t> list) {
+    ids_.insert(ids_.end(), list.begin(), list.end());
+    ends_.push_back(ids_.size());
+  }
+
+  /// Length of the longest sequence, 0 if there is none.
+  /// Reads the lengths of all sequences.
+  index_t longest() const {
+    index_t result = 0;
+    for (index_t i = 0; i < size(); ++i) result = std::max(result, static_cast<index_t>((*this)[i].size()));
+    return result;
+  }
+
+ private:
+  std::vector<std::int32_t> ids_;
+  std::vector<std::size_t> ends_;
+};
+
+/// What the constructor of sentence_pairs refuses.
+struct sentence_limits {
+  index_t vocabulary = 0;    ///< tokens outside 0 .. vocabulary - 1 are refused; 0: no token is
+  index_t length = 0;        ///< sentences of more tokens are refused; 0: no length is
+  bool allow_empty = false;  ///< false: sentences without tokens are refused
+};
+
+/// Sentences and their translations as tokens, without special_tokens: target[i] translates source[i].
+/// \code
+///   const std::vector<std::vector<std::int32_t>> german = ..., english = ...;  // by any tokenizer
+///   const sentence_pairs pairs(german, english, {.vocabulary = 8000, .length = 100});
+/// \endcode
+struct sentence_pairs {
+  id_lists source, target;
+
+  sentence_pairs() = default;
+
+  /// Copies two equally long ranges of sentences (see id_lists). Throws value_error for different numbers of
+  /// sentences, and for what `limits` refuses, with the side, the number of the sentence (from 0) and both
+  /// values.
+  template <class Sentences = std::vector<std::vector<std::int32_t>>>
+  sentence_pairs(const Sentences& sources, const Sentences& targets, const sentence_limits& limits = {})
+      : source(sources), target(targets) {
+    if (source.size() != target.size()) {
+      detail::throw_error<value_error>(
+          {"sentence_pairs: ", source.size(), " sources and ", target.size(), " targets"});
+    }
+    for (index_t i = 0; i < size(); ++i) {
+      check("source", source, "target", target, i, limits);
+      check("target", target, "source", source, i, limits);
+    }
+  }
+
+  /// Number of pairs.
+  index_t size() const { return source.size(); }
+
+ private:
+  static void check(const char* side, const id_lists& sentences, const char* other_side,
+                    const id_lists& others, index_t i, const sentence_limits& limits) {
+    const auto tokens = static_cast<index_t>(sentences[i].size());
+    if (tokens == 0 && !limits.allow_empty) {
+      detail::throw_error<value_error>({"sentence_pairs: ", side, " ", i, " has no tokens, ", other_side, " ",
+                                        i, " has ", others[i].size()});
+    }
+    if (limits.length > 0 && tokens > limits.length) {
+      detail::throw_error<value_error>(
+          {"sentence_pairs: ", side, " ", i, " has ", tokens, " tokens, more than ", limits.length});
+    }
+    if (limits.vocabulary > 0) {
+      const auto who = [&] { return detail::message({"sentence_pairs: ", side, " ", i}); };
+      detail::check_tokens(who, sentences[i], limits.vocabulary);
+    }
+  }
+};
+
+PUFFERFISH_NAMESPACE_END
