@@ -53,7 +53,7 @@ def install(root, scratch):
     beside = [p for p in installed if not p.startswith("include/pufferfish/")]
     wanted = ["share/cmake/pufferfish/components.txt", "share/cmake/pufferfish/pufferfish-components.cmake",
               "share/cmake/pufferfish/pufferfish-config-version.cmake", "share/cmake/pufferfish/pufferfish-config.cmake",
-              "share/pkgconfig/pufferfish-mpi.pc", "share/pkgconfig/pufferfish-train.pc", "share/pkgconfig/pufferfish.pc"]
+              "share/pkgconfig/pufferfish-kernels.pc", "share/pkgconfig/pufferfish-mpi.pc", "share/pkgconfig/pufferfish-train.pc", "share/pkgconfig/pufferfish.pc"]
     if beside != wanted:
         sys.exit(f"installed beside the headers: {beside}")
     headers = {p.relative_to(root).as_posix() for p in (root / "include").rglob("*") if p.is_file()}
@@ -89,17 +89,20 @@ def pkg_config(root, scratch, compiler):
     if run("pkg-config", "--modversion", "pufferfish", env=env).strip() != version(root):
         sys.exit("pkg-config knows another version")
 
-    def compiled(source, package):
+    def compiled(file, package):
         # ccache knows what is compiled, not what is linked at once.
         cflags = run("pkg-config", "--cflags", package, env=env).split()
-        run(*compiler, "-std=c++20", *cflags, "-c", CONSUMER / f"{source}.cpp", "-o", scratch / f"{source}.o")
+        made = scratch / f"{file.stem}_of_{file.parent.name}.o"
+        run(*compiler, "-std=c++20", *cflags, "-c", file, "-o", made)
+        return made
 
     def linked(source, package, fails=False):
         libs = run("pkg-config", "--libs", package, env=env).split()
-        return run(*compiler, scratch / f"{source}.o", *libs, "-o", scratch / source, fails=fails)
+        own = run("pkg-config", "--variable=source", package, env=env).split()
+        objects = [compiled(file, package) for file in [CONSUMER / f"{source}.cpp", *map(pathlib.Path, own)]]
+        return run(*compiler, *objects, *libs, "-o", scratch / source, fails=fails)
 
     for source, package in [("main", "pufferfish"), *((name, f"pufferfish-{name}") for name in components())]:
-        compiled(source, package)
         linked(source, package)
         expect_version(root, run(scratch / source))
     if "train" in components():
@@ -115,7 +118,8 @@ def components():
     for line in lines:
         if not line.startswith("#"):
             name, _, modules = line.split()[:3]
-            if all(subprocess.run(["pkg-config", "--exists", m], check=False).returncode == 0 for m in modules.split(",")):
+            if modules == "-" or all(subprocess.run(["pkg-config", "--exists", m], check=False).returncode == 0
+                                     for m in modules.split(",")):
                 found.append(name)
             else:
                 print(f"not checked: component {name} (needs {modules})")
@@ -154,7 +158,7 @@ def cmake_find_package(root, scratch, compiler):
     found = f"-DCMAKE_PREFIX_PATH={prefix}"
     expect_version(root, *cmake_project(scratch, "found", compiler, lists, found, parts=components()))
     output = cmake_project(scratch, "unknown", compiler, lists, found, parts=["nn"], fails=True)
-    if "pufferfish::nn needs to be one of the components: train;mpi" not in " ".join(output.split()):
+    if "pufferfish::nn needs to be one of the components: train;mpi;kernels" not in " ".join(output.split()):
         sys.exit(f"an unknown component was refused for another reason:\n{output}")
     if "train" in components():
         output = cmake_project(scratch, "without", compiler, lists, found, "-DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON",

@@ -29,6 +29,15 @@ TEST_CASE("OpenMP's threads give the bits of our own, in a namespace of their ow
 }
 #endif
 
+TEST_CASE("an object with separate kernels computes the bits of a header-only one, and shares its functions") {
+  const object_report header_only = joined::run();
+  const object_report with_kernels = separate::run();
+  CHECK(with_kernels.abi == header_only.abi);
+  CHECK(with_kernels.layers == header_only.layers);
+  CHECK(with_kernels.checksum == header_only.checksum);
+  CHECK(separate::catches(&light::throw_shape_error));
+}
+
 TEST_CASE("an exception thrown in one object is caught by its type in the other") {
   CHECK(light::catches(&full::throw_shape_error));
   CHECK(full::catches(&light::throw_shape_error));

@@ -31,3 +31,13 @@ object_report run();
 void throw_shape_error();
 bool catches(void (*thrower)());
 }  // namespace openmp
+
+// Header-only, and with separate kernels.
+namespace joined {
+object_report run();
+}  // namespace joined
+
+namespace separate {
+object_report run();
+bool catches(void (*thrower)());
+}  // namespace separate

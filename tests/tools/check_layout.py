@@ -29,6 +29,7 @@ GPU_MAY = ORDER[: ORDER.index("train") + 1] + ["gpu"]
 UMBRELLAS = {
     "lowrank.hpp": ("lowrank", {"io"}, set()),
     "nn.hpp": ("optim", {"io"}, set()),
+    "kernels.hpp": ("optim", {"io"}, set()),
     "distributed.hpp": ("compress", {"io"}, {"mpi"}),
     "train.hpp": ("train", set(), {"zlib", "json"}),
     "gpu.hpp": ("train", set(), {"cuda", "zlib", "json"}),

@@ -185,7 +185,7 @@ class network_factorizer {
       if (!choices_[i].by_budget) return;
       factorize_options how = options(i);
       how.truncate.reset();
-      decomposed_[i].emplace(found_.slots[i]->weights(how.name), how, [](std::size_t) { return 0; });
+      decomposed_[i].emplace(found_.slots[i]->weights(how.name), how);
     });
     std::vector<std::optional<truncation>> kinds(decomposed_.size());
     for (std::size_t i = 0; i < kinds.size(); ++i) {
@@ -202,12 +202,8 @@ class network_factorizer {
     if (decomposed_[i] && decomposed_[i]->kind() == chosen_truncation(how)) {
       return decomposed_[i]->make(choice.ranks);
     }
-    if (choice.ranks.empty()) {
-      return factorize_weights(
-          weights, [&](std::size_t) -> const rank_policy& { return choice.rank; }, how);
-    }
-    return factorize_weights(
-        weights, [&](std::size_t group) { return rank_policy(fixed_rank{choice.ranks[group]}); }, how);
+    if (choice.ranks.empty()) return factorize_weights(weights, {&choice.rank, 1}, how);
+    return factorize_weights(weights, fixed_ranks(choice.ranks), how);
   }
 
   void report(const std::vector<std::optional<layer>>& made, std::vector<std::vector<factor_report>> reports,

@@ -11,6 +11,7 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/number_text.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
@@ -181,5 +182,6 @@ class Adam {
   std::uint64_t steps_ = 0;
   detail::zero_before_step unwritten_;
 };
+PUFFERFISH_SEPARATE_CLASS(train, Adam);
 
 PUFFERFISH_NAMESPACE_END

@@ -9,6 +9,7 @@
 #include <string>
 
 #include <pufferfish/core/number_text.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -33,6 +34,7 @@ double gradient_norm(context<device::cpu>& ctx, std::span<const T> gradients) {
   for (index_t task = 0; task < pieces; ++task) sum += sums[task];
   return std::sqrt(sum);
 }
+PUFFERFISH_SEPARATE_FUNCTION(train, gradient_norm);
 
 /// Result of clip_gradient_norm.
 struct clip_result {
@@ -69,5 +71,6 @@ clip_result clip_gradient_norm(context<device::cpu>& ctx, std::span<T> gradients
   });
   return result;
 }
+PUFFERFISH_SEPARATE_FUNCTION(train, clip_gradient_norm);
 
 PUFFERFISH_NAMESPACE_END

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <pufferfish/core/number_text.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
@@ -160,5 +161,6 @@ class SGD {
   std::uint64_t steps_ = 0;
   detail::zero_before_step unwritten_;
 };
+PUFFERFISH_SEPARATE_CLASS(train, SGD);
 
 PUFFERFISH_NAMESPACE_END

@@ -340,8 +340,7 @@ TEST_CASE("transformer: at full rank the dense numbers; merged back, too") {
       const auto weights = slot.weights(name);
       slot = detail::with_factors(
           slot, weights,
-          detail::factorize_weights(weights, [](std::size_t) { return rank_policy(rank_ratio{1.0}); },
-                                    {name, true}));
+          detail::factorize_weights(weights, std::array{rank_policy(rank_ratio{1.0})}, {name, true}));
     }
   } visitor;
   full = net;

@@ -176,8 +176,8 @@ TEST_CASE_TEMPLATE("factorize: at full rank the network computes the same functi
         source->for_each_layer([&](const std::string& other, const any_layer<T>& layer) {
           if (other != name) return;
           const auto weights = layer.weights(name);
-          const auto made = detail::factorize_weights(
-              weights, [](std::size_t) { return rank_policy(rank_ratio{1.0}); }, {name, true});
+          const auto made =
+              detail::factorize_weights(weights, std::array{rank_policy(rank_ratio{1.0})}, {name, true});
           report = detail::reports_of(made);
           slot = detail::with_factors(layer, weights, made);
         });

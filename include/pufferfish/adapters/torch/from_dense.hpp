@@ -152,7 +152,7 @@ layer_gains gains_of(const Dense& dense, factorize_options options) {
     for (std::int64_t l = 0; l < layers; ++l) {
       const factorize_options own = options_of_layer(options, l, layers);
       const pufferfish::detail::layer_truncation<T> one(
-          pufferfish::detail::weights_of(of<T>(module, l), own.name), own, [](std::size_t) { return 0; });
+          pufferfish::detail::weights_of(of<T>(module, l), own.name), own);
       for (std::vector<double>& gains : one.gains()) result.groups.push_back(std::move(gains));
       result.kind = one.kind();
     }
@@ -177,12 +177,10 @@ decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Den
     const typename kind::dense& module = *source;
     layer_factors<T> one{pufferfish::detail::weights_of(of<T>(module, l), own.name), {}};
     const std::size_t before = ranks.size();
+    const auto fixed = pufferfish::detail::fixed_ranks(
+        std::span(choice.ranks).subspan(std::min(before, choice.ranks.size())));
     one.made = pufferfish::detail::factorize_weights(
-        one.weights,
-        [&](std::size_t group) {
-          return choice.ranks.empty() ? choice.rank : rank_policy(fixed_rank{choice.ranks[before + group]});
-        },
-        own);
+        one.weights, fixed.empty() ? std::span(&choice.rank, 1) : std::span(fixed), own);
     for (const factors<T>& f : one.made) result.reports.push_back(f.report);
     result.ranks.emplace_back(own.name, pufferfish::detail::ranks_of(one.weights, one.made));
     ranks.insert(ranks.end(), result.ranks.back().ranks.begin(), result.ranks.back().ranks.end());

@@ -12,6 +12,7 @@
 #include <limits>
 
 #include <pufferfish/core/arena.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/gemm/gemm.hpp>
 #include <pufferfish/linalg/gemm/micro_kernels.hpp>
 
@@ -214,6 +215,7 @@ class gemm_operand {
   index_t row_stride_ = 0;
   index_t panel_stride_ = 0;
 };
+PUFFERFISH_SEPARATE_CLASS(linalg, gemm_operand);
 
 /// The library's product as a gemm_engine: single-threaded, packs into memory from the given arena.
 /// The arena must outlive the object; memory taken from it is released when multiply returns. One thread at a

@@ -29,10 +29,12 @@
 /// allow. Also value_error for a policy out of its range.
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/lowrank/factorization/factors.hpp>
 #include <pufferfish/lowrank/factorization/layer_truncation.hpp>
 #include <pufferfish/lowrank/kinds.hpp>
@@ -42,10 +44,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The factors of all matrices of a layer. policy_of(group) is the rank policy of a rank group. Errors as
+/// The factors of all matrices of a layer. `policies`: one for all rank groups, or one for each. Errors as
 /// factorize_matrix; they name the matrix if the layer has several.
-template <class T, class PolicyOf>
-std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights, const PolicyOf& policy_of,
+template <class T>
+std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights,
+                                          std::span<const rank_policy> policies,
                                           const factorize_options& options) {
   const auto check = [&](const rank_list& ranks) {
     for (std::size_t i = 0; i < weights.matrices.size(); ++i) {
@@ -58,7 +61,7 @@ std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights, const
   };
   rank_list known;
   for (const auto& [name, group, view] : weights.matrices) {
-    const rank_policy& policy = policy_of(group);
+    const rank_policy& policy = policy_of(policies, group);
     if (needs_spectrum(policy)) break;
     const index_t rows = view.extent(0), cols = rows == 0 ? 0 : view.size() / rows;
     const index_t rank = choose_rank(policy, rows, cols, {}, 0.0);
@@ -66,12 +69,12 @@ std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights, const
     known[group] = std::max(known[group], rank);
   }
   if (!known.empty()) check(known);
-  const layer_truncation<T> decomposed(
-      weights, options, [&](std::size_t group) { return group < known.size() ? known[group] : 0; });
-  const rank_list ranks = known.empty() ? decomposed.choose(policy_of) : known;
+  const layer_truncation<T> decomposed(weights, options, known);
+  const rank_list ranks = known.empty() ? decomposed.choose(policies) : known;
   if (known.empty()) check(ranks);
   return decomposed.make(ranks);
 }
+PUFFERFISH_SEPARATE_FUNCTION(linalg, factorize_weights);
 
 /// The rank of each rank group: the rank of its first matrix.
 template <class T>
@@ -142,8 +145,7 @@ template <class LowRank, class Dense>
 LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factorize_options& options,
                      std::vector<factor_report>* reports) {
   const auto weights = weights_of(dense, options.name);
-  const auto made = factorize_weights(
-      weights, [&policy](std::size_t) -> const rank_policy& { return policy; }, options);
+  const auto made = factorize_weights(weights, {&policy, 1}, options);
   auto layer = kind_of<Dense>::template make<LowRank>(kind_of<Dense>::shape(dense, options.name),
                                                       ranks_of(weights, made), has_any(weights.biases));
   std::vector<factor_report> all = store_and_report(weights, made, layer);
@@ -205,9 +207,7 @@ template <detail::factorizable Dense>
 std::vector<factors<detail::weight_scalar_t<Dense>>> svd_factors(const Dense& dense,
                                                                  const rank_policy& policy,
                                                                  const factorize_options& options = {}) {
-  return detail::factorize_weights(
-      detail::weights_of(dense, options.name),
-      [&policy](std::size_t) -> const rank_policy& { return policy; }, options);
+  return detail::factorize_weights(detail::weights_of(dense, options.name), {&policy, 1}, options);
 }
 
 /// Converts a dense layer to a low-rank layer whose type fixes the rank. `reports`, if given, receives one
@@ -284,8 +284,7 @@ std::vector<factor_report> svd_factorize(const Dense& dense, LowRank& layer,
     detail::check_same_shape(dense, layer, options.name);
     const rank_list ranks = detail::parts_of(layer).ranks();
     const auto weights = detail::weights_of(dense, options.name);
-    const auto made = detail::factorize_weights(
-        weights, [&ranks](std::size_t group) { return rank_policy(fixed_rank{ranks[group]}); }, options);
+    const auto made = detail::factorize_weights(weights, detail::fixed_ranks(ranks), options);
     return detail::store_and_report(weights, made, layer);
   } else {
     return {};  // a static_assert has failed

@@ -54,15 +54,26 @@ bias_place place_of_bias(const Matrices& matrices, std::size_t i, bool rows_are_
   return place;
 }
 
+/// The policy of a rank group: `policies` has one policy for all groups of the layer, or one for each group.
+inline const rank_policy& policy_of(std::span<const rank_policy> policies, std::size_t group) {
+  return policies.size() == 1 ? policies[0] : policies[group];
+}
+/// Policies, one for each group, that choose the given ranks.
+inline std::vector<rank_policy> fixed_ranks(std::span<const index_t> ranks) {
+  std::vector<rank_policy> policies;
+  for (const index_t rank : ranks) policies.emplace_back(fixed_rank{rank});
+  return policies;
+}
+
 /// The decompositions of a layer's matrices.
 template <class T>
 class layer_truncation {
  public:
-  /// Decomposes copies of the matrices of `weights`. rank_of(group): the rank that make() will be called
-  /// with, if it is known, else 0. Throws shape_error, naming the layer, for statistics of another number of
-  /// matrices or outputs; other errors as matrix_truncation.
-  template <class RankOf>
-  layer_truncation(const layer_weights<T>& weights, const factorize_options& options, const RankOf& rank_of)
+  /// Decomposes copies of the matrices of `weights`. `known`: the ranks that make() will be called with, or
+  /// empty if they depend on the decomposition. Throws shape_error, naming the layer, for statistics of
+  /// another number of matrices or outputs; other errors as matrix_truncation.
+  layer_truncation(const layer_weights<T>& weights, const factorize_options& options,
+                   const rank_list& known = {})
       : kind_(chosen_truncation(options)) {
     const layer_statistics* const statistics = options.statistics;
     check(weights, statistics);
@@ -75,7 +86,8 @@ class layer_truncation {
       svd_options how;
       how.method = options.method;
       how.seed = options.seed;
-      if (kind_ == truncation::plain) how.max_rank = rank_of(weights.matrices[i].group);
+      const std::size_t group = weights.matrices[i].group;
+      if (kind_ == truncation::plain && group < known.size()) how.max_rank = known[group];
       const std::vector<T> bias = bias_of(weights, i);
       matrices_.emplace_back(tensor_view<const T, 2>(unrolled_.back()),
                              statistics == nullptr ? nullptr : &statistics->matrices[i],
@@ -101,14 +113,14 @@ class layer_truncation {
     return all;
   }
 
-  /// The rank of each group: the largest rank that policy_of(group) chooses for a matrix of the group.
-  template <class PolicyOf>
-  rank_list choose(const PolicyOf& policy_of) const {
+  /// The rank of each group: the largest rank that the group's policy chooses for a matrix of the group.
+  rank_list choose(std::span<const rank_policy> policies) const {
     rank_list ranks;
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
       const matrix_truncation& one = matrices_[i];
       const index_t rank =
-          choose_rank(policy_of(groups_[i]), one.rows(), one.cols(), one.spectrum(), one.squared_norm());
+          choose_rank(policy_of(policies, groups_[i]), one.rows(), one.cols(), one.spectrum(),
+                      one.squared_norm());
       ranks.resize(std::max(ranks.size(), groups_[i] + 1));
       ranks[groups_[i]] = std::max(ranks[groups_[i]], rank);
     }

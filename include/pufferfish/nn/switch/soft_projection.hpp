@@ -49,7 +49,7 @@ projected_layer<T> project_layer(const layer_weights<T>& weights, const std::vec
   return result;
 }
 
-/// A slot to project: its weights, and policy_of(group) for each of its rank groups.
+/// A slot to project: its weights, and the policy of each of its rank groups.
 template <class Slot>
 struct soft_target {
   Slot* slot = nullptr;
@@ -75,8 +75,7 @@ std::vector<factor_report> project_targets(const std::vector<soft_target<Slot>>&
     const soft_target<Slot>& target = targets[i];
     if (target.slot == nullptr) return;
     const layer_weights<T> weights = target.slot->weights(target.options.name);
-    const std::vector<factors<T>> made = factorize_weights(
-        weights, [&target](std::size_t group) { return target.policies[group]; }, target.options);
+    const std::vector<factors<T>> made = factorize_weights(weights, target.policies, target.options);
     if (target.must_shrink && !shrinks(reports_of(made))) return;
     work[i] = project_layer(weights, made, strength);
   });
@@ -134,7 +133,7 @@ std::vector<factor_report> project_softly(model<Root, Device>& net, const factor
       if (!choices[i].factorize()) continue;
       targets[i].slot = found.slots[i];
       targets[i].options = detail::options_for(found.layers[i].name, policy, statistics);
-      targets[i].policies.assign(found.layers[i].groups.size(), choices[i].rank);
+      targets[i].policies = {choices[i].rank};
       targets[i].must_shrink = policy.keep_dense_if_larger;
     }
     reports =
@@ -174,7 +173,7 @@ std::vector<factor_report> project_softly(model<Root, Device>& net, const std::v
       targets[i].slot = found.slots[i];
       targets[i].options.name = wanted.name;
       targets[i].options.allow_growth = true;
-      for (const index_t rank : wanted.ranks) targets[i].policies.emplace_back(fixed_rank{rank});
+      targets[i].policies = detail::fixed_ranks(wanted.ranks);
     }
     reports = detail::project_targets(targets, detail::decomposition_order(found.layers), strength, threads);
   });

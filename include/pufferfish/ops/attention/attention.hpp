@@ -28,6 +28,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
 #include <pufferfish/ops/attention/token_runs.hpp>
 #include <pufferfish/ops/elementwise/dropout.hpp>
@@ -426,6 +427,7 @@ void attention_forward(context<device::cpu>& ctx, attention_input<T> in, const t
     own.multiply({used, {n, m}, {row, 1}}, v, to);
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, attention_forward);
 
 /// GPU overload: <pufferfish/gpu.hpp>. Checks only shapes and numbers of sequences: not that the runs are
 /// within the rows, nor the extents of the mask.
@@ -476,6 +478,7 @@ void attention_backward(context<device::cpu>& ctx, const attention_input<T>& in,
     own.multiply(transpose(dscores), own.dense(q, 1.0), detail::head_rows(dk, in.keys, s, head, in.heads));
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, attention_backward);
 /// GPU overload: <pufferfish/gpu.hpp>. It needs y.
 template <class T>
 void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in, const parameter_t<T>* kept,

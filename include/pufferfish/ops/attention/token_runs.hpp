@@ -11,6 +11,7 @@
 /// ops::clear_rows_outside<float>(ctx, runs, y);  // then an operation that writes the rows of the runs
 /// \endcode
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/copy/rows.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -60,6 +61,7 @@ void clear_rows_outside(context<device::cpu>& ctx, const token_runs& runs, const
   for (index_t s = 0; s < runs.sequences; ++s) sum += runs.count[s];
   if (sum != x.extent(0)) clear_rows(ctx, x);
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, clear_rows_outside);
 /// GPU overload: <pufferfish/gpu.hpp>. Does nothing if runs.total equals the number of rows.
 template <class T>
 void clear_rows_outside(context<device::gpu>& ctx, const token_runs& runs, const tensor_view<T, 2>& x);

@@ -27,6 +27,7 @@
 
 #include <algorithm>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/conv/grouped_conv.hpp>
 #include <pufferfish/ops/conv/winograd_weight.hpp>
 #include <pufferfish/ops/linear/linear.hpp>
@@ -369,6 +370,7 @@ void conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tens
   const detail::output_finish<T> finish{detail::as_rows(y), bias, moments};
   detail::run_forward<T>(ctx, shape, x, w, y, tasks, finish);
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, conv_forward);
 
 /// dx from dy (formula: reference::conv_backward_input), overwritten or with `add` added to. dy: NHWC of the
 /// extents of y, dx: NHWC of the extents of x, both dense; w: HWIO storage; dx overlaps no input. Throws
@@ -430,6 +432,7 @@ void conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
     }
   }
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, conv_backward_input);
 
 /// dw (HWIO storage) from x and dy, overwritten or with `accumulate` added to (formula:
 /// reference::conv_backward_weight). x, dy: NHWC, dense; dw overlaps no input. For a batch without images dw
@@ -458,6 +461,7 @@ void conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   }
   detail::backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, conv_backward_weight);
 
 /// GPU overloads: <pufferfish/gpu.hpp>. They collect no moments: pass no_moments = nullptr. Unless the shape
 /// is pointwise, they also throw shape_error if an image, a patch or kernel height * kernel width *

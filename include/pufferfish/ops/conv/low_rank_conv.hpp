@@ -17,6 +17,7 @@
 /// ops::conv_backward_input<float>(ctx, shape, dt, down.data(), dx);
 /// \endcode
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/conv/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -63,6 +64,7 @@ void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
     finish(task, first, count);
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, low_rank_conv_forward);
 
 /// The backward pass of `up`: dt = dy up^T and dup = t^T dy, or with `accumulate` dup += t^T dy. dy: NHWC
 /// with out channels; t, dt: NHWC with r channels; up, dup: r x out; all dense. The outputs overlap nothing.
@@ -85,6 +87,7 @@ void low_rank_conv_backward_up(context<device::cpu>& ctx, const tensor_view<cons
         operand.multiply(dy_rows.slice(0, first, count), dt_rows.slice(0, first, count), false);
       });
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, low_rank_conv_backward_up);
 
 namespace detail {
 

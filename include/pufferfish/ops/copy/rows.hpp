@@ -16,6 +16,7 @@
 #include <span>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -39,6 +40,7 @@ void copy_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from, c
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, copy_rows);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void copy_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to);
@@ -50,6 +52,7 @@ void clear_rows(context<device::cpu>& ctx, const tensor_view<T, 2>& x) {
     for (index_t m = begin; m < end; ++m) std::fill_n(x.data() + m * x.stride(0), x.extent(1), T{});
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, clear_rows);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void clear_rows(context<device::gpu>& ctx, const tensor_view<T, 2>& x);
@@ -66,6 +69,7 @@ void gather_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from,
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, gather_rows);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void gather_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
@@ -84,6 +88,7 @@ void scatter_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& from
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, scatter_rows);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void scatter_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from, const index_t* places,
@@ -98,6 +103,7 @@ void scale(context<device::cpu>& ctx, T factor, std::span<const T> x, std::span<
     kernel(factor, x.data() + begin, y.data() + begin, end - begin);
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, scale);
 /// GPU overload: <pufferfish/gpu.hpp>. The factor of 16-bit elements is a float.
 template <class T>
 void scale(context<device::gpu>& ctx, parameter_t<T> factor, std::span<const T> x, std::span<T> y);

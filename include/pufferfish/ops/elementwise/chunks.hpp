@@ -30,6 +30,7 @@
 #include <span>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/core/separate.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -77,6 +78,7 @@ void fill(context<device::cpu>& ctx, std::span<T> y, T value) {
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { std::fill(to + begin, to + end, value); });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, fill);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void fill(context<device::gpu>& ctx, std::span<T> y, T value);

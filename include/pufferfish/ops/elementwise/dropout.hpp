@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <span>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
@@ -79,6 +80,7 @@ void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, do
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, dropout);
 /// GPU overload: <pufferfish/gpu.hpp>. `random` must be a result of its context's next_random_stream().
 template <class T>
 void dropout(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y, double probability,

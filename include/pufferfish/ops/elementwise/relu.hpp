@@ -12,6 +12,7 @@
 
 #include <span>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -43,6 +44,7 @@ void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> 
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, relu_forward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
@@ -59,6 +61,7 @@ void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<co
     kernel(output + begin, gradient + begin, to + begin, end - begin);
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, relu_backward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx);

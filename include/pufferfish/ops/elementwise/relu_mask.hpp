@@ -17,6 +17,7 @@
 #include <numeric>
 #include <type_traits>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -141,6 +142,7 @@ void masked_copy(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, co
                  const tensor_view<T, 2>& y) {
   detail::masked_pass<T>(ctx, x, mask, y, false);
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, masked_copy);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void masked_copy(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
@@ -152,6 +154,7 @@ void masked_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, con
                 const tensor_view<T, 2>& y) {
   detail::masked_pass<T>(ctx, x, mask, y, true);
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, masked_add);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void masked_add(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,

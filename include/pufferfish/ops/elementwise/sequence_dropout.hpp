@@ -10,6 +10,7 @@
 /// ops::sequence_dropout<float>(ctx, dy, mask, dx);  // the gradient, with the same mask
 /// \endcode
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/dropout.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -72,6 +73,7 @@ void sequence_dropout(context<device::cpu>& ctx, const tensor_view<const T, 2>& 
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, sequence_dropout);
 /// GPU overload: <pufferfish/gpu.hpp>. `mask.random` must be a result of its context's next_random_stream().
 template <class T>
 void sequence_dropout(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,

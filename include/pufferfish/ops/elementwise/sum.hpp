@@ -6,6 +6,7 @@
 
 #include <span>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -38,6 +39,7 @@ void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, add);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void add(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
@@ -53,6 +55,7 @@ void add_relu(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
   for_chunks(ctx, static_cast<index_t>(y.size()),
              [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, add_relu);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void add_relu(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <span>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/core/tokens.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
@@ -94,6 +95,7 @@ void embedding_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>&
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, embedding_forward);
 
 /// GPU overload: <pufferfish/gpu.hpp>. A token out of range gives a row of NaNs. Throws shape_error as on the
 /// CPU.
@@ -130,6 +132,7 @@ void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t>
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, embedding_backward);
 /// GPU overload: <pufferfish/gpu.hpp>. Ignores tokens out of range. It first sorts the positions by token,
 /// with a number of comparisons that is quadratic in the number of tokens. Throws shape_error as on the CPU.
 template <class T>

@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -43,6 +44,7 @@ void add_positions(context<device::cpu>& ctx, const tensor_view<const T, 2>& tab
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, add_positions);
 /// GPU overload: <pufferfish/gpu.hpp>. It computes the sinusoids and does not read the table.
 template <class T>
 void add_positions(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
@@ -63,6 +65,7 @@ void add_positions_in_turn(context<device::cpu>& ctx, const tensor_view<const T,
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, add_positions_in_turn);
 /// GPU overload: <pufferfish/gpu.hpp>. It computes the sinusoids and does not read the table. Throws
 /// shape_error if the shapes of x and y differ.
 template <class T>

@@ -4,6 +4,7 @@
 /// \file
 /// Sums of the columns of a matrix (the gradient of a bias), and rounding of sums in double to a gradient.
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -43,6 +44,7 @@ void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T*
     for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<T>(wide[i]);
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, column_sums);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums, bool add);

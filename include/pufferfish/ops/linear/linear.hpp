@@ -19,6 +19,7 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
 #include <pufferfish/ops/linear/row_product.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
@@ -173,6 +174,7 @@ void linear_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
   detail::multiply_rows<T>(ctx, x, w, bias, y, moments);
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, linear_forward);
 
 /// dx = dy w^T, or with `add` dx += dy w^T. dy: M x N, w: K x N, dx: M x K, dense; dx overlaps no input.
 /// Throws shape_error if the shapes do not fit.
@@ -182,6 +184,7 @@ void linear_backward_input(context<device::cpu>& ctx, const tensor_view<const T,
   detail::check_linear("linear_backward_input", dx.shape(), w.shape(), dy.shape());
   detail::multiply_rows<T>(ctx, dy, transpose(w), static_cast<const T*>(nullptr), dx, nullptr, add);
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, linear_backward_input);
 
 /// dw = x^T dy, or with `accumulate` dw += x^T dy. x: M x K, dy: M x N, dw: K x N, dense; dw overlaps no
 /// input. The sum over rows is split into parts that are added in order. Scratch: up to 15 partial sums of
@@ -199,6 +202,7 @@ void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T
   }
   detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, linear_backward_weight);
 
 /// db_n = sum_m dy_mn, or with `accumulate` db_n += this sum. dy: M x N, contiguous rows, any row stride; db:
 /// N elements. Summed in double, in up to 64 parts of at least 256 rows whose boundaries depend on M alone,
@@ -223,6 +227,7 @@ void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
     db[n] = static_cast<T>(sum);
   }
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, bias_gradient);
 
 /// GPU overloads: <pufferfish/gpu.hpp>. They collect no moments: pass no_moments = nullptr. Each operand of
 /// a product has dense rows or dense columns, else shape_error.

@@ -10,6 +10,7 @@
 /// ops::row_product<float>(ctx, dy, transpose(w), dx, true);   // dx += dy w^T, where w is a view
 /// \endcode
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
 
@@ -116,6 +117,7 @@ void row_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, row_product);
 
 /// GPU overload: <pufferfish/gpu.hpp>. a and b have dense rows or dense columns, else shape_error.
 template <class T>

@@ -10,6 +10,7 @@
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/gemm/gemm.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 #include <pufferfish/ops/linear/panels.hpp>
@@ -141,6 +142,7 @@ void wide_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, wide_product);
 
 /// GPU overload: <pufferfish/gpu.hpp>. a and b have dense rows or dense columns, else shape_error.
 template <class T>

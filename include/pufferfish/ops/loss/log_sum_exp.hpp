@@ -17,6 +17,7 @@
 #include <span>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/loss/softmax_cross_entropy.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -82,6 +83,7 @@ void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logit
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, log_sum_exp);
 /// GPU overload: <pufferfish/gpu.hpp>. `result` is in device memory.
 template <class T>
 void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result);

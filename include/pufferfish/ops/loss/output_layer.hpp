@@ -13,6 +13,7 @@
 
 #include <algorithm>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -185,6 +186,7 @@ void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, cons
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, output_logits);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits);

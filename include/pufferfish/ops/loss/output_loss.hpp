@@ -19,6 +19,7 @@
 #include <limits>
 #include <span>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/loss/output_layer.hpp>
 #include <pufferfish/ops/loss/token_loss.hpp>
 
@@ -294,6 +295,7 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
   for (index_t n = 0; n < logits[0]; ++n) result.loss_sum += losses[n];
   return result;
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, output_loss_forward);
 /// The same, with results[0] = the sum of the losses, results[1] = the number of targets that count.
 template <class T>
 void output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
@@ -327,6 +329,7 @@ void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& laye
   scratch_frame frame(ctx.scratch());
   detail::output_backward<T>(ctx, frame, layer, targets, options, normalizer, kept, to).run(ctx);
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, output_loss_backward);
 /// The same, with a pointer to the normalizer, which is read when the pass runs.
 template <class T>
 void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& layer,

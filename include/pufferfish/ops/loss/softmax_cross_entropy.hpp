@@ -18,6 +18,7 @@
 #include <string>
 
 #include <pufferfish/core/number_text.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
@@ -246,6 +247,7 @@ loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<c
   }
   return result;
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, softmax_cross_entropy);
 /// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device memory:
 /// results[0] becomes the sum of the losses, results[1] the number of correct rows. It cannot throw for a
 /// label out of range; such a label makes the loss and the row's gradient NaN. The gradient is multiplied by

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <span>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/embedding/embedding.hpp>
 #include <pufferfish/ops/loss/softmax_cross_entropy.hpp>
 
@@ -160,6 +161,7 @@ token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const 
   for (index_t m = 0; m < rows; ++m) result.loss_sum += losses[m];
   return result;
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, token_loss);
 /// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device memory:
 /// results[0] becomes the sum of the losses, results[1] the number of targets that count. It cannot throw for
 /// a target out of range; such a target makes the loss and the row's gradient NaN. The gradient is multiplied

@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/relu_mask.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
@@ -163,6 +164,7 @@ void batch_norm_statistics(context<device::cpu>& ctx, const tensor_view<const T,
   });
   parts.merge(mean, variance);
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_statistics);
 
 namespace detail {
 
@@ -199,6 +201,7 @@ void batch_norm_use_batch(context<device::cpu>&, const double* mean, const doubl
   }
   *batches += T{1};
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_use_batch);
 /// The same, with the moments computed from the rows of x, M x C dense, M > 1 (M = 0 fails an assertion).
 template <class T>
 void batch_norm_use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double eps,
@@ -227,6 +230,7 @@ void batch_norm_use_running(context<device::cpu>&, const T* running_mean, const 
     statistics[channels + c] = detail::inverse_deviation<T>(static_cast<double>(running_var[c]), eps);
   }
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_use_running);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void batch_norm_use_running(context<device::gpu>& ctx, const parameter_t<T>* running_mean,
@@ -281,6 +285,7 @@ void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& 
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_apply<T>);
   detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_apply);
 /// GPU overload: <pufferfish/gpu.hpp>. gpu/kernels/elementwise/relu_mask.hpp describes the bit order of its
 /// masks.
 template <class T>
@@ -374,6 +379,7 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_input_gradient<T>);
   detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_backward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,

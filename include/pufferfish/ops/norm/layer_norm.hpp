@@ -23,6 +23,7 @@
 #include <utility>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/dropout.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
@@ -257,6 +258,7 @@ void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, c
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, layer_norm_forward);
 
 /// GPU overload: <pufferfish/gpu.hpp>. It keeps no mask.
 template <class T>
@@ -339,6 +341,7 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
   store_sums(found, dweight, columns);
   store_sums(found + columns, dbias, columns);
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, layer_norm_backward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,

@@ -12,6 +12,7 @@
 
 #include <pufferfish/core/arena.hpp>
 #include <pufferfish/core/device.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/isa.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -127,6 +128,7 @@ class moment_parts {
   index_t* counts_ = nullptr;
   double* values_ = nullptr;
 };
+PUFFERFISH_SEPARATE_CLASS(dense, moment_parts);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

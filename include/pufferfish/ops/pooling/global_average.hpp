@@ -10,6 +10,7 @@
 /// ops::global_average_backward<float>(ctx, dy, dx);
 /// \endcode
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -68,6 +69,7 @@ void global_average_forward(context<device::cpu>& ctx, const tensor_view<const T
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, global_average_forward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void global_average_forward(context<device::gpu>& ctx, const tensor_view<const T, 4>& x,
@@ -88,6 +90,7 @@ void global_average_backward(context<device::cpu>& ctx, const tensor_view<const 
     for (index_t pixel = 1; pixel < pixels; ++pixel) std::copy_n(image, channels, image + pixel * channels);
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, global_average_backward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void global_average_backward(context<device::gpu>& ctx, const tensor_view<const T, 4>& dy,

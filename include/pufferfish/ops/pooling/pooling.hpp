@@ -19,6 +19,7 @@
 #include <limits>
 #include <string>
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/conv/conv_shape.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
@@ -230,6 +231,7 @@ void max_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, const 
                output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
       });
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, max_pool_forward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
@@ -258,6 +260,7 @@ void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const
     });
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, max_pool_backward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
@@ -280,6 +283,7 @@ void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bo
                output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
       });
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, average_pool_forward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
@@ -304,6 +308,7 @@ void average_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, b
     });
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, average_pool_backward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,

@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
@@ -151,6 +152,7 @@ void lstm_forward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, lstm_forward);
 
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
@@ -183,6 +185,7 @@ void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
     }
   });
 }
+PUFFERFISH_SEPARATE_FUNCTION(sequence, lstm_backward);
 /// GPU overload: <pufferfish/gpu.hpp>.
 template <class T>
 void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,

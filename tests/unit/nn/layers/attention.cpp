@@ -171,8 +171,7 @@ TEST_CASE("MultiHeadAttention: low rank at full rank gives the dense block's num
       const auto weights = slot.weights(name);
       slot = detail::with_factors(
           slot, weights,
-          detail::factorize_weights(weights, [](std::size_t) { return rank_policy(fixed_rank{6}); },
-                                    {name, true}));
+          detail::factorize_weights(weights, std::array{rank_policy(fixed_rank{6})}, {name, true}));
     }
   } visitor;
   low.block.visit_layers(visitor, "");
