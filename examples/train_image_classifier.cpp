@@ -172,6 +172,7 @@ class job {
                      data_.name.c_str(), grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
                      pufferfish::to_string(o_.procedure.mode), comm_.size(),
                      threads_for(o_.threads, comm_.size())));
+    for (const std::string& note : switch_notes(o_.procedure, o_, run_)) out_.line(note);
     observer shown(*this);
     const run_end end = kept_.train(shown);
     finish(before, end);
@@ -288,7 +289,7 @@ class job {
     j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
     j["seconds"] = seconds;
     j["digest"] = digest_text(run_.net());
-    if (run_.switched()) j["switch"] = examples::to_json(*run_.switched());
+    if (run_.switched()) j["switch"] = switch_result_json(run_);
     j.update(end.to_json());
     j["history"] = history;
     return j;

@@ -4,6 +4,7 @@
 /// \file
 /// Training results as tables, JSON and curves.
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -74,6 +75,30 @@ inline nlohmann::ordered_json to_json(const pufferfish::epoch_result& epoch) {
           {"exchange_ms", epoch.exchange_ms}};
 }
 
+/// The rows of --explain. Numbers that are not known are null.
+inline nlohmann::ordered_json to_json(const pufferfish::rank_row& row) {
+  nlohmann::ordered_json j = {{"name", row.name},
+                              {"rows", row.size.rows},
+                              {"cols", row.size.cols},
+                              {"count", row.count},
+                              {"full_rank", row.full_rank()},
+                              {"dense", row.dense},
+                              {"rank", nullptr},
+                              {"parameters_before", row.before.parameters},
+                              {"parameters_after", row.after.parameters},
+                              {"macs_before", row.before.macs},
+                              {"macs_after", row.after.macs},
+                              {"weighted_energy", row.weighted_energy},
+                              {"predicted_loss", row.predicted_loss},
+                              {"why", row.why}};
+  if (row.rank > 0) j["rank"] = row.rank;
+  if (row.before.milliseconds > 0.0) {
+    j["ms_before"] = row.before.milliseconds;
+    j["ms_after"] = row.after.milliseconds;
+  }
+  return j;
+}
+
 inline nlohmann::ordered_json to_json(const pufferfish::switch_result& result) {
   nlohmann::ordered_json layers = nlohmann::ordered_json::array();
   for (const pufferfish::factor_report& layer : result.factors.layers) {
@@ -96,7 +121,9 @@ inline nlohmann::ordered_json to_json(const pufferfish::switch_result& result) {
                               {"predicted_loss", result.factors.predicted_loss()},
                               {"parameters_before", result.factors.parameters_before},
                               {"parameters_after", result.factors.parameters_after},
-                              {"layers", layers}};
+                              {"layers", layers},
+                              {"rows", nlohmann::ordered_json::array()}};
+  for (const pufferfish::rank_row& row : result.factors.rows) j["rows"].push_back(to_json(row));
   const auto add_test = [&j](const std::string& name, const std::optional<pufferfish::evaluation>& tested) {
     if (!tested) return;
     j["accuracy_" + name] = tested->accuracy();
@@ -112,6 +139,15 @@ inline nlohmann::ordered_json to_json(const pufferfish::switch_result& result) {
                            {"low_rank_ms", stage.low_rank_ms},
                            {"gain", stage.gain()}});
   }
+  return j;
+}
+
+/// The switch of a run, with the number of steps whose statistics it went by. Run: a pufferfish::training_run
+/// that has switched.
+template <class Run>
+nlohmann::ordered_json switch_result_json(const Run& run) {
+  nlohmann::ordered_json j = to_json(*run.switched());
+  j["statistics_steps"] = std::min(run.options().switching.statistics_steps, run.steps_per_epoch());
   return j;
 }
 

@@ -4,7 +4,9 @@
 /// \file
 /// The options that the training examples share, and their translation to the library's options.
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,6 +25,7 @@
 #include "models.hpp"
 #include "plot.hpp"
 #include "session.hpp"
+#include "text.hpp"
 
 namespace examples {
 
@@ -113,6 +116,33 @@ inline void add_common_options(CLI::App& app, common_options& o, const common_te
 /// value, preserves the loss at the rank ratio.
 enum class switch_policy { paper, data_aware, two_sided, cuttlefish };
 
+/// Published settings of Cuttlefish.
+enum class cuttlefish_preset { cifar, resnet50, deit };
+
+/// Options of Cuttlefish. Without a value, those of the preset.
+struct cuttlefish_choice {
+  cuttlefish_preset preset = cuttlefish_preset::cifar;
+  std::optional<index_t> window = {}, mean = {};
+  std::optional<double> tolerance = {};
+  bool floored = false;
+  double least_gain = 0.0;
+
+  bool any() const {
+    return preset != cuttlefish_preset::cifar || window || mean || tolerance || floored || least_gain > 0.0;
+  }
+  /// Without an option, the mean is over at most the derivatives that the window has.
+  pufferfish::cuttlefish_options options() const {
+    using published = pufferfish::cuttlefish_options;
+    published result = preset == cuttlefish_preset::cifar      ? published::cifar()
+                       : preset == cuttlefish_preset::resnet50 ? published::resnet50()
+                                                               : published::deit();
+    result.window = window.value_or(result.window);
+    result.mean_of = mean.value_or(std::min(result.mean_of, result.window + 1));
+    result.tolerance = tolerance.value_or(result.tolerance);
+    return result;
+  }
+};
+
 /// How a program switches from dense to low rank.
 struct procedure_options {
   pufferfish::training_mode mode = pufferfish::training_mode::hybrid;
@@ -124,8 +154,9 @@ struct procedure_options {
   bool uniform_ranks = false;
   std::optional<double> budget = {}, mac_budget = {};  // shares of parameters and multiply-adds
   std::optional<double> ms_budget = {};
+  std::optional<index_t> byte_budget = {};
   bool by_predicted_loss = false;  // time of the switch
-  double least_gain = 0.0;         // of Cuttlefish's stages
+  cuttlefish_choice cuttlefish = {};
   pufferfish::switch_options switching = {};
   bool explain = false;
   bool factorize_embeddings = false;  // for programs that add its options
@@ -136,6 +167,31 @@ struct procedure_options {
     return !uniform_ranks && (policy == switch_policy::data_aware || policy == switch_policy::two_sided);
   }
 };
+
+inline void add_cuttlefish_options(CLI::App& app, cuttlefish_choice& o) {
+  add_choice<cuttlefish_preset>(app, "--cuttlefish-preset", o.preset,
+                                {{"cifar", cuttlefish_preset::cifar},
+                                 {"resnet50", cuttlefish_preset::resnet50},
+                                 {"deit", cuttlefish_preset::deit}},
+                                "Cuttlefish: published settings of the options below, and its least ranks");
+  app.add_option("--cuttlefish-window", o.window,
+                 "Cuttlefish: N, the first epoch (from 0) at which stable ranks may have settled; the switch "
+                 "is then after N + 1 epochs, if --warmup-epochs is larger than N")
+      ->check(CLI::Range(1, 1000000))
+      ->default_str("15; resnet50, deit: 5");
+  app.add_option("--cuttlefish-mean", o.mean, "Cuttlefish: M, derivatives in a mean; at most N + 1")
+      ->check(CLI::Range(1, 1000000))
+      ->default_str("11; resnet50, deit: 5");
+  app.add_option("--cuttlefish-tolerance", o.tolerance,
+                 "Cuttlefish: EPS, the mean derivative at which a layer has settled")
+      ->check(check_positive)
+      ->default_str("0.1; resnet50: 0.33; deit: 0.411");
+  app.add_flag("--cuttlefish-floored", o.floored, "Cuttlefish: round stable ranks down, as its code does");
+  app.add_option("--least-gain", o.least_gain,
+                 "Cuttlefish: only stages that low rank makes this many times as fast, as measured at the "
+                 "start; 1.5 in its paper, 0: no measurement")
+      ->check(check_not_negative);
+}
 
 /// Options of the switch and of what follows it, for experiments.
 inline void add_switch_options(CLI::App& app, procedure_options& o) {
@@ -159,16 +215,18 @@ inline void add_switch_options(CLI::App& app, procedure_options& o) {
          "In place of --rank-ratio: milliseconds of a step in these layers, as measured at the switch")
       ->check(check_positive)
       ->default_str("none");
+  app.add_option("--byte-budget", o.byte_budget,
+                 "In place of --rank-ratio: bytes of gradients in a step, 4 for each parameter")
+      ->check(CLI::Range(index_t{1}, std::numeric_limits<index_t>::max()))
+      ->default_str("none");
   app.add_option("--statistics-steps", o.switching.statistics_steps,
-                 "Last dense steps that the switch goes by; 0: 20, or none if the policy needs none")
+                 "Last dense steps that the switch goes by, at most those of an epoch; 0: 20, or none if the "
+                 "policy needs none")
       ->check(CLI::Range(0, 1000000));
   add_choice<bool>(app, "--switch-when", o.by_predicted_loss, {{"epoch", false}, {"predicted-loss", true}},
                    "Switch after --warmup-epochs, or once the loss that it is to cost has stopped falling, "
                    "--warmup-epochs at the latest");
-  app.add_option("--least-gain", o.least_gain,
-                 "Cuttlefish: only stages that low rank makes this many times as fast, as measured at the "
-                 "start; 1.5 in its paper, 0: no measurement")
-      ->check(check_not_negative);
+  add_cuttlefish_options(app, o.cuttlefish);
   app.add_flag("--carry-state,!--no-carry-state", o.switching.carry_state,
                "At the switch, carry the optimizer's state over to the factors");
   app.add_option("--frobenius-decay", o.switching.frobenius_decay,
@@ -262,8 +320,13 @@ inline double schedule_epochs(const common_options& o, const procedure_options& 
   return static_cast<double>(restarts(procedure) ? o.epochs - o.warmup_epochs : o.epochs);
 }
 
-/// Throws if the switch would come after the last epoch, or after the end of a schedule that restarts.
+/// Throws if the switch would come after the last epoch, or after the end of a schedule that restarts, and
+/// for options of a policy that is not the one asked for.
 inline void check_epochs(const common_options& o, const procedure_options& procedure) {
+  if (procedure.cuttlefish.any() && procedure.policy != switch_policy::cuttlefish) {
+    throw pufferfish::value_error(
+        "--least-gain and options that begin with --cuttlefish have no effect without --policy cuttlefish");
+  }
   if (procedure.mode != pufferfish::training_mode::hybrid) return;
   const std::string warmup = "a warm-up of " + std::to_string(o.warmup_epochs) + " epochs ";
   if (o.warmup_epochs >= o.epochs) {
@@ -289,11 +352,12 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   const bool plain =
       o.policy == switch_policy::paper || cuttlefish || (!o.policy && common.warmup_epochs == 0);
   run.factorize.share = o.shares_ranks();
-  if (o.budget || o.mac_budget || o.ms_budget) {
+  if (o.budget || o.mac_budget || o.ms_budget || o.byte_budget) {
     pufferfish::network_budget& budget = run.factorize.budget.emplace();
     budget.fraction = o.budget;
     budget.mac_fraction = o.mac_budget;
     budget.milliseconds = o.ms_budget;
+    budget.bytes = o.byte_budget;
   }
   run.factorize.truncate = o.truncation                            ? o.truncation
                            : plain                                 ? pufferfish::truncation::plain
@@ -307,7 +371,8 @@ inline void apply(const procedure_options& o, const common_options& common, puff
     run.switching.statistics_steps = 20;
   }
   if (cuttlefish) {
-    run.switching.moment = pufferfish::cuttlefish_moment{{}, common.warmup_epochs, o.least_gain};
+    run.switching.moment = pufferfish::cuttlefish_moment{o.cuttlefish.options(), common.warmup_epochs,
+                                                         o.cuttlefish.least_gain, o.cuttlefish.floored};
   } else if (o.by_predicted_loss) {
     pufferfish::predicted_loss_moment moment;
     moment.latest = common.warmup_epochs;
@@ -318,6 +383,42 @@ inline void apply(const procedure_options& o, const common_options& common, puff
   if (o.embedding_rank) run.factorize.embedding_rank = pufferfish::fixed_rank{*o.embedding_rank};
   run.switch_rate_factor = o.switch_rate;
   run.restart_schedule_at_switch = restarts(o);
+}
+
+/// Says which options of the switch will act otherwise than they read. Empty: none.
+/// Run: a pufferfish::training_run with these options.
+template <class Run>
+std::vector<std::string> switch_notes(const procedure_options& o, const common_options& common,
+                                      const Run& run) {
+  std::vector<std::string> notes;
+  if (o.mode != pufferfish::training_mode::hybrid) return notes;
+  const index_t asked = o.switching.statistics_steps, steps = run.steps_per_epoch();
+  if (asked > steps) {
+    notes.push_back(
+        format("--statistics-steps %td: an epoch has %td steps, all of which are measured", asked, steps));
+  }
+  const index_t window = o.cuttlefish.options().window;
+  if (o.policy == switch_policy::cuttlefish && common.warmup_epochs <= window) {
+    notes.push_back(
+        format("Cuttlefish: stable ranks can cause the switch after %td epochs at the earliest, so "
+               "--warmup-epochs %td decides",
+               window + 1, common.warmup_epochs));
+  }
+  return notes;
+}
+
+/// Cuttlefish's options in JSON results; null for another policy.
+inline nlohmann::ordered_json cuttlefish_json(const procedure_options& o) {
+  if (o.policy != switch_policy::cuttlefish) return nullptr;
+  const pufferfish::cuttlefish_options at = o.cuttlefish.options();
+  return {{"window", at.window},
+          {"mean_of", at.mean_of},
+          {"tolerance", at.tolerance},
+          {"few", at.few},
+          {"very_few", at.very_few},
+          {"least_share", at.least_share},
+          {"floored", o.cuttlefish.floored},
+          {"least_gain", o.cuttlefish.least_gain}};
 }
 
 /// The switch options in JSON results.
@@ -333,6 +434,7 @@ inline nlohmann::ordered_json switch_json(const procedure_options& o, const comm
       {"shared_ranks", run.factorize.share},
       {"budget", run.factorize.budget ? nlohmann::ordered_json(describe(*run.factorize.budget)) : nullptr},
       {"moment", at.moment ? describe(*at.moment) : "epoch"},
+      {"cuttlefish", cuttlefish_json(o)},
       {"statistics_steps", at.statistics_steps},
       {"carry_state", at.carry_state},
       {"frobenius_decay", at.frobenius_decay},

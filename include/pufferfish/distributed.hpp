@@ -27,4 +27,5 @@
 #include <pufferfish/distributed/mpi.hpp>
 #include <pufferfish/distributed/mpi_environment.hpp>
 #include <pufferfish/distributed/self.hpp>
+#include <pufferfish/distributed/sum_statistics.hpp>
 #include <pufferfish/distributed/tune.hpp>

@@ -41,6 +41,15 @@ def policies(programs, folder):
     budget = programs.train(folder, *short, "--policy", "two-sided", "--budget", 0.5, "--mac-budget", 0.6)
     expect(budget["after"]["parameters"] <= 0.5 * budget["before"]["parameters"], "half of the parameters")
     expect(budget["after"]["macs"] <= 0.6 * budget["before"]["macs"], "60 % of the multiply-adds")
+    normed = programs.train(folder, *short, "--policy", "two-sided", "--budget", 0.5, "--extra-norm", 2)
+    expect(normed["after"]["parameters"] <= 0.5 * normed["before"]["parameters"], "half of the parameters, with norms")
+    limit = 2 * budget["before"]["parameters"]
+    by_bytes = programs.train(folder, *short, "--byte-budget", limit)
+    expect(by_bytes["after"]["bytes_per_step"] <= limit, "half of the bytes")
+    rows = budget["switch"]["rows"]
+    expect(rows[0]["why"] == "dense: among the first layers" and rows[0]["dense"] and rows[0]["rank"] is None, "rows in the JSON")
+    expect_equal(budget["after"]["parameters"] - budget["before"]["parameters"],
+                 sum(row["parameters_after"] - row["parameters_before"] for row in rows), "parameters in the rows")
     uniform = programs.train(folder, *short, "--policy", "two-sided", "--uniform-ranks")
     expect_equal(digests(programs.train(folder, *short)), digests(uniform), "the default: two-sided factors at the paper's ranks")
     expect_equal([layer["rank"] for layer in uniform["switch"]["layers"]],
@@ -51,6 +60,23 @@ def policies(programs, folder):
     expect(2 <= loss["switch"]["after_epochs"] <= 3 and "loss" in loss["switch"]["why"], "the moment by predicted loss")
     stable = programs.train(folder, "--epochs", 4, "--warmup-epochs", 3, "--policy", "cuttlefish")
     expect("stable ranks" in stable["switch"]["why"], "Cuttlefish's moment")
+    quick = ["--epochs", 4, "--warmup-epochs", 3, "--policy", "cuttlefish", "--cuttlefish-window", 1,
+             "--cuttlefish-tolerance", 1000]
+    settled = programs.train(folder, *quick)
+    expect_equal((settled["switch"]["after_epochs"], settled["switch"]["why"]),
+                 (2, "the stable ranks of all layers have settled"), "Cuttlefish with a small window")
+    expect_equal([settled["options"]["switch"]["cuttlefish"][name] for name in ("window", "mean_of", "tolerance")], [1, 2, 1000],
+                 "Cuttlefish's options")
+    published = programs.train(folder, "--epochs", 2, "--warmup-epochs", 1, "--policy", "cuttlefish", "--cuttlefish-preset",
+                               "resnet50", "--cuttlefish-floored")["options"]["switch"]["cuttlefish"]
+    expect_equal((published["window"], published["tolerance"], published["least_share"], published["floored"]),
+                 (5, 0.33, 0.2, True), "a published setting")
+    _, err = programs.run("train_image_classifier", *TINY, *HYBRID, "--cuttlefish-window", 3, fails=True)
+    expect("no effect without --policy cuttlefish" in err, f"Cuttlefish's options need its policy:\n{err}")
+    out, _ = programs.run("train_image_classifier", *TINY, *HYBRID, "--policy", "cuttlefish", "--statistics-steps", 100,
+                          "--progress", "none")
+    for text in ("so --warmup-epochs 1 decides", "--statistics-steps 100: an epoch has 23 steps"):
+        expect(text in out, f"it says {text}:\n{out}")
     _, err = programs.run("train_image_classifier", *TINY, *HYBRID, "--policy", "cuttlefish", "--least-gain", 1000, fails=True)
     expect("no stage gains 1000" in err, f"stages that gain too little are named:\n{err}")
     everything = [*short, "--policy", "two-sided", "--carry-state", "--frobenius-decay", 1e-4, "--ramp-steps", 5,

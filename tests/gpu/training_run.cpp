@@ -176,6 +176,59 @@ TEST_CASE("gpu training run: a weighted switch of a language model, with clippin
 
 namespace {
 
+/// Ranks from a budget.
+struct limited : image_case<> {
+  static constexpr double fraction = 0.65;
+  static pf::training_options options() {
+    pf::training_options o = image_case<>::options();
+    o.switching.statistics_steps = 3;
+    o.factorize.budget.emplace();
+    o.factorize.budget->fraction = fraction;
+    return o;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("gpu training run: a switch within a budget, interrupted among the statistics") {
+  check_runs(limited(), 9, 2e-3);
+}
+
+TEST_CASE("gpu training run: batch norms between factors, within a budget, interrupted after the switch") {
+  pf::self comm;
+  const scratch_folder folder;
+  const limited of;
+  pf::training_options options = limited::options();
+  options.switching.extra_norm_batches = 3;
+  options.switching.test = true;
+  auto run = of.make<gpu>(comm, options);
+  recorder seen;
+  run_and_save(run, 13, folder / "device", seen);
+  const outcome expected = outcome_of(run);
+  REQUIRE(seen.switches.size() == 1);
+  CHECK(pf::factor_norm_layers(run.net()).size() == 1);
+  const auto dense = static_cast<double>(seen.switches[0].factors.parameters_before);
+  CHECK(static_cast<double>(run.net().parameter_count()) <= limited::fraction * dense);
+  REQUIRE(seen.switches[0].estimated.has_value());
+  check_close(expected, whole_run<cpu>(of, comm, options), 5e-3);
+  options.captured_steps = false;
+  auto resumed = of.make<gpu>(comm, options);
+  resumed.resume(folder / "device");
+  resumed.run(seen);
+  check_same(outcome_of(resumed), expected);
+}
+
+TEST_CASE("gpu training run: annealing is refused, since layers with residuals compute on the CPU only") {
+  pf::self comm;
+  const image_case<> of;
+  pf::training_options options = image_case<>::options();
+  options.switching.anneal_epochs = 1;
+  CHECK_THROWS_WITH_AS(static_cast<void>(of.make<gpu>(comm, options)),
+                       doctest::Contains("anneal_epochs 1 on a device"), pf::value_error);
+}
+
+namespace {
+
 using named_statistics = std::vector<std::pair<std::string, pf::output_statistics>>;
 
 // The sums of every layer after the first step of a translator. All layers are factorized, the embedding too.

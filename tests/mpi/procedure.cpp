@@ -391,26 +391,41 @@ TEST_CASE("a weighted switch: the ranks and factors of one rank with the same gl
   options.switching.statistics_steps = 4;
   options.switching.carry_state = true;
   options.switching.frobenius_decay = 1e-3;
+  training_options shared = options, limited = options;
+  shared.factorize.share = true;
+  limited.factorize.budget.emplace();
+  limited.factorize.budget->fraction = 0.6;
+  limited.factorize.budget->mac_fraction = 0.7;
   recorder nobody;
-  parallel_run<double> many(tiny_net<double>(false), comm, train, test, options);
-  procedure<double, self> one(tiny_net<double>(false), alone, train, test, options);
-  while (!many.finished()) {
-    many.advance(nobody);
-    one.advance(nobody);
-    REQUIRE(same_on_all_ranks(comm, parameter_digest(many)));
-    REQUIRE(low_rank_layers(many.net()) == low_rank_layers(one.net()));
-    // Not element by element: components of a factor may have the other sign.
-    model a = many.net(), b = one.net();
-    merge(a);
-    merge(b);
-    const auto x = a.store().values(), y = b.store().values();
-    REQUIRE(x.size() == y.size());
-    double worst = 0.0;
-    for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, std::abs(x[i] - y[i]));
-    REQUIRE(worst < 1e-6);
+  std::vector<std::vector<layer_rank>> ranks;
+  for (const training_options& how : {options, shared, limited}) {
+    CAPTURE(ranks.size());
+    parallel_run<double> many(tiny_net<double>(false), comm, train, test, how);
+    procedure<double, self> one(tiny_net<double>(false), alone, train, test, how);
+    while (!many.finished()) {
+      many.advance(nobody);
+      one.advance(nobody);
+      REQUIRE(same_on_all_ranks(comm, parameter_digest(many)));
+      REQUIRE(low_rank_layers(many.net()) == low_rank_layers(one.net()));
+      // Not element by element: components of a factor may have the other sign.
+      model a = many.net(), b = one.net();
+      merge(a);
+      merge(b);
+      const auto x = a.store().values(), y = b.store().values();
+      REQUIRE(x.size() == y.size());
+      double worst = 0.0;
+      for (std::size_t i = 0; i < x.size(); ++i) worst = std::max(worst, std::abs(x[i] - y[i]));
+      REQUIRE(worst < 1e-6);
+    }
+    REQUIRE(one.switched());
+    ranks.push_back(one.switched()->factors.ranks());
+    if (!how.factorize.budget) continue;
+    const auto parameters = static_cast<double>(one.switched()->factors.parameters_before);
+    CHECK(static_cast<double>(many.net().parameter_count()) <= 0.6 * parameters);
   }
-  REQUIRE(one.switched());
-  CHECK(one.switched()->factors.ranks().size() >= 3);
+  CHECK(ranks[0].size() >= 3);
+  CHECK(ranks[1] != ranks[0]);
+  CHECK(ranks[2] != ranks[0]);
 }
 
 TEST_CASE("a weighted switch on several ranks: every moment, and resumed among the statistics bit for bit") {

@@ -91,6 +91,7 @@ struct layer_weights {
   std::vector<weight_matrix<const T>> matrices;
   std::vector<named_view<const T, 1>> biases;  ///< a null view: no bias
   bool rows_are_outputs = false;               ///< see kind_traits
+  layer_kind kind = layer_kind::linear;        ///< of the layer; without meaning if there are no matrices
 
   /// The name of matrix i in reports, and in errors.
   std::string name_of(std::size_t i) const {

@@ -60,8 +60,12 @@ using low_rank_kind_of = kind_traits<LowRank::low_rank_kind>;
 template <class Dense>
 layer_weights<weight_scalar_t<Dense>> weights_of(const Dense& dense, const std::string& name) {
   const auto shape = kind_of<Dense>::shape(dense, name);
-  return {name, shape.describe(), kind_of<Dense>::matrices(dense), host_biases(dense),
-          kind_of<Dense>::rows_are_outputs};
+  return {name,
+          shape.describe(),
+          kind_of<Dense>::matrices(dense),
+          host_biases(dense),
+          kind_of<Dense>::rows_are_outputs,
+          layer_traits<Dense>::kind};
 }
 
 /// The factors and biases of a low-rank layer.

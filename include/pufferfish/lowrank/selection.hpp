@@ -48,6 +48,7 @@ struct layer_info {
   std::string name;
   std::vector<matrix_group> groups;  ///< rank groups; empty: the layer is low-rank already
   layer_place place = layer_place::path;
+  bool convolution = false;  ///< for factorize_policy::factor_norms
 };
 
 /// A layer's name and its actual or requested ranks, one per rank group (see kind_traits).
@@ -81,6 +82,10 @@ struct factorize_policy {
   /// the least predicted loss. The number of multiply-adds changes. Applies only if there are gradient
   /// statistics, no other budget, and a `rank` that does not depend on singular values.
   bool share = false;
+  /// True: the caller will insert batch norms between the factors of the convolutions on the main path
+  /// (insert_factor_norms). Their parameters, two per rank of each matrix, count in budgets, in `share`, in
+  /// the rows of reports and for keep_dense_if_larger. factorize() itself inserts none.
+  bool factor_norms = false;
   /// Explicit ranks of named layers, which replace `rank` and `budget`. Layers that are not listed stay
   /// dense, and so do layers that a rule below keeps dense.
   std::optional<std::vector<layer_rank>> ranks = {};
@@ -131,26 +136,29 @@ enum class dense_because {
 struct layer_choice {
   index_t number = 0;  ///< 1, 2, ... along the main path; 0 for a shortcut or an embedding
   dense_because reason = dense_because::nothing;
-  rank_policy rank;        ///< rank policy of the layer's matrices
-  rank_list ranks;         ///< one per rank group; empty if they depend on singular values
-  bool by_budget = false;  ///< the ranks are computed from the network's budget
+  rank_policy rank;              ///< rank policy of the layer's matrices
+  rank_list ranks;               ///< one per rank group; empty if they depend on singular values
+  bool by_budget = false;        ///< the ranks are computed from the network's budget
+  index_t extra_parameters = 0;  ///< per rank of each matrix: 2 with factorize_policy::factor_norms
 
   bool factorize() const { return reason == dense_because::nothing; }
 };
 
 namespace detail {
 
-/// Number of parameters of a layer's matrices, and of their factors at the given ranks.
+/// Number of parameters of a layer's matrices, and of their factors at the given ranks, with
+/// `extra_parameters` more per rank of each matrix.
 inline index_t parameters_as_dense(const layer_info& layer) {
   index_t sum = 0;
   for (const matrix_group& group : layer.groups) sum += group.count * group.size.rows * group.size.cols;
   return sum;
 }
-inline index_t parameters_as_factors(const layer_info& layer, const rank_list& ranks) {
+inline index_t parameters_as_factors(const layer_info& layer, const rank_list& ranks,
+                                     index_t extra_parameters = 0) {
   index_t sum = 0;
   for (std::size_t g = 0; g < layer.groups.size(); ++g) {
     const auto& [size, count] = layer.groups[g];
-    sum += count * factor_parameters(size.rows, size.cols, ranks[g]);
+    sum += count * (factor_parameters(size.rows, size.cols, ranks[g]) + extra_parameters * ranks[g]);
   }
   return sum;
 }
@@ -303,7 +311,8 @@ inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const
   check_ranks(layer, choice.ranks);
   if (!policy.keep_dense_if_larger) {
     check_all_shrink(layer, choice.ranks);
-  } else if (parameters_as_factors(layer, choice.ranks) >= parameters_as_dense(layer)) {
+  } else if (parameters_as_factors(layer, choice.ranks, choice.extra_parameters) >=
+             parameters_as_dense(layer)) {
     choice.reason = dense_because::growth;
   }
 }
@@ -335,6 +344,8 @@ PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_
     choice.number = numbers[i];
     choice.reason = detail::place_rule(layer, numbers[i], last, policy);
     if (!choice.factorize()) continue;
+    const bool normed = policy.factor_norms && layer.convolution && layer.place == layer_place::path;
+    choice.extra_parameters = normed ? 2 : 0;
     detail::set_known_ranks(choice, layer, policy);
   }
   for (const layer_rank& one : policy.ranks.value_or(std::vector<layer_rank>())) {

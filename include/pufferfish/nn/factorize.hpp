@@ -85,9 +85,10 @@ class slot_finder final : public layer_visitor<T, Device> {
 
  private:
   void add(const std::string& name, any_layer<T, Device>& slot, layer_place place) {
-    std::vector<matrix_group> groups = groups_of(slot.weights(name));
+    const layer_weights<parameter_t<T>> weights = slot.weights(name);
+    std::vector<matrix_group> groups = groups_of(weights);
     if (groups.empty() && slot.ranks().empty()) return;
-    layers.push_back({name, std::move(groups), place});
+    layers.push_back({name, std::move(groups), place, weights.kind == layer_kind::conv});
     slots.push_back(&slot);
   }
 

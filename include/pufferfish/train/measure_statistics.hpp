@@ -17,7 +17,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// gradients of `net` and the running statistics of its batch norms; its parameters stay. Throws value_error
 /// for fewer than 1 step; other errors as the task and as select.
 /// Step k has the batch of epoch k / n, step k mod n, with n = task.steps_per_epoch(). Local: statistics are
-/// of the task's rank. Restores the context's mode.
+/// of the task's rank, and sum_over_ranks adds them. Restores the context's mode.
 /// \code
 ///   image_task<float> task(net, train, test, options, 0, 1);
 ///   const network_statistics seen = measure_statistics(ctx, task, net, policy, 20);

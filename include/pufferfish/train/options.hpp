@@ -50,7 +50,8 @@ struct switch_options {
   /// S: number of dense steps before the switch from which statistics of outputs and gradients are taken,
   /// summed over all ranks. The truncation and the ranks of the layers depend on them (truncation,
   /// factorize_policy). If the moment is not known in advance, the last S steps of every dense epoch are
-  /// measured. 0: no statistics; plain truncations at the policy's ranks.
+  /// measured. At most the steps of one epoch: if an epoch has fewer than S, all steps of the last dense
+  /// epoch are measured. 0: no statistics; plain truncations at the policy's ranks.
   index_t statistics_steps = 0;
   /// True: the optimizer's state is carried over to the factors (optimizer_memory). False: it starts at zero.
   bool carry_state = false;
@@ -63,8 +64,8 @@ struct switch_options {
   index_t norm_batches = 0;
   /// Number of batches over which mean and variance are measured between the factors of each convolution on
   /// the main path; each such convolution then becomes a LowRankNormConv whose batch norm starts as the
-  /// identity of inference (factor_norms.hpp). Not together with carry_state or frobenius_decay. 0: no batch
-  /// norms between factors.
+  /// identity of inference (factor_norms.hpp). Budgets count their parameters. Not together with carry_state
+  /// or frobenius_decay. 0: no batch norms between factors.
   index_t extra_norm_batches = 0;
   /// Number of epochs after the switch over which the part of the weights that the truncation drops fades out
   /// by a cosine (annealing.hpp). Convolutions and linear layers only, and only on the CPU. From the first

@@ -62,6 +62,13 @@ class run_switch {
     }
   }
 
+  /// The policy of the factorization at the switch. It counts the batch norms that estimate() inserts.
+  factorize_policy policy_at_switch() const {
+    factorize_policy result = options_.factorize;
+    if (options_.mode == training_mode::hybrid && moves_arenas()) result.factor_norms = true;
+    return result;
+  }
+
   /// Training at low rank from the start: makes the layers that the policy chooses without statistics
   /// low-rank, with random factors.
   void start_low_rank(context<device_type>& ctx, model_type& net) const {
@@ -124,12 +131,12 @@ class run_switch {
   /// Factorizes rank 0's network, and attaches residuals if the options ask for them. Throws value_error for
   /// a budget in milliseconds if the task has no layer_inputs().
   factorization factorize(context<device_type>& ctx, const Task& task, model_type& net) {
-    factorize_policy policy = options_.factorize;
-    if (policy.budget && policy.budget->milliseconds) measure_times(ctx, task, net);
-    if (std::holds_alternative<cuttlefish_moment>(clock_.moment())) policy.ranks = clock_.ranks();
+    factorize_policy how = policy_at_switch();
+    if (how.budget && how.budget->milliseconds) measure_times(ctx, task, net);
+    if (std::holds_alternative<cuttlefish_moment>(clock_.moment())) how.ranks = clock_.ranks();
     std::optional<model_type> dense;
     if (options_.switching.anneal_epochs > 0) dense = net;
-    factorization made = device_work::factorize(net, policy, ctx, seen_ ? &*seen_ : nullptr);
+    factorization made = device_work::factorize(net, how, ctx, seen_ ? &*seen_ : nullptr);
     seen_.reset();
     if constexpr (on_cpu) {
       if (dense) attach_residuals(net, std::move(*dense));
@@ -260,10 +267,11 @@ class run_switch {
                           const model_type& net) {
     switch_evidence found;
     if (wanted == switch_measurement::stable_ranks) {
-      found.stable_ranks = stable_ranks(net, candidates(ctx, task, net));
+      const bool floored = std::get<cuttlefish_moment>(clock_.moment()).floored;
+      found.stable_ranks = stable_ranks(net, candidates(ctx, task, net), {.floored = floored});
     } else if (seen_) {
       model_type trial = net;
-      found.predicted_loss = device_work::factorize(trial, options_.factorize, ctx, &*seen_).predicted_loss();
+      found.predicted_loss = device_work::factorize(trial, policy_at_switch(), ctx, &*seen_).predicted_loss();
     }
     return found;
   }

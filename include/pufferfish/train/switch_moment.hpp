@@ -39,6 +39,7 @@ struct cuttlefish_moment {
   /// the candidates depend on the machine; checkpoints contain them. 0: no measurement; all layers that the
   /// policy selects are candidates.
   double least_gain = 0.0;
+  bool floored = false;  ///< rounds stable ranks down, as the paper's code does (stable_rank_options)
 };
 
 /// The switch happens at the start of the first epoch, from `earliest` on, at which the predicted loss p has
@@ -101,7 +102,8 @@ PUFFERFISH_COLD inline std::string describe(const switch_moment& moment) {
   if (const auto* c = std::get_if<cuttlefish_moment>(&moment)) {
     const std::string stages =
         c->least_gain > 0.0 ? detail::message({", stages with a gain of at least ", c->least_gain}) : "";
-    return describe(c->options) + stages + latest(c->latest);
+    return describe(c->options) + (c->floored ? ", stable ranks rounded down" : "") + stages +
+           latest(c->latest);
   }
   const auto& p = std::get<predicted_loss_moment>(moment);
   return detail::message({"predicted loss falls by less than ", p.improvement,

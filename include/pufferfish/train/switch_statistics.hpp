@@ -5,12 +5,10 @@
 /// Internal: the statistics that a training run takes from its last dense steps, for the truncation at the
 /// switch.
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -19,71 +17,12 @@
 
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/core/record_line.hpp>
+#include <pufferfish/distributed/sum_statistics.hpp>
 #include <pufferfish/nn/measure/collect_statistics.hpp>
 #include <pufferfish/train/options.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
-
-using named_sums = std::vector<std::pair<std::string, output_statistics*>>;
-
-/// For each part of each sum, in order: 1 if memory is allocated for the part, else 0.
-inline std::vector<std::int64_t> present_parts(const named_sums& sums) {
-  std::vector<std::int64_t> present;
-  for (const auto& [name, one] : sums) {
-    for (const auto& part : one->parts()) present.push_back(part.values.empty() ? 0 : 1);
-  }
-  return present;
-}
-/// Allocates the parts marked 1, with zeros. Returns false if `present` has another number of entries than
-/// there are parts.
-inline bool make_parts(const named_sums& sums, const std::vector<std::int64_t>& present) {
-  std::size_t at = 0;
-  for (const auto& [name, one] : sums) {
-    for (const auto& part : one->parts()) {
-      if (at == present.size()) return false;
-      if (present[at++] != 0) one->make(part.name);
-    }
-  }
-  return at == present.size();
-}
-/// Allocates on all ranks the parts that any rank has, since a rank without samples has none. Collective.
-template <class Comm>
-std::vector<std::int64_t> level_parts(Comm& comm, const named_sums& sums) {
-  std::vector<std::int64_t> present = present_parts(sums);
-  comm.all_reduce_max(std::span<std::int64_t>(present));
-  make_parts(sums, present);
-  return present;
-}
-
-/// All sums in one array, and the inverse. `all` has the length that join() returns.
-inline std::vector<double> join(const named_sums& sums) {
-  std::vector<double> all;
-  for (const auto& [name, one] : sums) {
-    for (const auto& part : one->parts()) all.insert(all.end(), part.values.begin(), part.values.end());
-  }
-  return all;
-}
-inline void split(const std::vector<double>& all, const named_sums& sums) {
-  auto from = all.begin();
-  for (const auto& [name, one] : sums) {
-    for (const auto& part : one->parts()) {
-      const auto end = from + static_cast<std::ptrdiff_t>(part.values.size());
-      std::copy(from, end, part.values.begin());
-      from = end;
-    }
-  }
-}
-
-/// Replaces the sums of every rank by their sum over all ranks, in one all-reduce. Collective.
-template <class Comm>
-void sum_over_ranks(Comm& comm, const named_sums& sums) {
-  if (comm.size() == 1) return;
-  level_parts(comm, sums);
-  std::vector<double> all = join(sums);
-  comm.all_reduce_sum(std::span<double>(all));
-  split(all, sums);
-}
 
 /// Number of elements of T that represent a double exactly in a file whose arrays have elements of T. Each of
 /// the elements is an integer of 16 bits.
@@ -138,8 +77,9 @@ class switch_statistics {
   }
 
   /// Calls take_step(), and collects statistics if this may be one of the last S dense steps: step `step` of
-  /// `steps` of epoch `epoch`. take_step(watched) returns the number of samples of this rank whose mean is
-  /// the loss, 0 for a step left out; the number is used only if `watched`.
+  /// `steps` of epoch `epoch`. An S above `steps` counts as `steps`: only the last dense epoch is measured.
+  /// take_step(watched) returns the number of samples of this rank whose mean is the loss, 0 for a step left
+  /// out; the number is used only if `watched`.
   template <class TakeStep>
   void run(context<device_type>& ctx, const Model& net, index_t epoch, index_t step, index_t steps,
            TakeStep&& take_step) {
@@ -161,7 +101,7 @@ class switch_statistics {
   std::optional<network_statistics> finish(Comm& comm, const Model& net) {
     std::optional<network_statistics> all;
     if (!collector_) return all;
-    sum_over_ranks(comm, collector_->sums());
+    sum_parts(comm, collector_->sums());
     net.read_on_host([&](const auto&) { all = collector_->statistics(); });
     collector_.reset();
     return all;

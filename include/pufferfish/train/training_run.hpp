@@ -72,7 +72,7 @@ class training_run {
         steps_(options) {
     detail::all_or_none(*comm_, "training_run", [this] {
       detail::device_parts<device_type>::check_place(ctx_, net_.store().values().data());
-      if (options_.mode != training_mode::dense) check_reachable(net_, options_.factorize);
+      if (options_.mode != training_mode::dense) check_reachable(net_, switch_.policy_at_switch());
       if (options_.mode == training_mode::lowrank) switch_.start_low_rank(ctx_, net_);
     });
     if (options_.mode == training_mode::lowrank) agree_on_lines(*comm_, "network", net_.structure());

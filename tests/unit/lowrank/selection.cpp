@@ -178,6 +178,25 @@ TEST_CASE("select: layers of several rank groups have a rank for each, and grow 
   CHECK(select({layer("tiny", {{{1, 1}, 4}, {{2, 2}, 4}})}, policy)[0].reason == reason::growth);
 }
 
+TEST_CASE("select: batch norms between the factors of convolutions on the main path count as parameters") {
+  // Rank 10 of a 21 x 20 matrix: 410 of 420 parameters, 430 with a batch norm.
+  std::vector<layer_info> layers{matrix("linear", 21, 20), matrix("conv", 21, 20),
+                                 matrix("shortcut", 21, 20, layer_place::shortcut), matrix("last", 5, 5)};
+  layers[1].convolution = layers[2].convolution = true;
+  factorize_policy policy;
+  policy.first_layer = 1;
+  policy.shortcuts_dense = false;
+  policy.rank = fixed_rank{10};
+  const auto extra = [](const layer_choice& choice) { return choice.extra_parameters; };
+  CHECK(column(layers, policy, extra) == std::vector<index_t>{0, 0, 0, 0});
+  CHECK(reasons(policy, layers) ==
+        std::vector<reason>{reason::nothing, reason::nothing, reason::nothing, reason::last_layer});
+  policy.factor_norms = true;
+  CHECK(column(layers, policy, extra) == std::vector<index_t>{0, 2, 0, 0});
+  CHECK(reasons(policy, layers) ==
+        std::vector<reason>{reason::nothing, reason::growth, reason::nothing, reason::last_layer});
+}
+
 TEST_CASE("select: errors name the layer, the group and both values") {
   factorize_policy policy = open_policy(fixed_rank{13});
   std::string text = text_of<rank_error>([&] { select(network(), policy); });

@@ -109,6 +109,11 @@ TEST_CASE("factorize: layers share the parameters of the policy's rank where gra
   CHECK(factorize(paper, factorize_policy::paper(), none).ranks() == of_uniform.ranks());
   CHECK(factorize(uniform = net, factorize_policy::paper(), &seen).ranks() == of_uniform.ranks());
   CHECK(parameter_digest(paper) == parameter_digest(plain));
+  // Statistics leave the bits of the paper's way as they are, biases included.
+  net_type paper_seen = net;
+  const factorization of_paper = factorize(paper_seen, factorize_policy::paper(), &seen);
+  CHECK(parameter_digest(paper_seen) == parameter_digest(paper));
+  CHECK(of_paper.predicted_loss() > 0.0);
 }
 
 TEST_CASE("factorize: a budget holds for the whole network, whatever the factors keep") {

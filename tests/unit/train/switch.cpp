@@ -40,6 +40,15 @@ training_options all_at_once() {
   return options;
 }
 
+/// Parameters of tiny_net with every layer that may be factorized at the floor of budgets, rank 2.
+index_t least_parameters() {
+  network<float> net = tiny_net<float>(true);
+  factorize_policy policy;
+  policy.first_layer = 1;
+  policy.rank = fixed_rank{2};
+  return factorize(net, policy).parameters_after;
+}
+
 TEST_CASE("switch: each option changes what is trained, on any number of threads alike") {
   training_options plain = small_options();
   plain.factorize.first_layer = 1;
@@ -305,6 +314,93 @@ TEST_CASE("switch: the options of docs/training.md") {
   REQUIRE(seen.switches.size() == 1);
   const factorization& made = seen.switches[0].factors;
   CHECK(static_cast<double>(made.parameters_after) <= 0.34 * static_cast<double>(made.parameters_before));
+}
+
+TEST_CASE("switch: a budget and shared ranks count the batch norms between factors") {
+  training_options options = small_options();
+  options.factorize.first_layer = 1;
+  options.switching.statistics_steps = 3;
+  options.switching.extra_norm_batches = 2;
+  static const image_set data = quadrants(96, 1), test = quadrants(40, 2);
+  self comm;
+  const index_t dense = tiny_net<float>(true).parameter_count();
+  const auto parameters = [&](const training_options& how) {
+    recorder seen;
+    run_of run(tiny_net<float>(true), comm, data, test, how);
+    run.run(seen);
+    CHECK(!factor_norm_layers(run.net()).empty());
+    // The rows count what the run trains: everything else is what the dense network has besides them.
+    double rows = static_cast<double>(dense);
+    for (const rank_row& row : seen.switches[0].factors.rows) {
+      rows += row.after.parameters - row.before.parameters;
+    }
+    CHECK(rows == static_cast<double>(run.net().parameter_count()));
+    return run.net().parameter_count();
+  };
+  const index_t uniform = parameters(options);
+  options.factorize.share = true;
+  CHECK(parameters(options) <= uniform);
+  options.factorize.share = false;
+  network_budget& budget = options.factorize.budget.emplace();
+  for (const double fraction : {0.5, 0.6, 0.7}) {
+    CAPTURE(fraction);
+    budget.fraction = fraction;
+    const index_t found = parameters(options);
+    CHECK(static_cast<double>(found) <= fraction * static_cast<double>(dense));
+    CHECK(static_cast<double>(found) > (fraction - 0.05) * static_cast<double>(dense));
+  }
+  // Reachable without batch norms only: refused before training.
+  budget.fraction.reset();
+  budget.parameters = least_parameters();
+  training_options without = options;
+  without.switching.extra_norm_batches = 0;
+  CHECK_NOTHROW(run_of(tiny_net<float>(true), comm, data, test, without));
+  CHECK_THROWS_WITH_AS(run_of(tiny_net<float>(true), comm, data, test, options),
+                       doctest::Contains("cannot be met"), rank_error);
+}
+
+TEST_CASE("switch: more statistics steps than an epoch has count as the steps of the epoch") {
+  training_options options = small_options();
+  options.switching.statistics_steps = 4;  // as many as an epoch has
+  const outcome all = train(options);
+  options.switching.statistics_steps = 1000;
+  CHECK(train(options).digest == all.digest);
+  options.switching.statistics_steps = 3;
+  CHECK(train(options).digest != all.digest);
+}
+
+TEST_CASE("switch: Cuttlefish's window and tolerance decide, and stable ranks may be rounded down") {
+  training_options options = small_options();
+  options.factorize.first_layer = 1;
+  cuttlefish_moment moment{{.window = 1, .mean_of = 2, .tolerance = 1e6}, 5};
+  options.switching.moment = moment;
+  const switch_result settled = train(options).seen.switches.at(0);
+  CHECK(settled.epoch == 2);  // window + 1
+  CHECK(settled.why == "the stable ranks of all layers have settled");
+  moment.options.window = 5;
+  options.switching.moment = moment;
+  CHECK(train(options).seen.switches.at(0).why.find("epoch 5 is the latest") == 0);
+  moment.options = {.window = 1, .mean_of = 2, .tolerance = 1e6, .rank = cuttlefish_rank::vanilla};
+  options.switching.moment = moment;
+  const auto vanilla = train(options).seen.switches.at(0).factors.ranks();
+  moment.floored = true;  // floor(floor(s)) = floor(s)
+  options.switching.moment = moment;
+  CHECK(train(options).seen.switches.at(0).factors.ranks() == vanilla);
+
+  static const image_set data = quadrants(96, 1), test = quadrants(40, 2);
+  const scratch_folder folder;
+  self comm;
+  training_observer nobody;
+  run_of run(tiny_net<float>(true), comm, data, test, options);
+  run.advance(nobody);
+  run.save(folder / "checkpoint");
+  switch_clock clock(moment);
+  clock.set_state(open_checkpoint(folder / "checkpoint").fact("training.switch"), "checkpoint");
+  REQUIRE(clock.cuttlefish().measurements() == 1);
+  for (const cuttlefish_tracker::report& one : clock.cuttlefish().reports()) {
+    CHECK(one.stable_rank == std::floor(one.stable_rank));
+    CHECK(one.stable_rank >= 1.0);
+  }
 }
 
 TEST_CASE("switch: a budget that no ranks can meet is refused before training") {

@@ -448,6 +448,8 @@ TEST_CASE("switch moment: in words, with both values, and what cannot be") {
         "Cuttlefish, window 15, mean of 11, tolerance 0.1 (x 2.5 with 2 layers left, x 5 with 1), scaled "
         "ranks of at "
         "least 0 of the full rank, at the latest at epoch 40");
+  const std::string floored = describe(switch_moment(cuttlefish_moment{{}, 40, 0.0, true}));
+  CHECK(floored.find(", stable ranks rounded down, at the latest at epoch 40") != std::string::npos);
   CHECK(describe(cuttlefish_options::deit()).find("mean of 5, tolerance 0.411 (x 2.5 with 9") !=
         std::string::npos);
   CHECK(describe(switch_moment(predicted_loss_moment{})) ==

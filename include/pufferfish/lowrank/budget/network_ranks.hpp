@@ -37,8 +37,10 @@ inline void check_one_truncation(const char* caller, const std::vector<layer_inf
 }
 
 /// Converts a layer to the input of `allocate` and rank_rows, without gains: sizes; products and lookups per
-/// sample, from the statistics; measured times. Products are NaN if the layer has no statistics.
-inline budget_layer to_budget_layer(const layer_info& layer, const network_statistics* statistics) {
+/// sample, from the statistics; measured times; `extra_parameters` of each group. Products are NaN if the
+/// layer has no statistics.
+inline budget_layer to_budget_layer(const layer_info& layer, const network_statistics* statistics,
+                                    index_t extra_parameters) {
   budget_layer made;
   made.name = layer.name;
   const layer_statistics* const seen = statistics == nullptr ? nullptr : statistics->find(layer.name);
@@ -47,6 +49,7 @@ inline budget_layer to_budget_layer(const layer_info& layer, const network_stati
     budget_group& group = made.groups.emplace_back();
     group.size = layer.groups[g].size;
     group.count = layer.groups[g].count;
+    group.extra_parameters = extra_parameters;
     group.products = unknown_number;
     if (seen != nullptr && !seen->matrices.empty() && seen->matrices.front().has_samples()) {
       const output_statistics& rows = seen->matrices.front();
@@ -98,7 +101,8 @@ inline std::optional<budget_request> find_budget(const std::vector<layer_info>& 
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const bool own = layers[i].place == layer_place::embedding && policy.embedding_rank;
     if (!choices[i].factorize() || own) continue;
-    parameters += parameters_as_factors(layers[i], choices[i].ranks) - parameters_as_dense(layers[i]);
+    parameters += parameters_as_factors(layers[i], choices[i].ranks, choices[i].extra_parameters) -
+                  parameters_as_dense(layers[i]);
     for (const index_t rank : choices[i].ranks) {
       request.options.floor = std::min(request.options.floor, rank);
     }
@@ -138,7 +142,8 @@ std::vector<rank_row> share_budget(const std::vector<layer_info>& layers, std::v
   std::vector<std::size_t> places;
   network_cost rest{static_cast<double>(parameters), 0.0, 0.0};
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    budget_layer& layer = all.emplace_back(to_budget_layer(layers[i], statistics));
+    budget_layer& layer =
+        all.emplace_back(to_budget_layer(layers[i], statistics, choices[i].extra_parameters));
     rest.parameters -= cost_of(layer).parameters;
     if (!choices[i].factorize() || !choices[i].by_budget) {
       const network_cost kept = cost_of(layer, choices[i].factorize() ? choices[i].ranks : rank_list{});

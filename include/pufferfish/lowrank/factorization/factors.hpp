@@ -50,7 +50,7 @@ struct factors {
   extents<2> kernel{1, 1};
   factor_report report;
   /// (W - up down) E[x], `rows` numbers: the mean error of the outputs, to be added to the layer's bias if it
-  /// has one. Empty if unknown, as for a plain truncation without statistics.
+  /// has one. Empty if unknown, and for a plain truncation, which keeps the biases of the dense layer.
   std::vector<double> mean_error;
 
   /// Number of columns of `up` and of rows of `down`.

@@ -152,7 +152,8 @@ class layer_truncation {
     own.kind = kind_;
     own.name = weights.describe(i);
     if (statistics == nullptr) return own;
-    own.centered = statistics->normalized || has_any(weights.biases);
+    // A plain truncation leaves the mean error in the outputs.
+    own.centered = statistics->normalized || (kind_ != truncation::plain && has_any(weights.biases));
     if (!statistics->output_scale.empty()) {
       const index_t first = place(weights, i).first;
       const index_t rows = weights.matrices[i].view.extent(0);

@@ -157,8 +157,8 @@ class matrix_truncation {
   /// Balanced factors of the given rank: component i has the same norm in both. Errors as check_rank.
   /// Also throws rank_error for a rank above the method.max_rank of the constructor, if the singular value
   /// decomposition was limited by it. report.predicted_loss is known if there are statistics of gradients;
-  /// mean_error is empty without statistics of outputs or inputs, and for tokens. T is the element type of
-  /// the factors: float or double.
+  /// mean_error is empty for a plain truncation, without statistics of outputs or inputs, and for tokens. T
+  /// is the element type of the factors: float or double.
   template <class T>
   factors<T> make(index_t rank) const {
     check_rank(options_.name, rows(), cols(), rank);
@@ -377,15 +377,14 @@ class matrix_truncation {
   }
   tensor<double, 2> right(index_t rank) const { return weight_of_errors_.times(basis(rank)); }
 
-  // The factors of factorize_matrix, with the mean error and the predicted loss if there are statistics.
+  // The factors of factorize_matrix, with the predicted loss if there are statistics. The mean error is left
+  // out: the method of the paper does not change biases.
   template <class T>
   factors<T> make_plain(index_t rank) const {
     factors<T> result = detail::factors_of<T>(*svd_, rank);
     result.report.name = options_.name;
-    const tensor<double, 2> up = left(rank);
-    result.mean_error = mean_error(up, rank);
     if (knows_rows() && true_scale_) {
-      const tensor<double, 2> down = detail::product_tn(up, weight_);
+      const tensor<double, 2> up = left(rank), down = detail::product_tn(up, weight_);
       result.report.predicted_loss = *true_scale_ * weighted_error(difference(up, down), rank);
     }
     return result;

@@ -101,8 +101,8 @@ class following_norms final : public layer_visitor<T, Device> {
 /// waits until its rows are copied to the host, which sums them; such steps cannot be captured into a graph.
 ///
 /// Not safe for concurrent calls: passes, end_step and statistics() belong to one thread. In a distributed
-/// run each rank collects the statistics of its own samples; sums() gives access to what must then be added
-/// over ranks.
+/// run each rank collects the statistics of its own samples; sum_over_ranks (distributed/sum_statistics.hpp)
+/// adds what statistics() returns.
 template <class T, class Device = device::cpu>
 class statistics_collector final : public row_observer {
  public:

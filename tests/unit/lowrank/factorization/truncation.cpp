@@ -217,11 +217,25 @@ TEST_CASE("truncation: two-sided of white inputs is the SVD of L^T W") {
   for (index_t i = 0; i < 6; ++i) trace += grads(i, i) / 40.0;
   for (index_t i = 0; i < weights.size(); ++i) weights.data()[i] /= 40.0;
   for (index_t i = 0; i < 6; ++i) weights(i, i) += 1e-3 * trace / 6.0;
-  const matrix weighted = times(transposed(cholesky(setting::view(weights))), s.w);
+  const matrix root = cholesky(setting::view(weights)), weighted = times(transposed(root), s.w);
   const svd_result expected = svd(setting::view(weighted));
   const matrix_truncation made = s.truncated(truncation::two_sided, true);
   for (std::size_t i = 0; i < 4; ++i) {
     CHECK(made.spectrum()[i] == doctest::Approx(0.5 * expected.singular_values[i]).epsilon(1e-5));
+  }
+  for (index_t rank = 1; rank <= 4; ++rank) {
+    CAPTURE(rank);
+    matrix best({6, 4});  // L^-T times the truncated SVD of L^T W
+    for (index_t i = 0; i < 6; ++i) {
+      for (index_t j = 0; j < 4; ++j) {
+        for (index_t r = 0; r < rank; ++r) {
+          best(i, j) +=
+              expected.u(i, r) * expected.singular_values[static_cast<std::size_t>(r)] * expected.v(j, r);
+        }
+      }
+    }
+    solve_transposed(root, best.view());
+    CHECK(distance(product(made.make<double>(rank)), best) < 1e-8 * norm(best));
   }
 }
 

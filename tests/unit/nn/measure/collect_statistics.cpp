@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <pufferfish/nn.hpp>
+#include <pufferfish/nn/layers/attention.hpp>
 
 using namespace pufferfish;
 
@@ -62,6 +64,126 @@ const any_layer<double>& first_slot(const net_type& net) {
 }
 
 double at(const output_statistics& seen, index_t i, index_t j) { return seen.gradient_moment()(i, j); }
+
+using matrix = tensor<double, 2>;
+
+// Compares a moment with `weight` times the mean of r r^T over the rows r of columns first, first + 1, ...
+void check_moment(const matrix& found, const tensor_view<const double, 2>& rows, index_t first = 0,
+                  double weight = 1.0, double tolerance = 1e-9) {
+  for (index_t i = 0; i < found.extent(0); ++i) {
+    for (index_t j = 0; j < found.extent(0); ++j) {
+      double sum = 0.0;
+      for (index_t n = 0; n < rows.extent(0); ++n) sum += rows(n, first + i) * rows(n, first + j);
+      CHECK(found(i, j) ==
+            doctest::Approx(weight * sum / static_cast<double>(rows.extent(0))).epsilon(tolerance));
+    }
+  }
+}
+
+// Self attention of one sequence with a residual sum and a layer norm, in plain loops.
+struct plain_attention {
+  static constexpr index_t heads = 2, key = 3, value = 4;
+  std::vector<matrix> weights;  // of queries, keys, values and outputs
+  matrix x, dy;
+  std::vector<matrix> shifts;  // added to the outputs of each projection
+
+  matrix project(const matrix& rows, std::size_t which) const {
+    const matrix& w = weights[which];
+    matrix result = shifts[which];
+    for (index_t n = 0; n < rows.extent(0); ++n) {
+      for (index_t o = 0; o < w.extent(0); ++o) {
+        for (index_t i = 0; i < w.extent(1); ++i) result(n, o) += rows(n, i) * w(o, i);
+      }
+    }
+    return result;
+  }
+  matrix outputs() const {
+    const index_t tokens = x.extent(0);
+    const matrix q = project(x, 0), k = project(x, 1), v = project(x, 2);
+    matrix joined({tokens, heads * value});
+    for (index_t h = 0; h < heads; ++h) {
+      for (index_t i = 0; i < tokens; ++i) {
+        std::vector<double> weight;
+        double sum = 0.0;
+        for (index_t j = 0; j < tokens; ++j) {
+          double score = 0.0;
+          for (index_t d = h * key; d < (h + 1) * key; ++d) score += q(i, d) * k(j, d);
+          sum += weight.emplace_back(std::exp(score / std::sqrt(static_cast<double>(key))));
+        }
+        for (index_t j = 0; j < tokens; ++j) {
+          for (index_t d = h * value; d < (h + 1) * value; ++d) {
+            joined(i, d) += weight[static_cast<std::size_t>(j)] / sum * v(j, d);
+          }
+        }
+      }
+    }
+    return project(joined, 3);
+  }
+  // sum of dy norm(x + outputs)
+  double loss() const {
+    const matrix z = outputs();
+    double sum = 0.0;
+    for (index_t n = 0; n < x.extent(0); ++n) {
+      const index_t width = x.extent(1);
+      double mean = 0.0, squares = 0.0;
+      for (index_t c = 0; c < width; ++c) mean += (x(n, c) + z(n, c)) / static_cast<double>(width);
+      for (index_t c = 0; c < width; ++c) squares += std::pow(x(n, c) + z(n, c) - mean, 2);
+      const double deviation = std::sqrt(squares / static_cast<double>(width) + 1e-6);
+      for (index_t c = 0; c < width; ++c) sum += dy(n, c) * (x(n, c) + z(n, c) - mean) / deviation;
+    }
+    return sum;
+  }
+  // Gradient of the loss with respect to the outputs of a projection, by central differences.
+  matrix gradient(std::size_t which) {
+    matrix result(shifts[which].shape());
+    constexpr double step = 1e-5;
+    for (index_t i = 0; i < result.size(); ++i) {
+      double& shift = shifts[which].data()[i];
+      shift = step;
+      const double above = loss();
+      shift = -step;
+      result.data()[i] = (above - loss()) / (2.0 * step);
+      shift = 0.0;
+    }
+    return result;
+  }
+};
+
+// conv1 with its rows multiplied by `scale`, and a batch norm whose running statistics are those of the last
+// batch.
+net_type normed_net(const std::vector<double>& scale) {
+  sequential<double> layers;
+  layers.add("conv1", Conv<double>(conv_shape{3, 6, {3, 3}, {1, 1}, {1, 1}}));
+  layers.add("norm1", BatchNorm<double>(6, 1e-12, 1.0));
+  layers.add("flatten", Flatten<double>());
+  layers.add("head", Linear<double>(6 * 16, 5));
+  net_type net(std::move(layers));
+  net.initialize(3);
+  const double norm_weights[] = {0.5, -2.0, 1.0, 3.0, 0.2, 1.5};
+  net.on_host([&](auto& root) {
+    auto& parts = *root.template target<sequential<double>>();
+    const auto weight = parts[0].template target<Conv<double>>()->weight();
+    for (index_t o = 0; o < 6; ++o) {
+      for (index_t i = 0; i < 27; ++i)
+        weight(o, i / 9, i / 3 % 3, i % 3) *= scale[static_cast<std::size_t>(o)];
+    }
+    parts[1].template target<BatchNorm<double>>()->visit([&](const char* name, auto& thing) {
+      if (std::string(name) == "weight") std::copy_n(norm_weights, 6, thing.data());
+    });
+  });
+  return net;
+}
+
+// Statistics of two batches of 8 images.
+network_statistics statistics_of(net_type& net, cpu_context& ctx) {
+  statistics_collector<double> collector(net, everything(), {0});
+  for (unsigned step = 0; step < 2; ++step) {
+    const observed_scope watching(ctx, collector);
+    pass(net, ctx, 8, 7, step);
+    collector.end_step(8.0);
+  }
+  return collector.statistics();
+}
 
 }  // namespace
 
@@ -253,4 +375,151 @@ TEST_CASE("collect_statistics: an LSTM's gates share their inputs") {
   policy.rank = fixed_rank{1};
   net_type copy = net;
   CHECK(factorize(copy, policy, &all).layers.size() == 8);
+}
+
+TEST_CASE("collect_statistics: each group of a convolution has the sums of its own outputs") {
+  conv_shape shape = conv_shape::square(4, 6, 3, 1, 1);
+  shape.groups = 2;
+  sequential<double> layers;
+  layers.add("grouped", Conv<double>(shape, true));
+  net_type net(std::move(layers));
+  net.initialize(4);
+  cpu_context ctx;
+  statistics_collector<double> collector(net, everything(), {0});
+  const tensor<double, 4> x = images({3, 5, 5, 4}, 8), dy = images({3, 5, 5, 6}, 9);
+  tensor<double, 4> y(dy.shape());
+  {
+    const observed_scope watching(ctx, collector);
+    ctx.set_mode(run_mode::training);
+    ctx.begin_step(0);
+    net.forward(ctx, x.view(), y.view());
+    net.backward(ctx, dy.view());
+  }
+  collector.end_step(3.0);
+  const network_statistics all = collector.statistics();
+  REQUIRE(all.layers.size() == 1);
+  const std::vector<output_statistics>& groups = all.layers[0].matrices;
+  REQUIRE(groups.size() == 2);
+  const tensor_view<const double, 2> outputs(y.data(), {75, 6}), gradients(dy.data(), {75, 6});
+  for (index_t g = 0; g < 2; ++g) {
+    CAPTURE(g);
+    const output_statistics& seen = groups[static_cast<std::size_t>(g)];
+    REQUIRE(seen.outputs() == 3);
+    CHECK(seen.inputs() == 18);
+    CHECK(!seen.has_inputs());
+    CHECK(seen.rows_of_sample() == doctest::Approx(25.0));
+    check_moment(seen.output_moment(), outputs, 3 * g);
+    check_moment(seen.gradient_moment(), gradients, 3 * g, 9.0);
+    double mean = 0.0;
+    for (index_t n = 0; n < 75; ++n) mean += outputs(n, 3 * g + 1) / 75.0;
+    CHECK(seen.output_mean()[1] == doctest::Approx(mean));
+  }
+}
+
+TEST_CASE("collect_statistics: the projections of attention against sums by hand") {
+  attention_options options;
+  options.shape = {6, plain_attention::heads, plain_attention::key, plain_attention::value};
+  options.dropout = options.attention_dropout = 0.0;
+  sequential<double> layers;
+  layers.add("att", MultiHeadAttention<double>(options));
+  net_type net(std::move(layers));
+  net.initialize(6);
+  cpu_context ctx;
+  statistics_collector<double> collector(net, everything(), {0});
+  const tensor<double, 4> x = images({1, 5, 1, 6}, 10), dy = images({1, 5, 1, 6}, 11);
+  tensor<double, 4> y(x.shape());
+  {
+    const observed_scope watching(ctx, collector);
+    ctx.set_mode(run_mode::training);
+    ctx.begin_step(0);
+    net.forward(ctx, x.view(), y.view());
+    net.backward(ctx, dy.view());
+  }
+  collector.end_step(2.0);
+
+  plain_attention by_hand;
+  const extents<2> rows{5, 6};
+  by_hand.x = matrix(tensor_view<const double, 2>(x.data(), rows));
+  by_hand.dy = matrix(tensor_view<const double, 2>(dy.data(), rows));
+  const auto found = detail::find_slots(net);
+  REQUIRE(found.slots.size() == 4);
+  for (any_layer<double>* const slot : found.slots) {
+    const Linear<double>& one = *slot->target<Linear<double>>();
+    by_hand.weights.emplace_back(tensor_view<const double, 2>(one.weight()));
+    by_hand.shifts.emplace_back(extents<2>{5, one.out_features()});
+  }
+  double loss = 0.0;
+  for (index_t i = 0; i < y.size(); ++i) loss += y.data()[i] * dy.data()[i];
+  REQUIRE(by_hand.loss() == doctest::Approx(loss));
+
+  const network_statistics all = collector.statistics();
+  const char* const names[] = {"att.w_qs", "att.w_ks", "att.w_vs", "att.fc"};
+  REQUIRE(all.layers.size() == 4);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CAPTURE(names[i]);
+    CHECK(all.layers[i].name == names[i]);
+    const output_statistics& seen = all.layers[i].matrices.at(0);
+    // Values are wider than their inputs; the statistics are those of the narrower side.
+    CHECK(seen.has_inputs() == (i == 2));
+    if (i == 2) {
+      check_moment(seen.input_moment(), by_hand.x);
+    } else {
+      check_moment(seen.output_moment(), i == 3 ? by_hand.outputs() : by_hand.project(by_hand.x, i));
+    }
+    check_moment(seen.gradient_moment(), by_hand.gradient(i), 0, 4.0, 1e-6);
+    CHECK(seen.rows_of_sample() == doctest::Approx(2.5));
+  }
+}
+
+TEST_CASE("collect_statistics: the output scale is that of the batch norm that follows") {
+  const std::vector<double> ones(6, 1.0), scale{0.1, 3.0, 1.0, 20.0, 0.5, 2.0};
+  cpu_context ctx;
+  net_type net = normed_net(ones), scaled = normed_net(scale);
+  const network_statistics seen = statistics_of(net, ctx);
+  network_statistics seen_scaled = statistics_of(scaled, ctx);
+  REQUIRE(seen.layers[0].name == "conv1");
+  REQUIRE(seen.layers[0].output_scale.size() == 6);
+  CHECK(seen.find("head")->output_scale.empty());
+
+  // weight / deviation of the last batch.
+  const tensor<double, 4> x = images({8, 4, 4, 3}, 7);
+  tensor<double, 4> y({8, 4, 4, 6});
+  ctx.set_mode(run_mode::inference);
+  first_slot(net).forward(ctx, x.view(), y.view());
+  const double norm_weights[] = {0.5, -2.0, 1.0, 3.0, 0.2, 1.5};
+  for (index_t c = 0; c < 6; ++c) {
+    double mean = 0.0, squares = 0.0;
+    for (index_t n = 0; n < 128; ++n) mean += y.data()[6 * n + c] / 128.0;
+    for (index_t n = 0; n < 128; ++n) squares += std::pow(y.data()[6 * n + c] - mean, 2);
+    const auto at = static_cast<std::size_t>(c);
+    CHECK(seen.layers[0].output_scale[at] == doctest::Approx(norm_weights[at] / std::sqrt(squares / 127.0)));
+    CHECK(seen_scaled.layers[0].output_scale[at] ==
+          doctest::Approx(seen.layers[0].output_scale[at] / scale[at]));
+  }
+
+  // The batch norm undoes a scale of the outputs, so that the scale does not change which errors count.
+  factorize_policy policy = everything();
+  policy.rank = fixed_rank{2};
+  policy.truncate = truncation::data_aware;
+  const auto error = [&](const network_statistics& of_scaled) {
+    net_type a = net, b = scaled;
+    factorize(a, policy, &seen);
+    factorize(b, policy, &of_scaled);
+    merge(a);
+    merge(b);
+    double sum = 0.0, all = 0.0;
+    const auto weight = [](const net_type& of) { return first_slot(of).target<Conv<double>>()->weight(); };
+    for (index_t o = 0; o < 6; ++o) {
+      for (index_t i = 0; i < 27; ++i) {
+        const double expected = weight(a)(o, i / 9, i / 3 % 3, i % 3);
+        const double value = weight(b)(o, i / 9, i / 3 % 3, i % 3) / scale[static_cast<std::size_t>(o)];
+        sum += std::pow(value - expected, 2);
+        all += expected * expected;
+      }
+    }
+    return std::sqrt(sum / all);
+  };
+  CHECK(error(seen_scaled) < 1e-3);
+  seen_scaled.layers[0].output_scale.clear();
+  CHECK(error(seen_scaled) > 0.1);
 }

@@ -103,6 +103,51 @@ TEST_CASE_TEMPLATE("factor norms: inference gives what it gave, names and number
         (sizeof(T) == 4 ? 5e-5 : 1e-12));
 }
 
+TEST_CASE("factor norms: a budget counts their parameters, groups and all, and so do the rows of the table") {
+  sequential<float> layers;
+  layers.add("stem", Conv<float>(conv_shape::square(3, 12, 3, 1, 1)));
+  layers.add("bn1", BatchNorm<float>(12));
+  layers.add("plain", Conv<float>(conv_shape::square(12, 24, 3, 2, 1), true));
+  layers.add("grouped", Conv<float>(grouped(24, 36, 3)));
+  sequential<float> branch, shortcut;
+  branch.add("conv", Conv<float>(conv_shape::square(36, 24, 3, 1, 1)));
+  branch.add("bn", BatchNorm<float>(24));
+  shortcut.add("conv", Conv<float>(conv_shape::square(36, 24, 1)));
+  layers.add("block", residual<float>(std::move(branch), std::move(shortcut), true));
+  layers.add("pool", GlobalAvgPool<float>());
+  layers.add("hidden", Linear<float>(24, 24));
+  layers.add("fc", Linear<float>(24, 5));
+  network<float> dense{any_layer<float>(std::move(layers))};
+  dense.initialize(3);
+  cpu_context ctx;
+  factorize_policy policy;
+  policy.shortcuts_dense = false;  // a factorized shortcut gets no batch norm
+  policy.budget.emplace();
+  int too_large = 0;
+  for (index_t permille = 430; permille < 700; permille += 7) {
+    CAPTURE(permille);
+    policy.budget->parameters = permille * dense.parameter_count() / 1000;
+    for (const bool counted : {true, false}) {
+      policy.factor_norms = counted;
+      network<float> net = dense;
+      const factorization made = factorize(net, policy);
+      const index_t before = net.parameter_count();
+      CHECK(before <= *policy.budget->parameters);
+      CHECK(!insert_factor_norms(ctx, net, 1, [&](index_t k) { net.forward(ctx, batch<float>(k)); }).empty());
+      CHECK(net.parameter_count() > before);
+      if (!counted) {
+        too_large += net.parameter_count() > *policy.budget->parameters ? 1 : 0;
+        continue;
+      }
+      CHECK(net.parameter_count() <= *policy.budget->parameters);
+      auto in_rows = static_cast<double>(dense.parameter_count());
+      for (const rank_row& row : made.rows) in_rows += row.after.parameters - row.before.parameters;
+      CHECK(in_rows == static_cast<double>(net.parameter_count()));
+    }
+  }
+  CHECK(too_large > 0);
+}
+
 TEST_CASE("factor norms: statistics of down x, by hand; training on them is training on the plain factors") {
   network<double> net = low_rank_net<double>();
   const network<double> before = net;
