@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Tables of Unicode 14.0.0 for unicode.hpp. make_unicode_tables.py writes this file: change the script instead.
+/// Tables of Unicode 14.0.0 for unicode.hpp. make_unicode_tables.py writes this file: change the script
+/// instead.
 
 #include <array>
 #include <cstdint>

@@ -2,17 +2,17 @@
 #pragma once
 
 /// \file
-/// Compiles the library's large templates, for float and double, in the source file that includes this header.
-/// All other source files of the program are then compiled with -DPUFFERFISH_SEPARATE_KERNELS, which takes a
-/// fraction of the time of header-only use (core/separate.hpp):
+/// Compiles the library's large templates, for float and double, in the source file that includes this
+/// header. All other source files of the program are then compiled with -DPUFFERFISH_SEPARATE_KERNELS, which
+/// takes a fraction of the time of header-only use (core/separate.hpp):
 ///
 /// \code
 /// // kernels.cpp: the only source file that includes this header
 /// #include <pufferfish/kernels.hpp>
 /// \endcode
 ///
-/// All source files need the same compiler flags and the same PUFFERFISH_ASSERT_LEVEL, as in any program whose
-/// objects exchange layers. Without such a source file the linker reports
+/// All source files need the same compiler flags and the same PUFFERFISH_ASSERT_LEVEL, as in any program
+/// whose objects exchange layers. Without such a source file the linker reports
 /// pufferfish::...::a_source_file_must_include_pufferfish_kernels_hpp.
 ///
 /// The component `kernels` of CMake, pkg-config and Meson brings such a source file and the definition

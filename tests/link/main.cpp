@@ -29,7 +29,8 @@ TEST_CASE("OpenMP's threads give the bits of our own, in a namespace of their ow
 }
 #endif
 
-TEST_CASE("an object with separate kernels computes the bits of a header-only one, and shares its functions") {
+TEST_CASE(
+    "an object with separate kernels computes the bits of a header-only one, and shares its functions") {
   const object_report header_only = joined::run();
   const object_report with_kernels = separate::run();
   CHECK(with_kernels.abi == header_only.abi);

@@ -4,13 +4,15 @@
 /// \file
 /// Internal: the mode in which a program compiles the library's large templates once.
 ///
-/// The library is header-only by default. If PUFFERFISH_SEPARATE_KERNELS is defined for a translation unit, the
-/// templates that are named by the macros below are declared there for float and double, and not compiled. One
-/// source file of the program then includes <pufferfish/kernels.hpp>, which compiles them. Objects of both modes
-/// can be linked into one program: both have the same functions, and the linker keeps one of each.
+/// The library is header-only by default. If PUFFERFISH_SEPARATE_KERNELS is defined for a translation unit,
+/// the templates that are named by the macros below are declared there for float and double, and not
+/// compiled. One source file of the program then includes <pufferfish/kernels.hpp>, which compiles them.
+/// Objects of both modes can be linked into one program: both have the same functions, and the linker keeps
+/// one of each.
 ///
-/// A template that no macro names is compiled where it is used, in both modes. The macros therefore affect compile
-/// time alone. They stand after the definition of a template with one type parameter, in its namespace:
+/// A template that no macro names is compiled where it is used, in both modes. The macros therefore affect
+/// compile time alone. They stand after the definition of a template with one type parameter, in its
+/// namespace:
 ///
 /// \code
 /// template <class T>
@@ -18,8 +20,8 @@
 /// PUFFERFISH_SEPARATE_FUNCTION(linear, add);
 /// \endcode
 ///
-/// The first argument is the part of the kernels that compiles the template (kernels.hpp). A function must not be
-/// overloaded where the macro stands: a declaration for another device follows the macro.
+/// The first argument is the part of the kernels that compiles the template (kernels.hpp). A function must
+/// not be overloaded where the macro stands: a declaration for another device follows the macro.
 
 #include <pufferfish/core/config.hpp>
 
@@ -27,7 +29,8 @@
 // `extern`.
 #if defined(PUFFERFISH_COMPILE_PARTS)
 #define PUFFERFISH_DETAIL_EXTERN(part) PUFFERFISH_DETAIL_EXTERN2(part)
-#define PUFFERFISH_DETAIL_EXTERN2(value) PUFFERFISH_DETAIL_EXTERN3(PUFFERFISH_DETAIL_EXTERN_##value, extern, ~)
+#define PUFFERFISH_DETAIL_EXTERN2(value) \
+  PUFFERFISH_DETAIL_EXTERN3(PUFFERFISH_DETAIL_EXTERN_##value, extern, ~)
 #define PUFFERFISH_DETAIL_EXTERN3(...) PUFFERFISH_DETAIL_EXTERN4(__VA_ARGS__)
 #define PUFFERFISH_DETAIL_EXTERN4(first, second, ...) second
 #define PUFFERFISH_DETAIL_EXTERN_1 ~,
@@ -38,16 +41,16 @@
 #endif
 
 #ifdef PUFFERFISH_DETAIL_EXTERN
-#define PUFFERFISH_SEPARATE_FUNCTION(part, name)                                                            \
-  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template decltype(name<float>) name<float>;           \
+#define PUFFERFISH_SEPARATE_FUNCTION(part, name)                                                  \
+  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template decltype(name<float>) name<float>; \
   PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template decltype(name<double>) name<double>
-#define PUFFERFISH_SEPARATE_CLASS(part, name)                                        \
-  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<float>;    \
+#define PUFFERFISH_SEPARATE_CLASS(part, name)                                     \
+  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<float>; \
   PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<double>
 
 PUFFERFISH_NAMESPACE_BEGIN
-/// A program without <pufferfish/kernels.hpp> is refused by the linker with this name. The name of the namespace
-/// contains the compiler flags for which kernels are missing.
+/// A program without <pufferfish/kernels.hpp> is refused by the linker with this name. The name of the
+/// namespace contains the compiler flags for which kernels are missing.
 template <class T>
 struct a_source_file_must_include_pufferfish_kernels_hpp {
   static const char compiled;

@@ -118,9 +118,8 @@ class layer_truncation {
     rank_list ranks;
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
       const matrix_truncation& one = matrices_[i];
-      const index_t rank =
-          choose_rank(policy_of(policies, groups_[i]), one.rows(), one.cols(), one.spectrum(),
-                      one.squared_norm());
+      const index_t rank = choose_rank(policy_of(policies, groups_[i]), one.rows(), one.cols(),
+                                       one.spectrum(), one.squared_norm());
       ranks.resize(std::max(ranks.size(), groups_[i] + 1));
       ranks[groups_[i]] = std::max(ranks[groups_[i]], rank);
     }
