@@ -19,7 +19,8 @@ HEAD = """// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #pragma once
 
 /// \\file
-/// Tables of Unicode {version} for unicode.hpp. make_unicode_tables.py writes this file: change the script instead.
+/// Tables of Unicode {version} for unicode.hpp. make_unicode_tables.py writes this file: change the script
+/// instead.
 
 #include <array>
 #include <cstdint>
