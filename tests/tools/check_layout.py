@@ -46,6 +46,8 @@ FOLLOWS_LOCALE = re.compile(r"\b(strto[dfl]d?|sto[df]|stold|atof|v?sn?printf)\("
 STOPS = "pufferfish/stopped_by_the_error_above"
 # A macro that names a file to include.
 FILE_MACRO = re.compile(r'^\s*#\s*define\s+\w+_FILE\s+([<"])([^>"]+)[>"]', re.MULTILINE)
+# A template that kernels.hpp compiles.
+SEPARATE = re.compile(r"^PUFFERFISH_SEPARATE_(FUNCTION|CLASS)\(", re.MULTILINE)
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
 SPDX_KINDS = {".hpp", ".inc", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
 SPDX_NAMES = {"CMakeLists.txt", "meson_options.txt", "run", "compile_time", ".clang-format", ".clang-tidy"}
@@ -147,6 +149,14 @@ def check_folders(root):
     return problems
 
 
+def check_kernels(files, include):
+    """kernels.hpp reaches every header whose templates programs with separate kernels only declare."""
+    base = include / "pufferfish"
+    there = set(reached(base / "kernels.hpp", include))
+    return [f"{path.relative_to(base)} has separate templates, and kernels.hpp does not include it" for path in files
+            if SEPARATE.search(path.read_text(encoding="utf-8")) and path.resolve() not in there]
+
+
 def check_spdx(root):
     problems = []
     for directory, folders, files in os.walk(root):
@@ -175,6 +185,7 @@ def main():
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > MAX_LINES:
             problems.append(f"{path.relative_to(root)} has {lines} lines, more than {MAX_LINES}")
+    problems += check_kernels(files, root / "include")
     problems += check_folders(root)
     problems += check_spdx(root)
     print("\n".join(problems))
