@@ -23,7 +23,8 @@ int main(int argc, char** argv) try {
   pufferfish::training_options options;  // hybrid: dense epochs, SVD to a quarter of the rank, training on
   options.epochs = 8;
   options.warmup_epochs = 3;
-  pufferfish::self alone;  // or an mpi::communicator
+  options.switching.statistics_steps = 20;  // the last 20 dense steps measure what the loss depends on
+  pufferfish::self alone;                   // or an mpi::communicator
   pufferfish::procedure<float, pufferfish::self> run(std::move(net), alone, train, test, options);
   pufferfish::training_observer silent;
   run.run(silent);

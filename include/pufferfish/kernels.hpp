@@ -13,7 +13,7 @@
 ///
 /// All source files need the same compiler flags and the same PUFFERFISH_ASSERT_LEVEL, as in any program
 /// whose objects exchange layers. Without such a source file the linker reports
-/// pufferfish::...::a_source_file_must_include_pufferfish_kernels_hpp.
+/// a_source_file_must_include_pufferfish_kernels_hpp.
 ///
 /// The component `kernels` of CMake, pkg-config and Meson brings such a source file and the definition
 /// (docs/start.md). The source file can be compiled in parts, on several processors: once for each of the
