@@ -162,10 +162,9 @@ pf::network_statistics measure(const pf::network<float>& net, pf::cpu_context& c
     }
     collector.end_step(32);  // the loss was the mean over 32 images
   }
-  for (const auto& [name, sums] : collector.sums()) {
-    for (const auto& part : sums->parts()) comm.all_reduce_sum(part.values);
-  }
-  return collector.statistics();
+  pf::network_statistics seen = collector.statistics();
+  pf::sum_over_ranks(comm, seen);
+  return seen;
 }
 // [measure]
 
