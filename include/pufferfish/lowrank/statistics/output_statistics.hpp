@@ -54,7 +54,7 @@ class output_statistics {
   index_t outputs() const { return outputs_; }
   index_t inputs() const { return inputs_; }
 
-  /// Adds y^T y and the column sums of y. y: rows x outputs, any strides, with or without the layer's bias.
+  /// Adds y^T y and the column sums of y. y: rows x outputs, any strides, with the bias that the layer adds.
   /// Throws shape_error for another width, and for a width above largest_moment.
   template <class T>
   void add_outputs(const tensor_view<const T, 2>& y) {

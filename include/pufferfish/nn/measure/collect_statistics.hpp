@@ -94,7 +94,7 @@ class following_norms final : public layer_visitor<T, Device> {
 ///       }
 ///       collector.end_step(samples);
 ///     }
-///     factorize(net, policy, collector.statistics());
+///     factorize(net, policy, &seen);                     // network_statistics seen = collector.statistics()
 ///
 /// As long as the collector is used, the network must not be moved and must keep its layers and arenas. Sums
 /// are taken in a fixed order, so that they do not depend on the number of threads. On a device every layer
