@@ -77,6 +77,10 @@ inline nlohmann::ordered_json to_json(const pufferfish::epoch_result& epoch) {
 
 /// The rows of --explain. Numbers that are not known are null.
 inline nlohmann::ordered_json to_json(const pufferfish::rank_row& row) {
+  const auto whole = [](double value) -> nlohmann::ordered_json {
+    if (!std::isfinite(value)) return nullptr;
+    return std::llround(value);
+  };
   nlohmann::ordered_json j = {{"name", row.name},
                               {"rows", row.size.rows},
                               {"cols", row.size.cols},
@@ -84,10 +88,10 @@ inline nlohmann::ordered_json to_json(const pufferfish::rank_row& row) {
                               {"full_rank", row.full_rank()},
                               {"dense", row.dense},
                               {"rank", nullptr},
-                              {"parameters_before", row.before.parameters},
-                              {"parameters_after", row.after.parameters},
-                              {"macs_before", row.before.macs},
-                              {"macs_after", row.after.macs},
+                              {"parameters_before", whole(row.before.parameters)},
+                              {"parameters_after", whole(row.after.parameters)},
+                              {"macs_before", whole(row.before.macs)},
+                              {"macs_after", whole(row.after.macs)},
                               {"weighted_energy", row.weighted_energy},
                               {"predicted_loss", row.predicted_loss},
                               {"why", row.why}};
