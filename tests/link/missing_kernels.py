@@ -36,7 +36,7 @@ def main():
         missing = link(where, "-DPUFFERFISH_SEPARATE_KERNELS")
         if missing.returncode == 0 or NAME not in missing.stderr:
             problems.append(f"without kernels, the linker ended with {missing.returncode} and said:\n{missing.stderr}")
-        for flags in [], ["-DPUFFERFISH_KERNELS"], ["-DPUFFERFISH_COMPILE_PARTS", "-DPUFFERFISH_COMPILE_linalg"]:
+        for flags in [], ["-DPUFFERFISH_COMPILE_KERNELS"], ["-DPUFFERFISH_COMPILE_PARTS", "-DPUFFERFISH_COMPILE_linalg"]:
             done = link(where, *flags)
             if done.returncode != 0:
                 problems.append(f"with {flags or 'no flags'}:\n{done.stderr}")

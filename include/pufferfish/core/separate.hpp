@@ -17,7 +17,7 @@
 /// \code
 /// template <class T>
 /// void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) { ... }
-/// PUFFERFISH_SEPARATE_FUNCTION(linear, add);
+/// PUFFERFISH_SEPARATE_FUNCTION(dense, add);
 /// \endcode
 ///
 /// The first argument is the part of the kernels that compiles the template (kernels.hpp). A function must
@@ -25,7 +25,7 @@
 
 #include <pufferfish/core/config.hpp>
 
-// PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_KERNELS_part): nothing in the source file that compiles the part, else
+// PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_part): nothing in the source file that compiles the part, else
 // `extern`.
 #if defined(PUFFERFISH_COMPILE_PARTS)
 #define PUFFERFISH_DETAIL_EXTERN(part) PUFFERFISH_DETAIL_EXTERN2(part)
