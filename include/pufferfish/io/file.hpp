@@ -269,7 +269,7 @@ inline std::vector<std::uint8_t> read_file(const std::string& path,
 /// renames it over `path` and syncs the folder. Without commit, or after an error before the rename, the
 /// temporary is removed and the old file stays as it was. If only the folder cannot be synced, commit()
 /// throws with the new file in place: a crash of the system may then still undo the rename. A killed process
-/// leaves its temporary behind; the next writer of the same path removes it. Several writers of one path may
+/// leaves its temporary file; the next writer of the same path removes it. Several writers of one path may
 /// run at once: the last commit wins. The mode bits of an existing file are kept; a symbolic link is
 /// replaced, not followed. One thread at a time uses a writer.
 /// \code

@@ -257,7 +257,7 @@ factorization factorize_on_host(model<Root, Device>& net, const factorize_policy
 /// without statistics gets a plain truncation, and cannot share a budget with layers that have statistics.
 ///
 /// policy.threads layers are decomposed at once, the largest first; the result does not depend on the number.
-/// The new layers exist beside the old ones until all are made.
+/// The new layers and the old ones both exist until all are made.
 ///
 /// Throws for an invalid policy as select, for weights as svd_factorize, naming the layer, and for a budget
 /// as allocate; the network is unchanged if anything is thrown.

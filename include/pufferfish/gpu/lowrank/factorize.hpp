@@ -290,7 +290,7 @@ inline context_options options_of_current_device() {
 /// the host, which decomposes them with policy.threads (by default 1) threads as the CPU's factorize: 294 ms
 /// for ResNet-18 with 16 threads of an Intel Xeon. With cuSOLVER on an H100: 42 ms (docs/gpu.md).
 ///
-/// With a solver: needs memory for new arenas beside the old ones, for a second copy of the factors, and for
+/// With a solver: needs memory for new arenas and the old ones, for a second copy of the factors, and for
 /// about six matrices of the size of the largest one in double (for an LSTM, twenty-four of the size of one
 /// gate's).
 ///

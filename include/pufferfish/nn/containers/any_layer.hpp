@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `any_layer<T>`: a layer of any type behind one type, so that networks are values, and programs
+/// `any_layer<T>`: a layer of any type as one type, so that networks are values, and programs
 /// need not compile the type of each network. The price is one virtual call per layer.
 ///
 /// Interface of a layer that can be stored (ExampleLayer is documentation, no such class exists):
