@@ -30,7 +30,7 @@ struct image_network {
 /// ReLU, a 1x1 convolution, batch norm, ReLU; 128 -> 256 channels, then 256 -> 256 with
 /// stride 2. Then a classifier.
 net_type mobile_blocks() {
-  pf::sequential<float> net;
+  pf::Sequential<float> net;
   const auto add = [&net](const std::string& name, const conv_shape& shape) {
     net.add(name, pf::Conv<float>(shape));
     net.add(name + "_bn", pf::BatchNorm<float>(shape.out_channels)).add(name + "_relu", pf::ReLU<float>());

@@ -90,19 +90,19 @@ pf::network<float> make_network(const std::string& nonlinearity) {
                             .padding = {1, 3}};
   const pf::conv_shape square = pf::conv_shape::square(16, 16, 3, 1, 1);  // kernel 3, stride 1, padding 1
 
-  pf::sequential<float> branch;
+  pf::Sequential<float> branch;
   branch.add("conv1", pf::Conv<float>(square))
       .add("bn1", pf::BatchNorm<float>(16))
       .add("act", activation(nonlinearity))
       .add("conv2", pf::Conv<float>(square))
       .add("bn2", pf::BatchNorm<float>(16));
 
-  pf::sequential<float> layers;
+  pf::Sequential<float> layers;
   layers
       .add("stem", pf::Conv<float>(wide, true))  // with a bias
       .add("scale", Scale(16))
       .add("act", activation(nonlinearity))
-      .add("block", pf::residual<float>(std::move(branch)))
+      .add("block", pf::Residual<float>(std::move(branch)))
       .add("flat", pf::Flatten<float>())
       .add("hidden", pf::Linear<float>(8 * 12 * 16, 32))
       .add("act2", activation(nonlinearity))

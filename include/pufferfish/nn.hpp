@@ -7,7 +7,7 @@
 /// in <pufferfish/train.hpp>.
 ///
 /// \code
-/// sequential<float> layers;
+/// Sequential<float> layers;
 /// layers.add("flat", Flatten<float>())
 ///     .add("hidden", Linear<float>(784, 256))
 ///     .add("act", ReLU<float>())

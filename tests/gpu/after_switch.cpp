@@ -14,7 +14,7 @@ namespace {
 template <class Device>
 pf::network<float, Device> normed_network() {
   using namespace pf;
-  sequential<float, Device> layers;
+  Sequential<float, Device> layers;
   layers.add("conv1", Conv<float>(conv_shape::square(3, 8, 3, 1, 1)));
   layers.add("bn1", BatchNorm<float>(8));
   layers.add("relu1", ReLU<float>());

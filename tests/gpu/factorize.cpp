@@ -391,8 +391,8 @@ TEST_CASE("gpu factorize: an LSTM language model, gate by gate") {
   const pf::lstm_lm_options options{37, 12, 2, 0.0};
   for (const pf::rank_policy& rank :
        {pf::rank_policy(pf::rank_ratio{0.25}), pf::rank_policy(pf::energy_kept{0.5})}) {
-    pf::model<pf::lstm_lm<float>> host_net{pf::lstm_lm<float>(options)};
-    pf::model<pf::lstm_lm<float, gpu>, gpu> net{pf::lstm_lm<float, gpu>(options)};
+    auto host_net = pf::make_lstm_lm<float>(options);
+    auto net = pf::make_lstm_lm<float, gpu>(options);
     host_net.initialize(3);
     pf::fill_uniform(host_net.store().values(), -1.0, 1.0, pf::random_stream(4, 2));  // biases, too
     pf::copy_state(host_net, net);
@@ -442,7 +442,7 @@ TEST_CASE("gpu factorize: grouped convolutions group by group, biases bit for bi
       shape.groups = groups;
       return shape;
     };
-    pf::sequential<float, Device> layers;
+    pf::Sequential<float, Device> layers;
     layers.add("stem", pf::Conv<float>(grouped(4, 8, 1)));
     layers.add("grouped", pf::Conv<float>(grouped(8, 24, 2), true));
     layers.add("depthwise", pf::Conv<float>(grouped(24, 24, 24)));
@@ -529,7 +529,7 @@ TEST_CASE("gpu factorize: grouped convolutions, group by group, and depthwise on
       result.groups = groups;
       return result;
     };
-    pf::sequential<float, device_type> layers;
+    pf::Sequential<float, device_type> layers;
     layers.add("stem", pf::Conv<float>(shape(3, 24, 1), false));
     layers.add("grouped", pf::Conv<float>(shape(24, 36, 3), true));
     layers.add("depthwise", pf::Conv<float>(shape(36, 36, 36), false));

@@ -20,7 +20,7 @@ pf::network<T, Device> dense_network() {
   using namespace pf;
   conv_shape grouped = conv_shape::square(8, 12, 3, 1, 1);
   grouped.groups = 2;
-  sequential<T, Device> layers;
+  Sequential<T, Device> layers;
   layers.add("stem", Conv<T>(conv_shape::square(3, 8, 3, 1, 1)));
   layers.add("conv", Conv<T>(conv_shape::square(8, 8, 3, 1, 1), true));
   layers.add("grouped", Conv<T>(grouped, false));

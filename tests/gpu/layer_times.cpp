@@ -83,7 +83,7 @@ TEST_CASE("recurrent layers and a tied embedding of a device are timed") {
   pf::lstm_lm_options options;
   options.vocabulary = 40;
   options.width = 16;
-  pf::model<pf::lstm_lm<float, gpu>, gpu> net{pf::lstm_lm<float, gpu>(options)};
+  auto net = pf::make_lstm_lm<float, gpu>(options);
   net.initialize(1);
   const pf::layer_times times =
       pf::measure_layers(net, pf::sequence_inputs(net, 3, 4), open_policy(), gpu_context(), quick);

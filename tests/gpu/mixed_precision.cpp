@@ -232,7 +232,7 @@ void check_language_model(HostModel& host_net, DeviceModel& net, double toleranc
 
 TEST_CASE_TEMPLATE("gpu mixed precision: the language model", T, pf::gpu::bf16, pf::gpu::fp16) {
   const pf::lstm_lm_options options{37, 16, 2, 0.2};
-  pf::model<pf::lstm_lm<float>> host_net{pf::lstm_lm<float>(options)};
+  auto host_net = pf::make_lstm_lm<float>(options);
   pf::model<pf::lstm_lm<T, pf::device::gpu>, pf::device::gpu> net{pf::lstm_lm<T, pf::device::gpu>(options)};
   host_net.initialize(3);
   check_language_model(host_net, net, 4 * unit<T>);
@@ -256,7 +256,7 @@ TEST_CASE_TEMPLATE("gpu mixed precision: the Transformer", T, pf::gpu::bf16, pf:
   options.positions = 16;
   options.dropout = 0.2;
   using translator = pf::transformer<T, pf::device::gpu>;
-  pf::model<pf::transformer<float>> host_net{pf::transformer<float>(options)};
+  auto host_net = pf::make_transformer<float>(options);
   pf::model<translator, pf::device::gpu> net{translator(options)};
   host_net.initialize(3);
   pf::gpu_context& ctx = gpu_context();

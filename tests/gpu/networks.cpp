@@ -103,7 +103,7 @@ pf::network<float, Device> grouped_network() {
     result.groups = groups;
     return result;
   };
-  sequential<float, Device> layers;
+  Sequential<float, Device> layers;
   layers.add("stem", Conv<float>(shape(3, 8, 1, 3, 1), false));
   layers.add("bn1", BatchNorm<float>(8));
   layers.add("relu1", ReLU<float>());
@@ -198,7 +198,7 @@ TEST_CASE("gpu networks: bottlenecks, and factors with a batch norm between them
 }
 
 TEST_CASE("gpu networks: a sequential without layers copies on the device") {
-  const pf::sequential<float, pf::device::gpu> none;
+  const pf::Sequential<float, pf::device::gpu> none;
   pf::gpu_context& ctx = gpu_context();
   const pf::extents<4> shape{2, 5, 4, 3};
   auto x = random_twin<float>(pf::volume<4>(shape), 1);

@@ -333,7 +333,7 @@ TEST_CASE("gpu layers of sequences: in networks of any device") {
   const pf::extents<4> input{3, 1, 7, 12};
   const auto make = [](auto device) {
     using Device = decltype(device);
-    pf::sequential<float, Device> layers;
+    pf::Sequential<float, Device> layers;
     layers.add("positions", pf::PositionalEncoding<float>(12, 20));
     pf::attention_options attention;
     attention.shape = {12, 3, 4, 5};

@@ -66,14 +66,14 @@ inline void check_close(const outcome& a, const outcome& b, double tolerance) {
 template <class Device, class T = float>
 pf::network<T, Device> tiny_images(pf::index_t width = 6) {
   using namespace pf;
-  sequential<T, Device> layers;
+  Sequential<T, Device> layers;
   layers.add("conv1", Conv<T>(conv_shape::square(1, width, 3, 1, 1), false));
   layers.add("bn1", BatchNorm<T>(width));
   layers.add("relu1", ReLU<T>());
-  sequential<T, Device> branch;
+  Sequential<T, Device> branch;
   branch.add("conv1", Conv<T>(conv_shape::square(width, width, 3, 1, 1), false));
   branch.add("bn1", BatchNorm<T>(width));
-  layers.add("block", residual<T, Device>(std::move(branch)));
+  layers.add("block", Residual<T, Device>(std::move(branch)));
   layers.add("pool", GlobalAvgPool<T>());
   layers.add("hidden", Linear<T>(width, 2 * width));
   layers.add("relu3", ReLU<T>());

@@ -47,7 +47,7 @@ std::string last_words(const F& f) {
 }
 
 void train_a_network() {
-  network<float> net(sequential<float>()
+  network<float> net(Sequential<float>()
                          .add("conv", Conv<float>(conv_shape::square(3, 8, 3, 1, 1)))
                          .add("norm", BatchNorm<float>(8))
                          .add("relu", ReLU<float>())
@@ -60,7 +60,7 @@ void train_a_network() {
   fill_normal(x.flat(), 1.0, {1, 1});
   net.forward(ctx, x, y);
   net.backward(ctx, y);
-  const auto& layers = *net.root().target<sequential<float>>();
+  const auto& layers = *net.root().target<Sequential<float>>();
   bool moved = false;
   for (const float gradient : net.store().gradients()) moved = moved || gradient != 0.0F;
   check(moved, "a network has gradients");

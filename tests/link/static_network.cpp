@@ -18,7 +18,7 @@ globals of_the_program;
 int main() {
   using namespace pufferfish;
   of_the_program.context = std::make_unique<cpu_context>(context_options{2, 0});
-  of_the_program.net = std::make_unique<network<float>>(sequential<float>().add("fc", Linear<float>(6, 3)));
+  of_the_program.net = std::make_unique<network<float>>(Sequential<float>().add("fc", Linear<float>(6, 3)));
   const tensor<float, 4> x({5, 1, 1, 6});
   tensor<float, 4> y({5, 1, 1, 3});
   of_the_program.net->forward(*of_the_program.context, x, y);

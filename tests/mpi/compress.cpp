@@ -206,7 +206,7 @@ TEST_CASE("float16 messages: means to their rounding; what overflows is seen, no
 }
 
 network<float> small_net(index_t parts) {
-  sequential<float> layers;
+  Sequential<float> layers;
   layers.add("conv1", Conv<float>(conv_shape::square(3, 8, 3, 1, 1), true));
   if (parts == 1) layers.add("bn1", BatchNorm<float>(8));
   layers.add("relu1", ReLU<float>());

@@ -21,7 +21,7 @@ namespace pf = pufferfish;
 namespace {
 
 pf::network<float> make_net() {
-  pf::sequential<float> layers;
+  pf::Sequential<float> layers;
   layers.add("conv1", pf::Conv<float>(pf::conv_shape::square(3, 8, 3, 1, 1), true));
   layers.add("bn1", pf::BatchNorm<float>(8));
   layers.add("relu1", pf::ReLU<float>());

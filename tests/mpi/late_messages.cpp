@@ -138,7 +138,7 @@ void check_late(const std::string& name, Work&& work) {
 void check_late_exchange(const std::string& name, const pf::exchange_options& options,
                          const pf::compression_options& compression = {}) {
   check_late(name, [&](pf::mpi::communicator& comm, const auto& linger) {
-    pf::sequential<float> layers;
+    pf::Sequential<float> layers;
     layers.add("fc1", pf::Linear<float>(60, 200));
     layers.add("fc2", pf::Linear<float>(200, 60));
     auto net = std::make_unique<pf::network<float>>(pf::any_layer<float>(std::move(layers)));

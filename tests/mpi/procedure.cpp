@@ -529,7 +529,7 @@ TEST_CASE(
   mpi::communicator comm(MPI_COMM_WORLD);
   const image_set train = quadrants(72, 1), test = quadrants(40, 2);
   const auto build = [] {
-    sequential<float> layers;
+    Sequential<float> layers;
     index_t width = 1;
     for (const char* name : {"the stem", "a\nb 3 4", "\"", "", "\xc3\xa9 x"}) {
       layers.add(name, Conv<float>(conv_shape::square(width, 12, 3, 1, 1), true));

@@ -105,7 +105,7 @@ struct exchanged {
   }
 
   static pf::network<float> make_net() {
-    pf::sequential<float> layers;
+    pf::Sequential<float> layers;
     for (const char* name : {"fc1", "fc2", "fc3"}) layers.add(name, pf::Linear<float>(50, 50));
     return pf::network<float>{pf::any_layer<float>(std::move(layers))};
   }

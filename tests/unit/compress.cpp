@@ -307,7 +307,7 @@ TEST_CASE("a gradient that is not finite: ignored, skipped before the memory has
 }
 
 TEST_CASE("micro-batches add up to the batch, where no batch norm looks at all of it") {
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("conv", Conv<double>(conv_shape::square(2, 3, 3, 1, 1), true));
   layers.add("relu", ReLU<double>());
   layers.add("pool", GlobalAvgPool<double>());

@@ -3,7 +3,7 @@
 
 /// \file
 /// Building blocks of the convolutional models: checks of options, convolutions with batch norm,
-/// residual blocks, and a sequential whose initial values a model adjusts.
+/// residual blocks, and a Sequential whose initial values a model adjusts.
 
 #include <cmath>
 #include <string>
@@ -30,7 +30,7 @@ inline void check_option(const char* model, const char* option, index_t value, i
 
 /// Appends a convolution called `name`, with a bias, or without one and with a batch norm called `norm_name`.
 template <class T, class Device>
-void add_conv(sequential<T, Device>& to, const std::string& name, const std::string& norm_name,
+void add_conv(Sequential<T, Device>& to, const std::string& name, const std::string& norm_name,
               const conv_shape& shape, bool batch_norm) {
   to.add(name, Conv<T>(shape, !batch_norm));
   if (batch_norm) to.add(norm_name, BatchNorm<T>(shape.out_channels));
@@ -39,8 +39,8 @@ void add_conv(sequential<T, Device>& to, const std::string& name, const std::str
 /// Shortcut of a residual block: the identity or, where the shape changes, a 1x1 convolution, with
 /// batch norm if `batch_norm` is set.
 template <class T, class Device>
-sequential<T, Device> shortcut_of(index_t in, index_t out, index_t stride, bool batch_norm = true) {
-  sequential<T, Device> shortcut;
+Sequential<T, Device> shortcut_of(index_t in, index_t out, index_t stride, bool batch_norm = true) {
+  Sequential<T, Device> shortcut;
   if (stride != 1 || in != out) {
     add_conv(shortcut, "0", "1", conv_shape::square(in, out, 1, stride), batch_norm);
   }
@@ -50,30 +50,30 @@ sequential<T, Device> shortcut_of(index_t in, index_t out, index_t stride, bool 
 /// Residual block with two 3x3 convolutions in its branch; for the shortcut see shortcut_of.
 /// The branch is conv1, bn1, relu, conv2, bn2; a ReLU follows the sum.
 template <class T, class Device>
-residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool batch_norm,
+Residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool batch_norm,
                                 const std::string& shortcut_name = "shortcut") {
-  sequential<T, Device> branch;
+  Sequential<T, Device> branch;
   add_conv(branch, "conv1", "bn1", conv_shape::square(in, out, 3, stride, 1), batch_norm);
   branch.add("relu", ReLU<T>());
   add_conv(branch, "conv2", "bn2", conv_shape::square(out, out, 3, 1, 1), batch_norm);
-  return residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride, batch_norm), true,
+  return Residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride, batch_norm), true,
                              shortcut_name);
 }
 
-/// A sequential whose initial values a model adjusts: after the layers' own initialization, `change` is
+/// A Sequential whose initial values a model adjusts: after the layers' own initialization, `change` is
 /// called for each parameter with its name. Factors of a low-rank layer are passed like any other weight.
 /// Values depend on the stream and the names only.
 template <class T, class Device>
-class initialized_sequential : public sequential<T, Device> {
+class initialized_sequential : public Sequential<T, Device> {
  public:
   using change = void (*)(const std::string& name, parameter<parameter_t<T>>& p, random_stream random);
 
-  initialized_sequential(sequential<T, Device> layers, change c)
-      : sequential<T, Device>(std::move(layers)), change_(c) {}
+  initialized_sequential(Sequential<T, Device> layers, change c)
+      : Sequential<T, Device>(std::move(layers)), change_(c) {}
 
   /// The layers' own values, then `change` with the child of `random` for each parameter's name.
   void initialize(random_stream random) {
-    sequential<T, Device>::initialize(random);
+    Sequential<T, Device>::initialize(random);
     struct changer final : state_visitor<parameter_t<T>> {
       changer(change c, random_stream r) : call(c), from(r) {}
       void on_parameter(const std::string& name, parameter<parameter_t<T>>& p) override {

@@ -53,28 +53,28 @@ inline constexpr imagenet_resnet_shape wide_resnet50_2_shape{"wide_resnet50_2", 
 
 /// Bottleneck block: 1x1, 3x3 with the stride, 1x1 to `out` channels.
 template <class T, class Device>
-residual<T, Device> bottleneck_block(index_t in, index_t inner, index_t out, index_t stride) {
-  sequential<T, Device> branch;
+Residual<T, Device> bottleneck_block(index_t in, index_t inner, index_t out, index_t stride) {
+  Sequential<T, Device> branch;
   add_conv(branch, "conv1", "bn1", conv_shape::square(in, inner, 1), true);
   branch.add("relu1", ReLU<T>());
   add_conv(branch, "conv2", "bn2", conv_shape::square(inner, inner, 3, stride, 1), true);
   branch.add("relu2", ReLU<T>());
   add_conv(branch, "conv3", "bn3", conv_shape::square(inner, out, 1), true);
-  return residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
+  return Residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
 }
 
 /// A basic block whose 3x3 convolutions are factors with a batch norm between them.
 /// The rank of both is outputs / 4, at least 1; batch norms follow them as in a basic block.
 template <class T, class Device>
-residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride) {
+Residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride) {
   const index_t rank = std::max<index_t>(1, out / 4);
-  sequential<T, Device> branch;
+  Sequential<T, Device> branch;
   branch.add("conv1", LowRankNormConv<T, Device>(conv_shape::square(in, out, 3, stride, 1), rank));
   branch.add("bn1", BatchNorm<T>(out));
   branch.add("relu", ReLU<T>());
   branch.add("conv2", LowRankNormConv<T, Device>(conv_shape::square(out, out, 3, 1, 1), rank));
   branch.add("bn2", BatchNorm<T>(out));
-  return residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
+  return Residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
 }
 
 /// Initial values of torchvision: convolutions from N(0, 2 / fan_out), and weight 0 in the last
@@ -101,7 +101,7 @@ network<T, Device> imagenet_resnet(const imagenet_resnet_shape& shape,
   std::array<index_t, 4> blocks = options.blocks;
   if (blocks == std::array<index_t, 4>{}) blocks = shape.blocks;
 
-  sequential<T, Device> net;
+  Sequential<T, Device> net;
   index_t channels = options.width;
   add_conv(net, "conv1", "bn1", conv_shape::square(options.channels_in, channels, 7, 2, 3), true);
   net.add("relu", ReLU<T>());
@@ -109,7 +109,7 @@ network<T, Device> imagenet_resnet(const imagenet_resnet_shape& shape,
   for (std::size_t stage = 0; stage < blocks.size(); ++stage) {
     check_option(shape.name, "a stage's blocks", blocks[stage], 1, largest_option);
     const index_t planes = options.width << stage, out = shape.bottleneck ? 4 * planes : planes;
-    sequential<T, Device> layer;
+    Sequential<T, Device> layer;
     for (index_t block = 0; block < blocks[stage]; ++block) {
       const index_t stride = stage > 0 && block == 0 ? 2 : 1;
       if (shape.bottleneck) {

@@ -4,7 +4,7 @@
 /// \file
 /// `lstm_lm`: the paper's language model: an embedding, LSTM layers, and an output tied to the embedding.
 ///
-///     model<lstm_lm<float>> net(lstm_lm<float>(lstm_lm_options{}));
+///     auto net = make_lstm_lm<float>(lstm_lm_options{});
 ///     net.initialize(1);
 ///     auto state = net.root().make_state(20);
 ///     ...
@@ -374,6 +374,13 @@ class lstm_lm {
   std::vector<any_layer<T, Device>> layers_;
   parameter<parameter_t<T>> bias_;
 };
+
+/// A language model with its arenas; parameters are zero until initialize. Throws value_error for an option
+/// out of its range.
+template <class T, class Device = device::cpu>
+model<lstm_lm<T, Device>, Device> make_lstm_lm(const lstm_lm_options& options) {
+  return model<lstm_lm<T, Device>, Device>(lstm_lm<T, Device>(options));
+}
 
 /// Policy of the paper for lstm_lm: all recurrent matrices at a quarter of full rank; the
 /// embedding, and with it the output, stays dense.

@@ -36,7 +36,7 @@ template <class T, class Device = device::cpu>
 network<T, Device> mlp(const mlp_options& options) {
   detail::check_option("mlp", "inputs", options.inputs, 1, index_t{1} << 40);
   detail::check_option("mlp", "classes", options.classes, 1, detail::largest_option);
-  sequential<T, Device> net;
+  Sequential<T, Device> net;
   net.add("flatten", Flatten<T>());
   index_t features = options.inputs;
   for (std::size_t i = 0; i < options.hidden.size(); ++i) {

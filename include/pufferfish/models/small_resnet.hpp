@@ -41,7 +41,7 @@ network<T, Device> residual_network(const char* model, const char* last, const s
   check("stages", options.stages, 16);
   check("stem_stride", options.stem_stride, largest_option);
 
-  sequential<T, Device> net;
+  Sequential<T, Device> net;
   index_t channels = options.width;
   const conv_shape stem = conv_shape::square(options.channels_in, channels, 3, options.stem_stride, 1);
   if (options.batch_norm && !stem_norm) {
@@ -52,7 +52,7 @@ network<T, Device> residual_network(const char* model, const char* last, const s
   net.add("relu", ReLU<T>());
   for (index_t stage = 0; stage < options.stages; ++stage) {
     const index_t out = options.width << stage;
-    sequential<T, Device> layer;
+    Sequential<T, Device> layer;
     for (index_t block = 0; block < options.blocks; ++block) {
       const index_t stride = stage > 0 && block == 0 ? 2 : 1;
       layer.add(basic_block<T, Device>(channels, out, stride, options.batch_norm));

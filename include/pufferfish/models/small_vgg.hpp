@@ -33,7 +33,7 @@ namespace detail {
 /// A stage of VGG: 3x3 convolutions to `out` channels, each with batch norm (else a bias) and ReLU, then 2x2
 /// max-pooling.
 template <class T, class Device>
-void add_vgg_stage(sequential<T, Device>& to, index_t in, index_t out, int convolutions, bool batch_norm) {
+void add_vgg_stage(Sequential<T, Device>& to, index_t in, index_t out, int convolutions, bool batch_norm) {
   for (int conv = 0; conv < convolutions; ++conv) {
     to.add(Conv<T>(conv_shape::square(conv == 0 ? in : out, out, 3, 1, 1), !batch_norm));
     if (batch_norm) to.add(BatchNorm<T>(out));
@@ -73,7 +73,7 @@ network<T, Device> small_vgg(const small_vgg_options& options) {
   while (std::min(options.image.height, options.image.width) >> (most_stages + 1) > 0) ++most_stages;
   check("stages", options.stages, std::min<index_t>(most_stages, 16));
 
-  sequential<T, Device> features, classifier, net;
+  Sequential<T, Device> features, classifier, net;
   index_t channels = options.channels_in;
   for (index_t stage = 0; stage < options.stages; ++stage) {
     const index_t out = options.width << stage;

@@ -4,7 +4,7 @@
 /// \file
 /// `transformer`: the paper's translator, an encoder and a decoder of attention and feed-forward blocks.
 ///
-///     model<transformer<float>> net(transformer<float>(transformer_options{}));
+///     auto net = make_transformer<float>(transformer_options{});
 ///     net.initialize(1);
 ///     ...
 ///     ctx.begin_step(step);
@@ -16,7 +16,6 @@
 /// Decoding token by token is in models/transformer_decoding.hpp.
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -28,6 +27,7 @@
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/models/embedding_slot.hpp>
 #include <pufferfish/models/transformer_layers.hpp>
+#include <pufferfish/models/transformer_policy.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/init.hpp>
@@ -475,25 +475,11 @@ class transformer {
   std::vector<detail::decoder_layer<T, Device>> decoder_;
 };
 
-/// Policy of the paper: all layers but the first `dense_layers` of each stack and the table, at a
-/// quarter of full rank (Wang et al., Pufferfish, MLSys 2021).
-inline factorize_policy transformer_policy(index_t dense_layers = 1) {
-  factorize_policy policy;
-  policy.first_layer = 1;
-  policy.last_layer_dense = false;
-  policy.also_if = [dense_layers](const std::string& name, matrix_size) {
-    constexpr std::string_view stack = "layer_stack.";
-    const std::size_t at = name.find(stack);
-    if (at == std::string::npos) return true;
-    const char* const digits = name.data() + at + stack.size();
-    index_t layer = dense_layers;  // for a name without a number there
-    std::from_chars(digits, name.data() + name.size(), layer);
-    return layer >= dense_layers;
-  };
-  return policy;
+/// A Transformer with its arenas; parameters are zero until initialize. Throws value_error for an option out
+/// of its range.
+template <class T, class Device = device::cpu>
+model<transformer<T, Device>, Device> make_transformer(const transformer_options& options) {
+  return model<transformer<T, Device>, Device>(transformer<T, Device>(options));
 }
-
-/// Policy of pure low rank: all layers of both stacks.
-inline factorize_policy transformer_low_rank_policy() { return transformer_policy(0); }
 
 PUFFERFISH_NAMESPACE_END

@@ -40,12 +40,12 @@ inline constexpr vgg_stages vgg19_stages{2, 2, 4, 4, 4};
 /// stage, but `last_pool` after the last.
 /// Ends with a Flatten. Throws value_error for an option out of its range.
 template <class T, class Device>
-sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, const vgg_options& options,
+Sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, const vgg_options& options,
                                    any_layer<T, Device> last_pool) {
   check_option(model, "channels_in", options.channels_in, 1, largest_option);
   check_option(model, "classes", options.classes, 1, largest_option);
   check_option(model, "width", options.width, 1, largest_option);
-  sequential<T, Device> net;
+  Sequential<T, Device> net;
   index_t in = options.channels_in;
   int number = 0;
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
@@ -66,7 +66,7 @@ sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, 
 /// Convolutions of the given stages, then the classifier of three linear layers.
 template <class T, class Device>
 network<T, Device> vgg(const char* model, const vgg_stages& stages, const vgg_options& options) {
-  sequential<T, Device> net = vgg_features<T, Device>(model, stages, options, MaxPool<T>(2)), classifier;
+  Sequential<T, Device> net = vgg_features<T, Device>(model, stages, options, MaxPool<T>(2)), classifier;
   const index_t hidden = 8 * options.width;
   for (int layer = 0; layer < 2; ++layer) {
     classifier.add(Dropout<T>(options.dropout)).add(Linear<T>(hidden, hidden)).add(ReLU<T>());
@@ -126,7 +126,7 @@ network<T, Device> vgg19_lth(const vgg_options& options = {}) {
     detail::throw_error<value_error>(
         {"vgg19_lth: dropout is ", options.dropout, ", but this network has no dropout"});
   }
-  sequential<T, Device> net = detail::vgg_features<T, Device>("vgg19_lth", detail::vgg19_stages, options,
+  Sequential<T, Device> net = detail::vgg_features<T, Device>("vgg19_lth", detail::vgg19_stages, options,
                                                               any_layer<T, Device>(AvgPool<T>(2)));
   net.add("fc", Linear<T>(8 * options.width, options.classes));
   return network<T, Device>{any_layer<T, Device>(

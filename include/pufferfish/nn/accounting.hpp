@@ -131,7 +131,7 @@ model_cost cost_of(const network<T, Device>& net, const extents<4>& input,
         if (cost.name == name + ".down" || cost.name == name + ".up") cost.rank = factors->rank();
       }
     }
-    const auto* block = layer.template target<residual<T, Device>>();
+    const auto* block = layer.template target<Residual<T, Device>>();
     if (block == nullptr || !block->relu()) return;
     const auto last = detail::last_below(layers, name);
     if (last == layers.end()) return;

@@ -179,7 +179,7 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
   explicit batch_norm_folder(batch_norm_folding& report) : report_(report) {}
 
   // Folds from the first layer on; a layer takes all batch norms that follow it directly.
-  void on_sequence(const std::string& prefix, sequential<T, Device>& layers) override {
+  void on_sequence(const std::string& prefix, Sequential<T, Device>& layers) override {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const std::string name = join_name(prefix, layers.name(i));
       if (auto* inner = layers[i].template target<LowRankNormConv<T, Device>>()) {
@@ -211,7 +211,7 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
 
 }  // namespace detail
 
-/// Folds every batch norm that follows a convolution or a linear layer in a sequential (also in the
+/// Folds every batch norm that follows a convolution or a linear layer in a Sequential (also in the
 /// branches of residual blocks) into that layer, which may be dense, low-rank, or of another library with
 /// layer_traits. With s = weight / sqrt(running variance + eps), W becomes s W (in a low-rank layer `up`
 /// becomes s up), and the bias becomes s (b - running mean) + the norm's bias. A LowRankNormConv becomes

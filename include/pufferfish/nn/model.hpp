@@ -41,7 +41,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// optimizers and exchanges made for an older generation throw state_error from then on.
 ///
 /// \code
-/// model<lstm_lm<float>> net(lstm_lm<float>(lstm_lm_options{}));
+/// auto net = make_lstm_lm<float>(lstm_lm_options{});
 /// net.initialize(1);
 /// const model<lstm_lm<float>> copy = net;               // arenas of its own
 /// SGD<float> optimizer(make_optimizer_target(net.store()), {.momentum = 0.9});

@@ -23,13 +23,13 @@ struct layer_summary {
 };
 
 /// A network from one image (or vector) batch to another: a model whose root is a layer, usually a
-/// sequential.
+/// Sequential.
 ///
 /// A network is a value: copies have arenas of their own. Passes are const and may run in several threads,
 /// each with a context of its own, in inference only; training passes write the shared gradients and buffers.
 ///
 /// \code
-/// network<float> net(std::move(layers));  // a sequential<float>
+/// network<float> net(std::move(layers));  // a Sequential<float>
 /// net.initialize(1);
 /// cpu_context ctx({.threads = 2});
 /// const tensor<float, 4> y = net.forward(ctx, images.view());  // inference

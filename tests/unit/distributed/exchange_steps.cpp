@@ -34,7 +34,7 @@ exchange_options each_parameter() {
 }
 
 network<float> layers_of(std::vector<index_t> widths) {
-  sequential<float> layers;
+  Sequential<float> layers;
   for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
     std::string name = "fc";
     layers.add(name += std::to_string(i), Linear<float>(widths[i], widths[i + 1]));
@@ -366,7 +366,7 @@ class counting_twins : public twins {
 TEST_CASE(
     "exchange: of a low-rank embedding the thin factors are sent, once although they are written twice") {
   constexpr index_t vocabulary = 50, width = 12, rank = 3;
-  model<lstm_lm<float>> net(lstm_lm<float>({vocabulary, width, 1, 0.0}));
+  auto net = make_lstm_lm<float>({vocabulary, width, 1, 0.0});
   net.initialize(1);
   const index_t rest = net.parameter_count() - vocabulary * width;
   const auto sent_in_a_step = [&] {

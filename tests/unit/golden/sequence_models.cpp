@@ -34,7 +34,7 @@ void check_language_model(const std::string& name, const std::vector<layer_rank>
   CAPTURE(name);
   constexpr index_t vocabulary = 23, width = 12, steps = 5, batch = 3, period = 10;
   results golden(name);
-  model<lstm_lm<T>> net(lstm_lm<T>({vocabulary, width, 2, 0.0}));
+  auto net = make_lstm_lm<T>({vocabulary, width, 2, 0.0});
   apply_ranks(net, ranks);
   set_values(net);
   matrix<std::int32_t> text({2 * period, batch});
@@ -116,7 +116,7 @@ void check_transformer(const std::string& name, bool hybrid) {
   options.positions = 12;
   options.dropout = 0.0;
   options.padding = 1;
-  model<transformer<T>> net(transformer<T>{options});
+  auto net = make_transformer<T>(options);
   if (hybrid) apply_ranks(net, planned_ranks(net, transformer_policy()));
   set_values(net);
   const auto source = padded({{4, 5, 6, 3}, {7, 3}, {8, 9, 10, 11, 12, 28, 3}, {14}}),

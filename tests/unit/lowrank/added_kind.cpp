@@ -137,7 +137,7 @@ TEST_CASE("an added kind: svd_factorize, the passes, and a network that is facto
   CHECK(svd_factorize<3>(dense).inner().rank() == 3);
   CHECK(gradient_error(svd_factorize<3>(dense), {2, 1, 3, 8}) < gradient_tolerance);
 
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("in", Linear<double>(5, 8)).add("skip", dense).add("out", Linear<double>(8, 3));
   network<double> net{std::move(layers)};
   net.initialize(2);

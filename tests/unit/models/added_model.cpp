@@ -70,7 +70,7 @@ class Bottleneck {
 template <class T, class Device = device::cpu>
 network<T, Device> small_bottleneck(index_t width, index_t classes) {
   detail::check_option("small_bottleneck", "width", width, 2, detail::largest_option);
-  sequential<T, Device> net;
+  Sequential<T, Device> net;
   net.add("block", Bottleneck<T, Device>(width, width / 2)).add("out", Linear<T>(width, classes));
   return network<T, Device>{std::move(net)};
 }

@@ -18,7 +18,7 @@ using language_model = model<lstm_lm<T>>;
 template <class T>
 language_model<T> small_model(double dropout = 0.0, index_t layers = 2, index_t vocabulary = 13,
                               index_t width = 8) {
-  language_model<T> net(lstm_lm<T>({vocabulary, width, layers, dropout}));
+  auto net = make_lstm_lm<T>({vocabulary, width, layers, dropout});
   net.initialize(1);
   // Larger than they start, so that the state matters.
   for (T& value : net.store().values()) value *= T{2};
@@ -33,7 +33,7 @@ tensor<std::int32_t, 2> random_tokens(const extents<2>& shape, index_t vocabular
 }
 
 TEST_CASE("lstm_lm: the parameters and multiply-adds of the paper, dense and factorized") {
-  language_model<float> net{lstm_lm<float>({})};
+  auto net = make_lstm_lm<float>({});
   CHECK(net.parameter_count() == 85962278);
   CHECK(net.root().cost().total().parameters == 85962278);
   CHECK(net.root().cost().total().macs == 36000000 + 49917000);
@@ -239,7 +239,7 @@ TEST_CASE("lstm_lm: factorize takes the embedding if the policy says so, with a 
 }
 
 TEST_CASE("lstm_lm: cost and initial values of a low-rank embedding; a slot of no embedding") {
-  language_model<float> net{lstm_lm<float>({8000, 40, 2, 0.0})};
+  auto net = make_lstm_lm<float>({8000, 40, 2, 0.0});
   net.initialize(1);
   const auto table_deviation = [&] {
     tensor<float, 2> table({8000, 40});
@@ -380,7 +380,7 @@ TEST_CASE("lstm_lm: factorized at full rank the same model; merged back; saved s
 }
 
 TEST_CASE("lstm_lm: learns a text by heart, then says it") {
-  language_model<float> net(lstm_lm<float>({10, 24, 2, 0.0}));
+  auto net = make_lstm_lm<float>({10, 24, 2, 0.0});
   net.initialize(3);
   const std::vector<std::int32_t> text{0, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
   cpu_context ctx({2, 0});

@@ -12,7 +12,7 @@ using namespace test;
 
 template <class T>
 model<transformer<T>> small_model(double dropout = 0.0, std::uint64_t seed = 3) {
-  model<transformer<T>> net(transformer<T>{small_transformer(dropout)});
+  auto net = make_transformer<T>(small_transformer(dropout));
   net.initialize(seed);
   return net;
 }
@@ -48,7 +48,7 @@ TEST_CASE("transformer: the published counts and multiply-accumulates, dense, hy
     index_t dense_layers, parameters, one, twenty;
     std::size_t layers;
   };
-  model<transformer<float>> net(transformer<float>{transformer_options{}});
+  auto net = make_transformer<float>(transformer_options{});
   for (const expected& e : {expected{false, 0, 48978432, 48933376, 985671680, 0},
                             expected{true, 1, 26696192, 26651136, 540026880, 80},
                             expected{true, 0, 22239744, 22194688, 450897920, 96}}) {
@@ -304,7 +304,7 @@ TEST_CASE("transformer: the same bits for any number of threads") {
   options.key = options.value = 20;
   options.hidden = 70;
   options.vocabulary = 700;
-  model<transformer<float>> net(transformer<float>{options});
+  auto net = make_transformer<float>(options);
   net.initialize(5);
   SUBCASE("dense") {}
   SUBCASE("low-rank embedding") { factor_embedding(net, 17); }
@@ -493,7 +493,7 @@ TEST_CASE("transformer: the table starts by Xavier or with a deviation, everythi
   options.vocabulary = 500;
   const auto table_and_rest = [&](double deviation) {
     options.embedding_deviation = deviation;
-    model<transformer<double>> net(transformer<double>{options});
+    auto net = make_transformer<double>(options);
     net.initialize(3);
     std::vector<double> words, rest;
     for (const auto& entry : net.store().parameters()) {
@@ -546,7 +546,7 @@ TEST_CASE("transformer: a low-rank table starts with the variance of the dense o
   options.width = 24;
   for (const double deviation : {0.0, 0.5}) {
     options.embedding_deviation = deviation;
-    model<transformer<double>> net(transformer<double>{options});
+    auto net = make_transformer<double>(options);
     factor_embedding(net, 12);
     net.initialize(3);
     net = with_dense_embedding(net);
@@ -566,7 +566,7 @@ TEST_CASE("transformer: learns to copy; after the switch, too") {
   options.key = options.value = 16;
   options.hidden = 64;
   options.layers = 1;
-  model<transformer<float>> net(transformer<float>{options});
+  auto net = make_transformer<float>(options);
   net.initialize(1);
   cpu_context ctx({2, 1});
   ctx.set_mode(run_mode::training);

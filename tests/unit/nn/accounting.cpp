@@ -16,7 +16,7 @@ using namespace pufferfish;
 
 /// 8x6 images of 2 channels: a convolution, a block with a strided shortcut, pooling, a linear layer.
 network<float> example() {
-  sequential<float> branch, shortcut, net;
+  Sequential<float> branch, shortcut, net;
   branch.add("conv1", Conv<float>(conv_shape::square(4, 8, 3, 2, 1)));
   branch.add("bn1", BatchNorm<float>(8));
   branch.add("relu", ReLU<float>());
@@ -24,7 +24,7 @@ network<float> example() {
   shortcut.add("0", Conv<float>(conv_shape::square(4, 8, 1, 2)));
   net.add("conv1", Conv<float>(conv_shape::square(2, 4, 3, 1, 1), true));
   net.add("pool", MaxPool<float>(2));
-  net.add("block", residual<float>(std::move(branch), std::move(shortcut)));
+  net.add("block", Residual<float>(std::move(branch), std::move(shortcut)));
   net.add("average", GlobalAvgPool<float>());
   net.add("flatten", Flatten<float>());
   net.add("dropout", Dropout<float>(0.5));
@@ -99,9 +99,9 @@ TEST_CASE("accounting: every layer by both conventions, and the total") {
 TEST_CASE("accounting: a network that is one layer, or one block") {
   const network<double> linear{any_layer<double>(Linear<double>(3, 2))};
   check_rows(cost_of(linear, {4, 1, 1, 3}), {{"", 8, 0, 24, 24, 0}});
-  sequential<double> branch;
+  Sequential<double> branch;
   branch.add("conv", Conv<double>(conv_shape::square(3, 3, 1)));
-  const network<double> block{any_layer<double>(residual<double>(std::move(branch)))};
+  const network<double> block{any_layer<double>(Residual<double>(std::move(branch)))};
   check_rows(cost_of(block, {1, 2, 2, 3}), {{"conv", 9, 0, 36, 36, 0}, {"", 0, 0, 0, 12, 0}});
   CHECK(model_cost().total().parameters == 0);
 }

@@ -27,13 +27,13 @@ constexpr extents<4> image{2, 6, 5, 3};
 /// shortcut.
 template <class T>
 network<T> make_net(std::uint64_t seed = 1) {
-  sequential<T> branch, shortcut, blocks, head, net;
+  Sequential<T> branch, shortcut, blocks, head, net;
   branch.add("conv1", Conv<T>(conv_shape::square(8, 12, 3, 2, 1)));
   branch.add("bn1", BatchNorm<T>(12));
   branch.add("relu", ReLU<T>());
   branch.add("conv2", Conv<T>(conv_shape::square(12, 12, 3, 1, 1), true));
   shortcut.add(Conv<T>(conv_shape::square(8, 12, 1, 2)));
-  blocks.add(residual<T>(branch, shortcut));
+  blocks.add(Residual<T>(branch, shortcut));
   head.add("fc1", Linear<T>(12, 10));
   head.add("fc2", Linear<T>(10, 4));
   net.add("stem", Conv<T>(conv_shape::square(3, 8, 3, 1, 1), true));
@@ -132,7 +132,7 @@ TEST_CASE("factorize: K beyond the last layer is refused, with both numbers") {
   }
   CHECK(low_rank_layers(net).empty());
   // The default asks for nothing of a network of one layer, which is the last one as well.
-  sequential<float> one;
+  Sequential<float> one;
   one.add(Linear<float>(8, 8));
   network<float> small{any_layer<float>(one)};
   CHECK(names_of(factorize(small, factorize_policy{})).empty());
@@ -407,7 +407,7 @@ TEST_CASE_TEMPLATE("merge: a dense network of the same function", T, float, doub
 }
 
 TEST_CASE("factorize: a layer of another library inside any_layer") {
-  sequential<float> layers;
+  Sequential<float> layers;
   layers.add("first", Conv<float>(conv_shape::square(3, 12, 3, 1, 1)));
   host::PointwiseConv foreign(12, 16);
   // Of rank 2, so that a factorization of rank 3 computes the same.
@@ -465,7 +465,7 @@ TEST_CASE("any_layer: layers without a matrix refuse to be factorized") {
 }
 
 TEST_CASE("factorize: an LSTM's eight matrices, its two ranks, and back") {
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("in", Linear<double>(6, 8));
   layers.add("rnn", LSTM<double>(8, 12));
   layers.add("out", Linear<double>(12, 5));
@@ -511,7 +511,7 @@ TEST_CASE("factorize: an LSTM's eight matrices, its two ranks, and back") {
 }
 
 TEST_CASE("low_rank_layers: layers of static rank are found, merged and stored like the others") {
-  sequential<float> layers;
+  Sequential<float> layers;
   layers.add("a", LowRankConv<float, 2>(conv_shape::square(3, 8, 3, 1, 1), true));
   layers.add("b", LowRankLinear<float, 3>(8, 6));
   network<float> net{any_layer<float>(layers)};

@@ -29,7 +29,7 @@ tensor<double, 4> images(const extents<4>& shape, unsigned seed) {
 }
 
 net_type make_net() {
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("stem", Conv<double>(conv_shape{3, 8, {3, 3}, {1, 1}, {1, 1}}));
   layers.add("norm", BatchNorm<double>(8));
   layers.add("relu", ReLU<double>());

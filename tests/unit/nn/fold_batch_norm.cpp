@@ -39,11 +39,11 @@ TEST_CASE_TEMPLATE("fold_batch_norm: one layer and its norm", T, float, double) 
   const auto check = [](const any_layer<T>& layer, const extents<4>& images) {
     CAPTURE(layer.describe());
     const index_t channels = layer.output_shape(images)[3];
-    sequential<T> net;
+    Sequential<T> net;
     net.add("a", layer).add("norm", BatchNorm<T>(channels));
     check_folding<T>(network<T>{any_layer<T>(net)}, images, {{{"norm", "a"}}, {}});
     // Norms behind norms, and with something in between.
-    sequential<T> more;
+    Sequential<T> more;
     more.add("a", layer).add("n1", BatchNorm<T>(channels)).add("n2", BatchNorm<T>(channels));
     more.add("relu", ReLU<T>()).add("n3", BatchNorm<T>(channels));
     check_folding<T>(network<T>{any_layer<T>(more)}, images, {{{"n1", "a"}, {"n2", "a"}}, {"n3"}});
@@ -65,13 +65,13 @@ TEST_CASE_TEMPLATE("fold_batch_norm: one layer and its norm", T, float, double) 
 }
 
 TEST_CASE("fold_batch_norm: a layer of another framework with two biases") {
-  sequential<float> net;
+  Sequential<float> net;
   net.add("a", host::TwiceBiased(6, 9)).add("norm", BatchNorm<float>(9));
   check_folding<float>(network<float>{any_layer<float>(net)}, {2, 7, 5, 6}, {{{"norm", "a"}}, {}});
 }
 
 TEST_CASE_TEMPLATE("fold_batch_norm: a LowRankNormConv becomes a LowRankConv", T, float, double) {
-  sequential<T> net;
+  Sequential<T> net;
   net.add("conv", LowRankNormConv<T>(conv_shape::square(6, 9, 3, 1, 1), 4)).add("bn", BatchNorm<T>(9));
   network<T> one{any_layer<T>(net)};
   check_folding<T>(one, {2, 5, 5, 6}, {{{"conv.bn", "conv"}, {"bn", "conv"}}, {}});
@@ -79,25 +79,25 @@ TEST_CASE_TEMPLATE("fold_batch_norm: a LowRankNormConv becomes a LowRankConv", T
   const auto ranks = low_rank_layers(one);
   REQUIRE(ranks.size() == 1);
   CHECK(ranks[0] == layer_rank{"conv", 4});
-  sequential<T> grouped;
+  Sequential<T> grouped;
   grouped.add("conv", LowRankNormConv<T>(conv_shape{6, 9, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 3}, 2));
   check_folding<T>(network<T>{any_layer<T>(grouped)}, {2, 5, 5, 6}, {{{"conv.bn", "conv"}}, {}});
 }
 
 TEST_CASE_TEMPLATE("fold_batch_norm: branches and shortcuts of residual blocks", T, float, double) {
   for (const bool relu : {false, true}) {
-    sequential<T> branch, shortcut, net;
+    Sequential<T> branch, shortcut, net;
     branch.add("bn0", BatchNorm<T>(6)).add("conv", LowRankConv<T>(conv_shape::square(6, 9, 3, 2, 1), 2));
     branch.add("bn1", BatchNorm<T>(9));
     shortcut.add("0", Conv<T>(conv_shape::square(6, 9, 1, 2))).add("1", BatchNorm<T>(9));
-    net.add("block", residual<T>(branch, shortcut, relu)).add("last", BatchNorm<T>(9));
+    net.add("block", Residual<T>(branch, shortcut, relu)).add("last", BatchNorm<T>(9));
     check_folding<T>(
         network<T>{any_layer<T>(net)}, {2, 6, 6, 6},
         {{{"block.bn1", "block.conv"}, {"block.shortcut.1", "block.shortcut.0"}}, {"block.bn0", "last"}});
     // The last layer of a block is not followed by the layer after the block.
-    sequential<T> plain, outer;
+    Sequential<T> plain, outer;
     plain.add("conv", Conv<T>(conv_shape::square(6, 6, 3, 1, 1)));
-    outer.add("", residual<T>(plain, {}, relu)).add("norm", BatchNorm<T>(6));
+    outer.add("", Residual<T>(plain, {}, relu)).add("norm", BatchNorm<T>(6));
     check_folding<T>(network<T>{any_layer<T>(outer)}, {2, 6, 6, 6}, {{}, {"norm"}});
   }
 }

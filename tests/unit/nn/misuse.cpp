@@ -355,16 +355,16 @@ struct Twice {
   }
 };
 
-sequential<float> block(bool relu) {
-  sequential<float> layers;
+Sequential<float> block(bool relu) {
+  Sequential<float> layers;
   layers.add(Conv<float>(conv_shape::square(3, 4, 3, 1, 1)));
   layers.add(BatchNorm<float>(4));
   if (relu) layers.add(ReLU<float>());
   layers.add(LowRankConv<float, dynamic_rank>(conv_shape::square(4, 3, 3, 1, 1), 2));
   return layers;
 }
-sequential<float> normed(index_t in, index_t out) {
-  sequential<float> layers;
+Sequential<float> normed(index_t in, index_t out) {
+  Sequential<float> layers;
   layers.add(Conv<float>(conv_shape::square(in, out, 1)));
   layers.add(BatchNorm<float>(out));
   return layers;
@@ -432,9 +432,9 @@ TEST_CASE("misuse: recurrent layers and attention, as sequences, rows and images
 TEST_CASE("misuse: containers, fused or not, and layers from elsewhere") {
   for (const bool relu : {true, false}) {
     check_images(block(relu), images);
-    check_images(residual<float>(block(relu), {}, relu), images);
-    check_images(residual<float>(normed(3, 3), {}, relu), images);
-    check_images(residual<float>(normed(3, 4), normed(3, 4), relu), images);
+    check_images(Residual<float>(block(relu), {}, relu), images);
+    check_images(Residual<float>(normed(3, 3), {}, relu), images);
+    check_images(Residual<float>(normed(3, 4), normed(3, 4), relu), images);
   }
   check_images(any_layer<float>(block(true)), images);
   check_images(any_layer<float>(Twice{}), images);
@@ -561,8 +561,8 @@ TEST_CASE("misuse: models, stores and optimizers of what was moved away") {
   net = to;
   CHECK(net.structure() == to.structure());
 
-  sequential<float> layers = block(true);
-  const sequential<float> elsewhere = std::move(layers);
+  Sequential<float> layers = block(true);
+  const Sequential<float> elsewhere = std::move(layers);
   CHECK(is_refused([&] { (void)layers.output_shape(images); }));
   CHECK(is_refused([&] { const network<float> made{any_layer<float>(layers)}; }));
   layers.add(ReLU<float>());
@@ -592,7 +592,7 @@ TEST_CASE("misuse: models, stores and optimizers of what was moved away") {
 }
 
 TEST_CASE("misuse: two layers, parameters or branches of one name") {
-  sequential<float> layers;
+  Sequential<float> layers;
   layers.add("conv", ReLU<float>()).add(ReLU<float>());
   CHECK_THROWS_WITH_AS(layers.add("conv", Tanh<float>()),
                        doctest::Contains("sequential: layers 0 and 2 are both called \"conv\""), value_error);
@@ -600,14 +600,14 @@ TEST_CASE("misuse: two layers, parameters or branches of one name") {
   CHECK_THROWS_AS(layers.add(ReLU<float>()), value_error);  // whose number is a name already
   CHECK(layers.size() == 3);
 
-  sequential<float> branch;
+  Sequential<float> branch;
   branch.add("shortcut", Conv<float>(conv_shape::square(3, 4, 1)));
-  CHECK_THROWS_WITH_AS(residual<float>(branch, normed(3, 4)), doctest::Contains("\"shortcut\""), value_error);
-  CHECK_NOTHROW(residual<float>(branch, normed(3, 4), true, "skip"));
-  CHECK_NOTHROW(residual<float>{branch});
+  CHECK_THROWS_WITH_AS(Residual<float>(branch, normed(3, 4)), doctest::Contains("\"shortcut\""), value_error);
+  CHECK_NOTHROW(Residual<float>(branch, normed(3, 4), true, "skip"));
+  CHECK_NOTHROW(Residual<float>{branch});
 
   // Names that become one only when they are joined.
-  sequential<float> inner, outer;
+  Sequential<float> inner, outer;
   inner.add("conv", BatchNorm<float>(3));
   outer.add("a", inner).add("a.conv", BatchNorm<float>(3));
   CHECK_THROWS_WITH_AS(network<float>(any_layer<float>(outer)), doctest::Contains("\"a.conv.bias\""),

@@ -69,7 +69,7 @@ using namespace pufferfish;
 /// Stem, a residual block with a shortcut, one without, a linear layer. Smooth where it is differentiable.
 template <class T>
 network<T> make_net(bool dropout = false) {
-  sequential<T> down, shortcut, flat, blocks, net;
+  Sequential<T> down, shortcut, flat, blocks, net;
   down.add("conv1", Conv<T>(conv_shape::square(6, 8, 3, 2, 1)));
   down.add("bn1", BatchNorm<T>(8));
   down.add("relu", ReLU<T>());
@@ -77,8 +77,8 @@ network<T> make_net(bool dropout = false) {
   shortcut.add(Conv<T>(conv_shape::square(6, 8, 1, 2)));
   flat.add("conv1", Conv<T>(conv_shape::square(8, 8, 3, 1, 1)));
   if (dropout) flat.add("drop", Dropout<T>(0.4));
-  blocks.add(residual<T>(down, shortcut));
-  blocks.add(residual<T>(flat, {}, false));
+  blocks.add(Residual<T>(down, shortcut));
+  blocks.add(Residual<T>(flat, {}, false));
   net.add("stem", Conv<T>(conv_shape::square(3, 6, 3, 1, 1), true));
   net.add("layer1", std::move(blocks));
   net.add("pool", GlobalAvgPool<T>());
@@ -283,7 +283,7 @@ TEST_CASE("network: initial values are a function of the seed and each layer's n
   b.initialize(3);
   CHECK(same_bits<float>(a.store().values(), b.store().values()));
   // Two layers of one shape differ.
-  sequential<float> twins;
+  Sequential<float> twins;
   twins.add("a", Linear<float>(4, 4)).add("b", Linear<float>(4, 4));
   network<float> pair{any_layer<float>(twins)};
   pair.initialize(1);
@@ -299,7 +299,7 @@ TEST_CASE("network: modify raises the generation and keeps the values") {
   CHECK(net.generation() == generation + 1);
   CHECK(same_bits<float>(net.store().values(), before));
   net.modify(
-      [](any_layer<float>& root) { root.target<sequential<float>>()->add("head", Linear<float>(5, 2)); });
+      [](any_layer<float>& root) { root.target<Sequential<float>>()->add("head", Linear<float>(5, 2)); });
   CHECK(net.generation() == generation + 2);
   CHECK(net.parameter_count() == static_cast<index_t>(before.size()) + 12);
   CHECK(net.output_shape(image) == extents<4>{2, 1, 1, 2});
@@ -344,13 +344,13 @@ TEST_CASE("network: shapes that do not fit name the layer") {
     CHECK(text.find("stem") != std::string::npos);
     CHECK(text.find("[2 x 6 x 5 x 4]") != std::string::npos);
   }
-  sequential<float> wrong, narrow, wide;
+  Sequential<float> wrong, narrow, wide;
   wrong.add("a", Linear<float>(4, 3)).add("b", Linear<float>(4, 3));
   const network<float> bad{any_layer<float>(wrong)};
   CHECK_THROWS_AS(bad.output_shape({1, 1, 1, 4}), shape_error);
   narrow.add(Linear<float>(4, 3));
   wide.add(Linear<float>(4, 2));
-  const residual<float> torn(narrow, wide);
+  const Residual<float> torn(narrow, wide);
   CHECK_THROWS_AS(torn.output_shape({1, 1, 1, 4}), shape_error);
   cpu_context ctx;
   const tensor<float, 4> x(image);
@@ -362,7 +362,7 @@ TEST_CASE("residual: shapes that do not fit, with and without a fused branch") {
   for (const bool fused : {false, true}) {
     CAPTURE(fused);
     const auto branch = [fused](index_t out) {
-      sequential<float> layers;
+      Sequential<float> layers;
       layers.add(Linear<float>(4, out));
       if (fused) layers.add(BatchNorm<float>(out));
       return layers;
@@ -372,13 +372,13 @@ TEST_CASE("residual: shapes that do not fit, with and without a fused branch") {
     ctx.begin_step(0);
     const tensor<float, 4> x({2, 3, 1, 4}), short_dy({2, 1, 1, 4});
     tensor<float, 4> wide({2, 3, 1, 6}), y(x.shape()), dx(x.shape()), long_dx({4, 3, 1, 4});
-    const residual<float> widens(branch(6)), keeps(branch(4)), with_shortcut(branch(4), branch(4));
+    const Residual<float> widens(branch(6)), keeps(branch(4)), with_shortcut(branch(4), branch(4));
     CHECK_THROWS_WITH_AS(
         widens.forward(ctx, x.view(), wide.view()),
         doctest::Contains("the shortcut is the identity, but y [2 x 3 x 1 x 6] is not shaped as x [2 x 3"),
         shape_error);
     CHECK(ctx.tape().empty());
-    for (const residual<float>* block : {&keeps, &with_shortcut}) {
+    for (const Residual<float>* block : {&keeps, &with_shortcut}) {
       ctx.begin_step(0);
       block->forward(ctx, x.view(), y.view());
       CHECK_THROWS_AS(block->backward(ctx, short_dy.view(), dx.view()), shape_error);
@@ -395,7 +395,7 @@ TEST_CASE("sequential: without layers it checks its views, moved from it throws 
   cpu_context ctx;
   ctx.set_mode(run_mode::training);
   ctx.begin_step(0);
-  sequential<float> none;
+  Sequential<float> none;
   const tensor<float, 4> x = random_tensor<float>(image, 1);
   tensor<float, 4> y(image), other({1, 6, 5, 3}), wide({2, 6, 5, 4});
   none.forward(ctx, x.view(), y.view());
@@ -415,7 +415,7 @@ TEST_CASE("sequential: without layers it checks its views, moved from it throws 
     void on_trace(const std::string&, const any_layer<float>&, const extents<4>&,
                   const extents<4>&) override {}
   } tracer;
-  const sequential<float> taken = std::move(none);
+  const Sequential<float> taken = std::move(none);
   CHECK_THROWS_AS(none.trace(tracer, image, ""), state_error);  // NOLINT(bugprone-use-after-move)
   CHECK_THROWS_AS(none.initialize({1, 1}), state_error);
   CHECK_THROWS_AS(static_cast<void>(none.macs(image)), state_error);
@@ -431,16 +431,16 @@ TEST_CASE("network: empty batches, empty sequentials") {
   net.forward(ctx, x.view(), y.view());
   net.backward(ctx, y.view(), dx.view());
   for (float g : const_cast<network<float>&>(net).store().gradients()) CHECK(g == 0.0F);
-  const network<float> nothing{any_layer<float>(sequential<float>())};
+  const network<float> nothing{any_layer<float>(Sequential<float>())};
   CHECK(nothing.parameter_count() == 0);
   const tensor<float, 4> a = random_tensor<float>(image, 1);
   CHECK(same_bits(nothing.forward(ctx, a.view()), a));
 }
 
 TEST_CASE("residual: a NaN in either branch reaches the output") {
-  sequential<float> branch;
+  Sequential<float> branch;
   branch.add(Linear<float>(2, 2));
-  const residual<float> block(branch);
+  const Residual<float> block(branch);
   cpu_context ctx;
   tensor<float, 4> x({1, 1, 1, 2}), y({1, 1, 1, 2});
   x(0, 0, 0, 1) = std::numeric_limits<float>::quiet_NaN();

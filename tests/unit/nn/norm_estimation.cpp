@@ -11,8 +11,8 @@ using namespace test;
 
 /// Dense, low-rank and normalised factors, each with a batch norm behind it; dropout between them.
 template <class T>
-sequential<T> layers() {
-  sequential<T> all;
+Sequential<T> layers() {
+  Sequential<T> all;
   all.add("conv1", Conv<T>(conv_shape::square(3, 6, 3, 1, 1)));
   all.add("bn1", BatchNorm<T>(6));
   all.add("relu1", ReLU<T>());
@@ -72,7 +72,7 @@ void add_moments(const tensor<T, 4>& x, std::vector<double>& means, std::vector<
 template <class T>
 network<T> part_before(const network<T>& of, std::size_t end, bool inside) {
   network<T> copy = of;
-  sequential<T> all = *copy.root().template target<sequential<T>>(), part;
+  Sequential<T> all = *copy.root().template target<Sequential<T>>(), part;
   for (std::size_t i = 0; i < end; ++i) part.add(all.name(i), all[i]);
   if (inside) part.add("down", (*all[end].template target<LowRankNormConv<T>>())[0]);
   return network<T>{any_layer<T>(std::move(part))};
@@ -199,7 +199,7 @@ TEST_CASE("norm estimation: passes without samples do not count") {
 }
 
 TEST_CASE("norm estimation: a model without batch norms, and misuse") {
-  sequential<float> plain;
+  Sequential<float> plain;
   plain.add("fc", Linear<float>(4, 3));
   network<float> net{any_layer<float>(std::move(plain))};
   CHECK_FALSE(has_batch_norm(net));

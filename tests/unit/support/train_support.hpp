@@ -35,14 +35,14 @@ inline image_set quadrants(index_t count, std::uint64_t seed) {
 
 template <class T>
 network<T> tiny_net(bool batch_norm, index_t width = 12) {
-  sequential<T> layers;
+  Sequential<T> layers;
   layers.add("conv1", Conv<T>(conv_shape::square(1, width, 3, 1, 1), !batch_norm));
   if (batch_norm) layers.add("bn1", BatchNorm<T>(width));
   layers.add("relu1", ReLU<T>());
-  sequential<T> branch;
+  Sequential<T> branch;
   branch.add("conv1", Conv<T>(conv_shape::square(width, width, 3, 1, 1), !batch_norm));
   if (batch_norm) branch.add("bn1", BatchNorm<T>(width));
-  layers.add("block", residual<T>(std::move(branch)));
+  layers.add("block", Residual<T>(std::move(branch)));
   layers.add("conv2", Conv<T>(conv_shape::square(width, 2 * width, 3, 2, 1), true));
   layers.add("relu2", ReLU<T>());
   layers.add("pool", GlobalAvgPool<T>());

@@ -128,7 +128,7 @@ TEST_CASE("nothing at all: no tokens, no streams, only padding") {
   CHECK(loss(ctx, none, std::span<const std::int32_t>(), none.view()).loss_sum == 0.0);
 
   for (const bool low_rank : {false, true}) {
-    model<lstm_lm<double>> net(lstm_lm<double>({7, 8, 2, 0.2}));
+    auto net = make_lstm_lm<double>({7, 8, 2, 0.2});
     net.initialize(1);
     if (low_rank) factorize(net, lstm_lm_policy());
     for (const extents<2>& shape : {extents<2>{3, 0}, extents<2>{0, 0}, extents<2>{0, 2}}) {
@@ -148,7 +148,7 @@ TEST_CASE("nothing at all: no tokens, no streams, only padding") {
 }
 
 TEST_CASE("lstm_lm: one stream gives what it gives among others; a vocabulary of one word is no surprise") {
-  model<lstm_lm<double>> net(lstm_lm<double>({11, 6, 2, 0.0}));
+  auto net = make_lstm_lm<double>({11, 6, 2, 0.0});
   net.initialize(2);
   cpu_context ctx;
   tokens ids({4, 3});
@@ -164,7 +164,7 @@ TEST_CASE("lstm_lm: one stream gives what it gives among others; a vocabulary of
       CHECK(alone(t, v) == doctest::Approx(all(3 * t + 1, v)).epsilon(1e-12));
     }
   }
-  model<lstm_lm<float>> sure(lstm_lm<float>({1, 1, 1, 0.0}));
+  auto sure = make_lstm_lm<float>({1, 1, 1, 0.0});
   sure.initialize(1);
   ctx.set_mode(run_mode::training);
   ctx.begin_step(0);
@@ -176,7 +176,7 @@ TEST_CASE("lstm_lm: one stream gives what it gives among others; a vocabulary of
 }
 
 TEST_CASE("lstm_lm: after a bad token, the state and the next step are as if it had not been") {
-  const model<lstm_lm<double>> net(lstm_lm<double>({7, 4, 2, 0.3}));
+  const auto net = make_lstm_lm<double>({7, 4, 2, 0.3});
   cpu_context ctx;
   ctx.set_mode(run_mode::training);
   tokens good({3, 2}), bad = good;
@@ -342,7 +342,7 @@ TEST_CASE("translate: no sentences, an empty one, one too long, one of unknown t
 
 TEST_CASE("language_task: texts that are too short, streams without a token") {
   using task = language_task<lstm_lm<float>>;
-  model<lstm_lm<float>> net(lstm_lm<float>({7, 4, 1, 0.0}));
+  auto net = make_lstm_lm<float>({7, 4, 1, 0.0});
   net.initialize(1);
   const std::vector<std::int32_t> text{0, 1, 2, 3, 4, 5, 6, 0, 1}, one{3}, bad{0, 1, -2, 3};
   CHECK_THROWS_AS(task(net, one, text, {1, 5, 1}, 0, 1), value_error);

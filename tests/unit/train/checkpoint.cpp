@@ -27,14 +27,14 @@ namespace {
 /// shortcut.
 template <class T>
 network<T> make_net(index_t width = 8, index_t classes = 5, std::uint64_t seed = 1) {
-  sequential<T> branch, shortcut, net;
+  Sequential<T> branch, shortcut, net;
   branch.add("conv1", Conv<T>(conv_shape::square(width, 2 * width, 3, 2, 1)));
   branch.add("bn1", BatchNorm<T>(2 * width));
   branch.add("relu", ReLU<T>());
   branch.add("conv2", Conv<T>(conv_shape::square(2 * width, 2 * width, 3, 1, 1), true));
   shortcut.add(Conv<T>(conv_shape::square(width, 2 * width, 1, 2)));
   net.add("stem", Conv<T>(conv_shape::square(2, width, 3, 1, 1), true));
-  net.add("block", residual<T>(branch, shortcut));
+  net.add("block", Residual<T>(branch, shortcut));
   net.add("pool", GlobalAvgPool<T>());
   net.add("fc1", Linear<T>(2 * width, 12));
   net.add("fc2", Linear<T>(12, classes));
@@ -258,7 +258,7 @@ TEST_CASE("checkpoint: refused networks are named and stay as they are") {
   CHECK(mentions(restore_error(file, other_type), "F32"));
   CHECK(mentions(restore_error(file, other_type), "F64"));
 
-  sequential<float> foreign;
+  Sequential<float> foreign;
   foreign.add("fc1", Linear<float>(16, 12));
   foreign.add("extra", Linear<float>(12, 3));
   network<float> other_model{any_layer<float>(foreign)};
@@ -278,7 +278,7 @@ TEST_CASE("checkpoint: refused networks are named and stay as they are") {
 
 TEST_CASE("checkpoint: the same tensors in another order take the model but not the state") {
   const auto make = [](bool swapped) {
-    sequential<float> net;
+    Sequential<float> net;
     net.add(swapped ? "b" : "a", Linear<float>(3, 3));
     net.add(swapped ? "a" : "b", Linear<float>(3, 3));
     return network<float>{any_layer<float>(net)};
@@ -381,7 +381,7 @@ TEST_CASE("checkpoint: files that are none, cut or damaged") {
   write_safetensors(folder / "plain", {}, {});
   CHECK(mentions(io_error_of([&] { open_checkpoint(folder / "plain"); }), "not a checkpoint"));
 
-  sequential<float> small;
+  Sequential<float> small;
   small.add("a", Linear<float>(3, 4));
   small.add("b", Linear<float>(4, 3));
   network<float> net{any_layer<float>(small)};

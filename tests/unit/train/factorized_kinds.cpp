@@ -137,7 +137,7 @@ network<double> conv_net(std::uint64_t seed) {
     shape.groups = groups;
     return shape;
   };
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("stem", Conv<double>(conv_shape::square(4, 8, 3, 1, 1)));
   layers.add("grouped", Conv<double>(grouped(8, 24, 2), true)).add("bn1", BatchNorm<double>(24));
   layers.add("depthwise", Conv<double>(grouped(24, 24, 24))).add("bn2", BatchNorm<double>(24));
@@ -195,7 +195,7 @@ TEST_CASE("fold_batch_norm: after grouped, depthwise and low-rank grouped convol
 }
 
 model<lstm_lm<double>> language_model_of(std::uint64_t seed) {
-  model<lstm_lm<double>> net{lstm_lm<double>({60, 16, 2, 0.0})};
+  auto net = make_lstm_lm<double>({60, 16, 2, 0.0});
   net.initialize(seed);
   fill_normal<double>(net.store().values(), 0.4, {seed, 1});
   return net;
@@ -231,7 +231,7 @@ model<transformer<double>> transformer_of(std::uint64_t seed) {
   options.width = 12;
   options.key = options.value = 6;
   options.hidden = 24;
-  model<transformer<double>> net{transformer<double>(options)};
+  auto net = make_transformer<double>(options);
   net.initialize(seed);
   return net;
 }

@@ -11,7 +11,7 @@ using namespace pufferfish;
 using namespace train_support;
 
 TEST_CASE("measure_statistics: sums of inputs and of gradients, as added up by hand") {
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("pool", GlobalAvgPool<double>());
   layers.add("hidden", Linear<double>(1, 3));
   layers.add("fc", Linear<double>(3, 4));

@@ -110,7 +110,7 @@ TEST_CASE("training record: hostile lines are an io_error that names the line") 
 
 /// All that the shapes of the parameters do not show: strides.
 network<float> strided_net(index_t stride, const std::string& name = "stem") {
-  sequential<float> layers;
+  Sequential<float> layers;
   layers.add(name, Conv<float>(conv_shape::square(1, 12, 3, stride, 1), true));
   layers.add("relu", ReLU<float>());
   layers.add("conv", Conv<float>(conv_shape::square(12, 24, 3, 1, 1), true));
@@ -131,7 +131,7 @@ TEST_CASE("a hybrid run whose layers have hostile names switches, is saved and g
   options.warmup_epochs = 1;
   options.factorize.first_layer = 1;
   const auto build = [] {
-    sequential<float> layers;
+    Sequential<float> layers;
     index_t width = 1;
     for (const std::string& name : hostile_names) {
       layers.add(name, Conv<float>(conv_shape::square(width, 12, 3, 1, 1), true));

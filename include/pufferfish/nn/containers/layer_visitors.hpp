@@ -14,7 +14,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T, class Device = device::cpu>
 class any_layer;
 template <class T, class Device = device::cpu>
-class sequential;
+class Sequential;
 
 /// Receives the state of a network, name by name. Names are joined by dots, "layer1.0.conv1.weight".
 /// References are valid as long as the network keeps its layers.
@@ -44,8 +44,8 @@ class layer_visitor {
  public:
   virtual ~layer_visitor() = default;
   virtual void on_layer(const std::string& name, any_layer<T, Device>& slot) = 0;
-  /// Receives each sequential as a whole, before its layers: may replace layers, and take some out.
-  virtual void on_sequence(const std::string& /*prefix*/, sequential<T, Device>& /*layers*/) {}
+  /// Receives each Sequential as a whole, before its layers: may replace layers, and take some out.
+  virtual void on_sequence(const std::string& /*prefix*/, Sequential<T, Device>& /*layers*/) {}
   /// Receives the slot of a model's embedding (see any_layer::tokens), which may be replaced by
   /// another embedding of the same vocabulary and width. Embeddings are not passed to on_layer, so
   /// that policies do not count them as layers.

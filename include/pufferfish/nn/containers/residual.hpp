@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `residual`: y = branch(x) + shortcut(x), with or without a ReLU after the sum.
+/// `Residual`: y = branch(x) + shortcut(x), with or without a ReLU after the sum.
 
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/nn/containers/sequential.hpp>
@@ -20,22 +20,22 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// a bit mask instead of a masked copy. The gradient of an identity shortcut can then overwrite dy.
 ///
 /// \code
-/// sequential<float> branch, shortcut;
+/// Sequential<float> branch, shortcut;
 /// branch.add("conv1", Conv<float>(conv_shape::square(16, 32, 3, 2, 1)))
 ///     .add("bn1", BatchNorm<float>(32))
 ///     .add("relu", ReLU<float>())
 ///     .add("conv2", Conv<float>(conv_shape::square(32, 32, 3, 1, 1)))
 ///     .add("bn2", BatchNorm<float>(32));
 /// shortcut.add(Conv<float>(conv_shape::square(16, 32, 1, 2)));
-/// layers.add("block", residual<float>(std::move(branch), std::move(shortcut)));
+/// layers.add("block", Residual<float>(std::move(branch), std::move(shortcut)));
 /// \endcode
 template <class T, class Device = device::cpu>
-class residual {
+class Residual {
  public:
   using value_type = T;
 
   /// Throws value_error if a layer of the branch has the name of the shortcut.
-  explicit residual(sequential<T, Device> branch, sequential<T, Device> shortcut = {}, bool relu = true,
+  explicit Residual(Sequential<T, Device> branch, Sequential<T, Device> shortcut = {}, bool relu = true,
                     std::string shortcut_name = "shortcut")
       : branch_(std::move(branch)),
         shortcut_(std::move(shortcut)),
@@ -169,7 +169,7 @@ class residual {
   }
 
   // The sum overwrites the part's output. If the part's last layer needs its output later, a copy is kept.
-  static bool keeps_output(const sequential<T, Device>& part) {
+  static bool keeps_output(const Sequential<T, Device>& part) {
     return !part.empty() && part.abilities().reads_output;
   }
 
@@ -244,7 +244,7 @@ class residual {
   }
 
   // dx += the gradient of the input of `part`, from dy.
-  static void add_gradient(context<Device>& ctx, const sequential<T, Device>& part,
+  static void add_gradient(context<Device>& ctx, const Sequential<T, Device>& part,
                            const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                            const ops::relu_mask<T>& mask, const extents<4>& x_shape) {
     if (part.abilities().adds_gradient) return part.backward_fused(ctx, dy, dx, {mask, true});
@@ -269,9 +269,12 @@ class residual {
     relu_ ? ops::add_relu<T>(ctx, from.flat(), to.flat()) : ops::add<T>(ctx, from.flat(), to.flat());
   }
 
-  sequential<T, Device> branch_, shortcut_;
+  Sequential<T, Device> branch_, shortcut_;
   bool relu_;
   std::string shortcut_name_;
 };
+
+template <class T, class Device = device::cpu>
+using residual [[deprecated("renamed to Residual")]] = Residual<T, Device>;
 
 PUFFERFISH_NAMESPACE_END

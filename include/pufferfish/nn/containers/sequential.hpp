@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `sequential`: named layers, one after the other.
+/// `Sequential`: named layers, one after the other.
 
 #include <algorithm>
 #include <string>
@@ -27,11 +27,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// takes the moments of its input from the layer before and applies the ReLU after it: only the
 /// ReLU's output is then written, and the ReLU's backward pass is part of the batch norm's.
 ///
-/// A sequential is a value: copies are deep. It can be a layer of another container, and the root of a
+/// A Sequential is a value: copies are deep. It can be a layer of another container, and the root of a
 /// network. Without layers it copies x to y.
 ///
 /// \code
-/// sequential<float> layers;
+/// Sequential<float> layers;
 /// layers.add("conv", Conv<float>(conv_shape::square(3, 16, 3, 1, 1)))
 ///     .add("bn", BatchNorm<float>(16))
 ///     .add("relu", ReLU<float>())
@@ -40,27 +40,27 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// network<float> net(std::move(layers));
 /// \endcode
 template <class T, class Device>
-class sequential {
+class Sequential {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
-  /// A layer and its name, which is unique in the sequential.
+  /// A layer and its name, which is unique in the Sequential.
   struct child {
     std::string name;
     layer_type layer;
   };
 
-  sequential() = default;
-  sequential(const sequential&) = default;
-  sequential(sequential&&) noexcept = default;
-  sequential& operator=(const sequential&) = default;
-  sequential& operator=(sequential&&) noexcept = default;
-  virtual ~sequential() = default;
+  Sequential() = default;
+  Sequential(const Sequential&) = default;
+  Sequential(Sequential&&) noexcept = default;
+  Sequential& operator=(const Sequential&) = default;
+  Sequential& operator=(Sequential&&) noexcept = default;
+  virtual ~Sequential() = default;
 
   /// Appends a layer with a name, by default its number ("0", "1", ...), as PyTorch does. Throws
-  /// value_error if another layer of this sequential has that name.
-  sequential& add(std::string name, layer_type layer) {
+  /// value_error if another layer of this Sequential has that name.
+  Sequential& add(std::string name, layer_type layer) {
     for (std::size_t i = 0; i < size(); ++i) {
       if (children_[i].name == name) {
         detail::throw_error<value_error>({"sequential: layers ", i, " and ", size(), " are both called \"",
@@ -71,11 +71,11 @@ class sequential {
     moved_.clear();
     return *this;
   }
-  sequential& add(layer_type layer) { return add(std::to_string(children_.size()), std::move(layer)); }
+  Sequential& add(layer_type layer) { return add(std::to_string(children_.size()), std::move(layer)); }
 
   std::size_t size() const { return children_.size(); }
   bool empty() const { return children_.empty(); }
-  /// Passes and visits of a moved-from sequential throw state_error; adding a layer to it begins a new one.
+  /// Passes and visits of a moved-from Sequential throw state_error; adding a layer to it begins a new one.
   bool is_moved_from() const { return moved_.is_set(); }
   layer_type& operator[](std::size_t i) { return children_[i].layer; }
   const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
@@ -96,7 +96,7 @@ class sequential {
 
   /// y = layer n - 1 (.. layer 1 (layer 0 (x))). x, y: dense; y has output_shape(x.shape()) and does not
   /// overlap x. In training, x must not change until the backward pass if abilities().reads_input, nor y if
-  /// reads_output. Throws state_error for a moved-from sequential, shape_error that names the layer that does
+  /// reads_output. Throws state_error for a moved-from Sequential, shape_error that names the layer that does
   /// not fit, and as the layers.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     forward_fused(ctx, x, y, {});
@@ -411,5 +411,8 @@ class sequential {
   std::vector<child> children_;
   detail::move_mark moved_;
 };
+
+template <class T, class Device = device::cpu>
+using sequential [[deprecated("renamed to Sequential")]] = Sequential<T, Device>;
 
 PUFFERFISH_NAMESPACE_END

@@ -17,7 +17,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// not stored: backward computes it again.
 ///
 /// \code
-/// sequential<float> classifier;
+/// Sequential<float> classifier;
 /// classifier.add(Dropout<float>(0.5)).add(Linear<float>(512, 10));
 /// cpu_context ctx({.threads = 2, .seed = 7});
 /// ctx.set_mode(run_mode::training);

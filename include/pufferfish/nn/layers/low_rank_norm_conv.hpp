@@ -20,7 +20,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Names of its state: down.weight, bn.weight, bn.bias, up.weight, up.bias.
 ///
-/// Passes, aliasing and errors are those of sequential.
+/// Passes, aliasing and errors are those of Sequential.
 ///
 /// \code
 /// LowRankNormConv<float> layer(conv_shape::square(64, 64, 3, 1, 1), 16);  // rank 16
@@ -28,7 +28,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// layer.forward(ctx, x.view(), y.view());  // y: layer.output_shape(x.shape())
 /// \endcode
 template <class T, class Device = device::cpu>
-class LowRankNormConv : public sequential<T, Device> {
+class LowRankNormConv : public Sequential<T, Device> {
  public:
   /// Without b by default, because a batch norm follows. Throws shape_error for an invalid shape,
   /// rank_error unless 1 <= rank <= min(out / groups, in / groups * kernel height * kernel width).

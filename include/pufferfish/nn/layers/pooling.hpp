@@ -15,7 +15,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// A NaN in a window makes its output NaN, and the gradient of that output is dropped.
 ///
 /// \code
-/// sequential<float> layers;
+/// Sequential<float> layers;
 /// layers.add("pool", MaxPool<float>(2));             // 2x2 windows, stride 2
 /// layers.add("stem_pool", MaxPool<float>(3, 2, 1));  // 3x3 windows, stride 2, padding 1
 /// \endcode

@@ -62,7 +62,7 @@ template <class T, class Device>
 class following_norms final : public layer_visitor<T, Device> {
  public:
   void on_layer(const std::string&, any_layer<T, Device>&) override {}
-  void on_sequence(const std::string&, sequential<T, Device>& layers) override {
+  void on_sequence(const std::string&, Sequential<T, Device>& layers) override {
     for (std::size_t i = 0; i + 1 < layers.size(); ++i) {
       if (auto* norm = layers[i + 1].template target<BatchNorm<T>>()) {
         found_.emplace_back(&layers[i], norm);

@@ -36,7 +36,7 @@ struct stage_unit {
 template <class T, class Device>
 void collect_units(const any_layer<T, Device>& layer, const std::string& name, extents<4> shape,
                    std::vector<stage_unit<T, Device>>& units) {
-  const auto* const row = layer.template target<sequential<T, Device>>();
+  const auto* const row = layer.template target<Sequential<T, Device>>();
   if (row == nullptr) {
     units.push_back({name, &layer, shape, layer.output_shape(shape)});
     return;
@@ -51,9 +51,9 @@ void collect_units(const any_layer<T, Device>& layer, const std::string& name, e
 template <class T, class Device>
 network<T, Device> stage_network(const std::vector<stage_unit<T, Device>>& units, std::size_t first,
                                  std::size_t last) {
-  // A root that is no sequential is the only unit, without a name.
+  // A root that is no Sequential is the only unit, without a name.
   if (units[first].name.empty()) return network<T, Device>(*units[first].layer);
-  sequential<T, Device> row;
+  Sequential<T, Device> row;
   for (std::size_t i = first; i < last; ++i) row.add(units[i].name, *units[i].layer);
   return network<T, Device>(any_layer<T, Device>(std::move(row)));
 }
@@ -75,7 +75,7 @@ std::vector<layer_rank> ranks_within(const network<T, Device>& net, const std::v
 
 /// Measures forward and backward passes of the stages of a network, for `input`, the batch of one rank. A
 /// stage consists of consecutive layers and residual blocks whose outputs have equally many channels; a
-/// network whose root is no sequential is one stage. Each stage is measured dense, and with all layers
+/// network whose root is no Sequential is one stage. Each stage is measured dense, and with all layers
 /// low-rank that `policy` would factorize at rank ratio options.ratio, from the last stage to the first.
 /// Stages without such a layer are left out. The result is in execution order:
 ///

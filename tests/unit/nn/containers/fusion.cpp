@@ -95,7 +95,7 @@ struct variant {
 template <template <class> class Norm, class T>
 network<T> make_net(const variant& v, calls* counted) {
   const index_t width = v.shortcut == 0 ? 5 : 7, stride = v.shortcut == 0 ? 1 : 2;
-  sequential<T> branch, shortcut, net;
+  Sequential<T> branch, shortcut, net;
   net.add("stem", conv<T>(3, 5)).add("norm", Norm<T>(5)).add("relu", ReLU<T>());
   if (v.add) branch.add("double", Doubling<T>(counted));
   branch.add("conv1", conv<T>(5, width, stride)).add("bn1", Norm<T>(width)).add("relu", ReLU<T>());
@@ -103,7 +103,7 @@ network<T> make_net(const variant& v, calls* counted) {
   if (v.norm_last) branch.add("bn2", Norm<T>(width));
   if (v.shortcut > 0) shortcut.add(Conv<T>(conv_shape::square(5, width, 1, 2)));
   if (v.shortcut > 1) shortcut.add(Norm<T>(width));
-  net.add("block", residual<T>(branch, shortcut, v.relu))
+  net.add("block", Residual<T>(branch, shortcut, v.relu))
       .add("end", conv<T>(width, 4))
       .add("last", ReLU<T>());
   network<T> result{any_layer<T>(net)};
@@ -222,7 +222,7 @@ TEST_CASE("fused networks: gradients against finite differences") {
 TEST_CASE("a layer that gives moments spares the batch norm behind it a pass, in training") {
   for (const bool relu : {false, true}) {
     calls counted;
-    sequential<double> giving, plain;
+    Sequential<double> giving, plain;
     giving.add(Doubling<double>(&counted)).add(BatchNorm<double>(5));
     plain.add(Doubling<double>(&counted)).add(PlainNorm<double>(5));
     if (relu) giving.add(ReLU<double>()), plain.add(ReLU<double>());
@@ -291,13 +291,13 @@ class AddingNorm : public BatchNorm<T> {
 
 TEST_CASE("a layer that fuses and adds: under a mask, its gradient is added, too") {
   const auto block = [](any_layer<double> norm, bool relu) {
-    sequential<double> branch;
+    Sequential<double> branch;
     branch.add(std::move(norm));
-    return network<double>{any_layer<double>(residual<double>(std::move(branch), {}, relu))};
+    return network<double>{any_layer<double>(Residual<double>(std::move(branch), {}, relu))};
   };
   for (const bool relu : {true, false}) {
     network<double> adding = block(AddingNorm<double>(3), relu), plain = block(BatchNorm<double>(3), relu);
-    REQUIRE(adding.root().target<residual<double>>() != nullptr);
+    REQUIRE(adding.root().target<Residual<double>>() != nullptr);
     CHECK(difference(pass(adding, 1), pass(plain, 1)) < 1e-12);
   }
 }
@@ -311,7 +311,7 @@ TEST_CASE("abilities: what layers and containers say of themselves") {
   CHECK(!of(PlainNorm<float>(2)).fuses);
   CHECK(of(Doubling<float>(&counted)).gives_moments);
   CHECK(of(Doubling<float>(&counted)).adds_gradient);
-  sequential<float> branch;
+  Sequential<float> branch;
   CHECK(!of(branch).fuses);
   branch.add(Doubling<float>(&counted)).add(BatchNorm<float>(2));
   CHECK(of(branch).fuses);
@@ -323,9 +323,9 @@ TEST_CASE("abilities: what layers and containers say of themselves") {
 }
 
 TEST_CASE("a NaN passes fused layers, so that it is noticed") {
-  sequential<float> branch, net;
+  Sequential<float> branch, net;
   branch.add(BatchNorm<float>(2));
-  net.add(BatchNorm<float>(2)).add(ReLU<float>()).add(residual<float>(branch));
+  net.add(BatchNorm<float>(2)).add(ReLU<float>()).add(Residual<float>(branch));
   network<float> whole{any_layer<float>(net)};
   cpu_context ctx;
   tensor<float, 4> x({1, 2, 2, 2});

@@ -90,8 +90,8 @@ constexpr extents<4> image{3, 6, 5, channels};
 
 /// Random layers that keep the shape, some of them containers.
 template <class T, bool Keep>
-sequential<T> random_chain(picker& pick, index_t length, int depth) {
-  sequential<T> chain;
+Sequential<T> random_chain(picker& pick, index_t length, int depth) {
+  Sequential<T> chain;
   for (index_t i = 0; i < length; ++i) {
     switch (pick(0, depth > 0 ? 12 : 10)) {
       case 0:
@@ -131,10 +131,10 @@ sequential<T> random_chain(picker& pick, index_t length, int depth) {
         break;
       default: {
         const bool relu = pick(0, 1) == 1;
-        sequential<T> branch = random_chain<T, Keep>(pick, pick(1, 4), depth - 1), shortcut;
+        Sequential<T> branch = random_chain<T, Keep>(pick, pick(1, 4), depth - 1), shortcut;
         if (pick(0, 2) > 0) branch.add(made<T, Keep>(BatchNorm<T>(channels)));
         if (pick(0, 2) == 0) shortcut = random_chain<T, Keep>(pick, pick(1, 2), depth - 1);
-        chain.add(made<T, Keep>(residual<T>(branch, shortcut, relu)));
+        chain.add(made<T, Keep>(Residual<T>(branch, shortcut, relu)));
       }
     }
   }
@@ -142,7 +142,7 @@ sequential<T> random_chain(picker& pick, index_t length, int depth) {
 }
 
 template <class T>
-network<T> network_of(const sequential<T>& chain) {
+network<T> network_of(const Sequential<T>& chain) {
   network<T> net{any_layer<T>(chain)};
   net.initialize(3);
   int k = 0;  // weights and biases of the norms that are not 1 and 0
@@ -252,12 +252,12 @@ std::size_t bytes_of(index_t elements) {
 }
 
 template <bool Keep>
-sequential<float> block_branch(bool low_rank) {
+Sequential<float> block_branch(bool low_rank) {
   const conv_shape shape = conv_shape::square(16, 16, 3, 1, 1);
   const auto conv = [&] {
     return low_rank ? made<float, Keep>(LowRankConv<float>(shape, 4)) : made<float, Keep>(Conv<float>(shape));
   };
-  sequential<float> branch;
+  Sequential<float> branch;
   branch.add(conv()).add(made<float, Keep>(BatchNorm<float>(16))).add(made<float, Keep>(ReLU<float>()));
   branch.add(conv()).add(made<float, Keep>(BatchNorm<float>(16)));
   return branch;
@@ -267,10 +267,10 @@ TEST_CASE("memory of a step: residual blocks keep neither the inner batch norm's
   const extents<4> shape{4, 16, 16, 16};
   const std::size_t activation = bytes_of(volume<4>(shape));
   for (const bool low_rank : {false, true}) {
-    sequential<float> ours, theirs;
+    Sequential<float> ours, theirs;
     for (int i = 0; i < 3; ++i) {
-      ours.add(residual<float>(block_branch<false>(low_rank)));
-      theirs.add(made<float, true>(residual<float>(block_branch<true>(low_rank))));
+      ours.add(Residual<float>(block_branch<false>(low_rank)));
+      theirs.add(made<float, true>(Residual<float>(block_branch<true>(low_rank))));
     }
     network<float> net = network_of(ours), kept = network_of(theirs);
     memory mine, all;
@@ -287,7 +287,7 @@ TEST_CASE("memory of a step: a chain of convolutions keeps their outputs; what n
   const std::size_t activation = bytes_of(volume<4>(shape));
   const auto chain = [](auto keep) {
     constexpr bool all = decltype(keep)::value;
-    sequential<float> net;
+    Sequential<float> net;
     net.add(made<float, all>(Conv<float>(conv_shape::square(16, 16, 3, 1, 1))));
     net.add(made<float, all>(ReLU<float>()));  // reads its output: its input is dropped
     for (int i = 0; i < 3; ++i) {
@@ -324,11 +324,11 @@ struct Failing {
 
 TEST_CASE("an exception in a backward pass leaves the context usable") {
   bool fails = false;
-  sequential<float> branch, chain;
+  Sequential<float> branch, chain;
   branch.add(Conv<float>(conv_shape::square(channels, channels, 3, 1, 1))).add(Failing{&fails});
   branch.add(BatchNorm<float>(channels)).add(ReLU<float>());
   branch.add(Conv<float>(conv_shape::square(channels, channels, 3, 1, 1))).add(BatchNorm<float>(channels));
-  chain.add(residual<float>(branch)).add(residual<float>(branch));
+  chain.add(Residual<float>(branch)).add(Residual<float>(branch));
   network<float> net = network_of(chain);
   cpu_context ctx;
   ctx.set_mode(run_mode::training);
@@ -350,7 +350,7 @@ TEST_CASE("an exception in a backward pass leaves the context usable") {
 }
 
 TEST_CASE("a step without its forward pass in training mode is told so") {
-  sequential<float> chain;
+  Sequential<float> chain;
   chain.add(Conv<float>(conv_shape::square(channels, channels, 1))).add(BatchNorm<float>(channels));
   network<float> net = network_of(chain);
   cpu_context ctx;

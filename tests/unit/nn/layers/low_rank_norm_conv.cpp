@@ -76,7 +76,7 @@ TEST_CASE("LowRankNormConv: is its three layers; names, shapes, errors") {
 }
 
 TEST_CASE("LowRankNormConv: factorize leaves its convolutions alone") {
-  sequential<float> layers;
+  Sequential<float> layers;
   layers.add("first", Conv<float>(conv_shape::square(3, 8, 3)));
   layers.add("middle", LowRankNormConv<float>(conv_shape::square(8, 16, 3), 8));
   layers.add("last", Conv<float>(conv_shape::square(16, 8, 1)));

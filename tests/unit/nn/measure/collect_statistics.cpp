@@ -27,7 +27,7 @@ tensor<double, 4> images(const extents<4>& shape, unsigned seed) {
 }
 
 net_type small_net() {
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("conv1", Conv<double>(conv_shape{3, 6, {3, 3}, {1, 1}, {1, 1}}));
   layers.add("norm1", BatchNorm<double>(6));
   layers.add("relu", ReLU<double>());
@@ -60,7 +60,7 @@ void pass(net_type& net, cpu_context& ctx, index_t count, unsigned seed, std::ui
 }
 
 const any_layer<double>& first_slot(const net_type& net) {
-  return (*net.root().target<sequential<double>>())[0];
+  return (*net.root().target<Sequential<double>>())[0];
 }
 
 double at(const output_statistics& seen, index_t i, index_t j) { return seen.gradient_moment()(i, j); }
@@ -152,7 +152,7 @@ struct plain_attention {
 // conv1 with its rows multiplied by `scale`, and a batch norm whose running statistics are those of the last
 // batch.
 net_type normed_net(const std::vector<double>& scale) {
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("conv1", Conv<double>(conv_shape{3, 6, {3, 3}, {1, 1}, {1, 1}}));
   layers.add("norm1", BatchNorm<double>(6, 1e-12, 1.0));
   layers.add("flatten", Flatten<double>());
@@ -161,7 +161,7 @@ net_type normed_net(const std::vector<double>& scale) {
   net.initialize(3);
   const double norm_weights[] = {0.5, -2.0, 1.0, 3.0, 0.2, 1.5};
   net.on_host([&](auto& root) {
-    auto& parts = *root.template target<sequential<double>>();
+    auto& parts = *root.template target<Sequential<double>>();
     const auto weight = parts[0].template target<Conv<double>>()->weight();
     for (index_t o = 0; o < 6; ++o) {
       for (index_t i = 0; i < 27; ++i)
@@ -332,7 +332,7 @@ TEST_CASE("collect_statistics: factorize with statistics loses less of the outpu
 TEST_CASE("collect_statistics: an LSTM's gates share their inputs") {
   LSTM<double> layer(3, 4);
   std::mt19937_64 random(5);
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("rnn", std::move(layer));
   net_type net(std::move(layers));
   net.initialize(1);
@@ -380,7 +380,7 @@ TEST_CASE("collect_statistics: an LSTM's gates share their inputs") {
 TEST_CASE("collect_statistics: each group of a convolution has the sums of its own outputs") {
   conv_shape shape = conv_shape::square(4, 6, 3, 1, 1);
   shape.groups = 2;
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("grouped", Conv<double>(shape, true));
   net_type net(std::move(layers));
   net.initialize(4);
@@ -420,7 +420,7 @@ TEST_CASE("collect_statistics: the projections of attention against sums by hand
   attention_options options;
   options.shape = {6, plain_attention::heads, plain_attention::key, plain_attention::value};
   options.dropout = options.attention_dropout = 0.0;
-  sequential<double> layers;
+  Sequential<double> layers;
   layers.add("att", MultiHeadAttention<double>(options));
   net_type net(std::move(layers));
   net.initialize(6);

@@ -146,7 +146,7 @@ TEST_CASE("layer inputs: of a language model, counted and by its sizes, are the 
   lstm_lm_options options;
   options.vocabulary = 40;
   options.width = 12;
-  model<lstm_lm<float>> net{lstm_lm<float>(options)};
+  auto net = make_lstm_lm<float>(options);
   net.initialize(1);
   const index_t steps = 5, batch = 3;
   const std::vector<layer_input> by_sizes = sequence_inputs(net, steps, batch);
@@ -199,7 +199,7 @@ TEST_CASE("layer inputs: of a Transformer, from a step of it") {
   options.heads = 2;
   options.key = options.value = 8;
   options.positions = 12;
-  model<transformer<float>> net{transformer<float>(options)};
+  auto net = make_transformer<float>(options);
   net.initialize(1);
   cpu_context ctx;
   ctx.set_mode(run_mode::training);
@@ -252,7 +252,7 @@ TEST_CASE("layer times: of a convolutional network, which stays as it is, as doe
 }
 
 TEST_CASE("layer times: a layer of a hundred times the work takes longer") {
-  sequential<float> row;
+  Sequential<float> row;
   row.add("small", Linear<float>(64, 64));
   row.add("wide", Linear<float>(64, 1024));
   row.add("large", Linear<float>(1024, 1024));
@@ -295,9 +295,9 @@ TEST_CASE("stage times: stages by the channels of layers and blocks, from the ne
   CHECK(planned == stages[2].layers);
 
   // A network that is no sequential is one stage; a layer that no network can replace is none.
-  sequential<float> branch;
+  Sequential<float> branch;
   branch.add("fc", Linear<float>(30, 30));
-  const network<float> block{any_layer<float>(residual<float>(std::move(branch)))};
+  const network<float> block{any_layer<float>(Residual<float>(std::move(branch)))};
   const auto one = profile_stages(block, {4, 1, 1, 30}, open_policy(), ctx, {0.25, quick});
   REQUIRE(one.size() == 1);
   CHECK(one[0].layers == std::vector<std::string>{"fc"});

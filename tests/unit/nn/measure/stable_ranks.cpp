@@ -89,7 +89,7 @@ TEST_CASE("stable ranks of a network: LSTM layers have one a side, embeddings wh
   lstm_lm_options options;
   options.vocabulary = 50;
   options.width = 12;
-  model<lstm_lm<float>> net{lstm_lm<float>(options)};
+  auto net = make_lstm_lm<float>(options);
   net.initialize(1);
   factorize_policy policy = open_policy();
   const std::vector<layer_stable_rank> all = stable_ranks(net, policy);

@@ -20,17 +20,17 @@ template <class T>
 network<T> dense_net(std::uint64_t seed) {
   conv_shape grouped = conv_shape::square(8, 12, 3, 1, 1);
   grouped.groups = 2;
-  sequential<T> layers;
+  Sequential<T> layers;
   layers.add("conv1", Conv<T>(conv_shape::square(3, 8, 3, 2, 1)));
   layers.add("bn1", BatchNorm<T>(8));
   layers.add("relu1", ReLU<T>());
   layers.add("grouped", Conv<T>(grouped, true));
   layers.add("valid", Conv<T>(conv_shape::square(12, 6, 2, 1, 0)));
-  sequential<T> branch, shortcut;
+  Sequential<T> branch, shortcut;
   branch.add("conv", Conv<T>(conv_shape::square(6, 7, 3, 1, 1)));
   branch.add("bn", BatchNorm<T>(7));
   shortcut.add("conv", Conv<T>(conv_shape::square(6, 7, 1)));
-  layers.add("block", residual<T>(std::move(branch), std::move(shortcut), true));
+  layers.add("block", Residual<T>(std::move(branch), std::move(shortcut), true));
   layers.add("pool", GlobalAvgPool<T>());
   layers.add("fc", Linear<T>(7, 5));
   network<T> net{any_layer<T>(std::move(layers))};
@@ -148,7 +148,7 @@ TEST_CASE("residuals: recurrent layers and embeddings have none") {
   options.vocabulary = 30;
   options.width = 12;
   options.layers = 2;
-  model<lstm_lm<float>> net(lstm_lm<float>{options});
+  auto net = make_lstm_lm<float>(options);
   net.initialize(1);
   const auto dense = net;
   factorize_policy policy = all_layers();
@@ -209,7 +209,7 @@ TEST_CASE("residuals: a dense network of other layers is refused, and nothing ha
   network<float> net = dense_net<float>(3);
   factorize(net, all_layers());
   const std::string before = net.structure();
-  sequential<float> one, renamed;
+  Sequential<float> one, renamed;
   one.add("conv1", Conv<float>(conv_shape::square(3, 8, 3, 2, 1)));
   for (const char* name : {"conv1", "grouped", "valid", "block.conv", "shortcut", "fc"}) {
     renamed.add(name, Linear<float>(3, 3));

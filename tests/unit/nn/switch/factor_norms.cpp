@@ -23,7 +23,7 @@ conv_shape grouped(index_t in, index_t out, index_t groups) {
 /// own batch norm between the factors, and a low-rank linear layer.
 template <class T, class Device = device::cpu>
 network<T, Device> low_rank_net() {
-  sequential<T, Device> layers;
+  Sequential<T, Device> layers;
   layers.add("conv1", Conv<T>(conv_shape::square(3, 8, 3, 1, 1)));
   layers.add("bn1", BatchNorm<T>(8));
   layers.add("relu1", ReLU<T>());
@@ -32,11 +32,11 @@ network<T, Device> low_rank_net() {
   layers.add("static", LowRankConv<T, 3>(conv_shape::square(10, 12, 3, 1, 1), true));
   layers.add("grouped", LowRankConv<T>(grouped(12, 9, 3), 2, true));
   layers.add("own", LowRankNormConv<T, Device>(conv_shape::square(9, 8, 1), 5));
-  sequential<T, Device> branch, shortcut;
+  Sequential<T, Device> branch, shortcut;
   branch.add("conv", LowRankConv<T>(conv_shape::square(8, 8, 3, 1, 1), 3));
   branch.add("bn", BatchNorm<T>(8));
   shortcut.add("conv", LowRankConv<T>(conv_shape::square(8, 8, 1), 3));
-  layers.add("block", residual<T, Device>(std::move(branch), std::move(shortcut), true));
+  layers.add("block", Residual<T, Device>(std::move(branch), std::move(shortcut), true));
   layers.add("pool", GlobalAvgPool<T>());
   layers.add("fc", LowRankLinear<T>(8, 5, 2));
   network<T, Device> net{any_layer<T, Device>(std::move(layers))};
@@ -104,16 +104,16 @@ TEST_CASE_TEMPLATE("factor norms: inference gives what it gave, names and number
 }
 
 TEST_CASE("factor norms: a budget counts their parameters, groups and all, and so do the rows of the table") {
-  sequential<float> layers;
+  Sequential<float> layers;
   layers.add("stem", Conv<float>(conv_shape::square(3, 12, 3, 1, 1)));
   layers.add("bn1", BatchNorm<float>(12));
   layers.add("plain", Conv<float>(conv_shape::square(12, 24, 3, 2, 1), true));
   layers.add("grouped", Conv<float>(grouped(24, 36, 3)));
-  sequential<float> branch, shortcut;
+  Sequential<float> branch, shortcut;
   branch.add("conv", Conv<float>(conv_shape::square(36, 24, 3, 1, 1)));
   branch.add("bn", BatchNorm<float>(24));
   shortcut.add("conv", Conv<float>(conv_shape::square(36, 24, 1)));
-  layers.add("block", residual<float>(std::move(branch), std::move(shortcut), true));
+  layers.add("block", Residual<float>(std::move(branch), std::move(shortcut), true));
   layers.add("pool", GlobalAvgPool<float>());
   layers.add("hidden", Linear<float>(24, 24));
   layers.add("fc", Linear<float>(24, 5));
@@ -169,7 +169,7 @@ TEST_CASE("factor norms: statistics of down x, by hand; training on them is trai
   CHECK(largest_error(gradients_of(net), gradients_of(plain)) < 0.05);
 
   // The mean of t = down x of the first one, by hand.
-  sequential<double> part, all = *net.root().target<sequential<double>>();
+  Sequential<double> part, all = *net.root().target<Sequential<double>>();
   for (std::size_t i = 0; i < 3; ++i) part.add(all.name(i), all[i]);
   part.add("down", (*all[3].target<LowRankNormConv<double>>())[0]);
   const tensor<double, 4> t =
