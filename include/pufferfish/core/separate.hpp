@@ -11,19 +11,22 @@
 /// one of each.
 ///
 /// A template that no macro names is compiled where it is used, in both modes. The macros therefore affect
-/// compile time alone. They stand after the definition of a template with one type parameter, in its
-/// namespace:
+/// compile time alone. They stand after the definition of a template, in its namespace:
 ///
 /// \code
 /// template <class T>
-/// void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) { ... }
-/// PUFFERFISH_SEPARATE_FUNCTION(dense, add);
+/// double gradient_norm(context<device::cpu>& ctx, std::span<const T> gradients) { ... }
+/// PUFFERFISH_SEPARATE_FUNCTION(train, gradient_norm);
+///
+/// template <class T, class Device>
+/// void add(context<Device>& ctx, std::span<const T> x, std::span<T> y) { ... }
+/// PUFFERFISH_SEPARATE_OPERATION(dense, add);
 /// \endcode
 ///
 /// The first argument is the part of the kernels that compiles the template (kernels.hpp). A function must
-/// not be overloaded where the macro stands: a declaration for another device follows the macro.
+/// not be overloaded where the macro stands.
 
-#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/device.hpp>
 
 // PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_part): nothing in the source file that compiles the part, else
 // `extern`.
@@ -44,6 +47,11 @@
 #define PUFFERFISH_SEPARATE_FUNCTION(part, name)                                                  \
   PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template decltype(name<float>) name<float>; \
   PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template decltype(name<double>) name<double>
+#define PUFFERFISH_SEPARATE_OPERATION(part, name)                       \
+  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part)                   \
+  template decltype(name<float, device::cpu>) name<float, device::cpu>; \
+  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part)                   \
+  template decltype(name<double, device::cpu>) name<double, device::cpu>
 #define PUFFERFISH_SEPARATE_CLASS(part, name)                                     \
   PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<float>; \
   PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<double>
@@ -68,5 +76,6 @@ PUFFERFISH_NAMESPACE_END
 
 #else
 #define PUFFERFISH_SEPARATE_FUNCTION(part, name) static_assert(true)
+#define PUFFERFISH_SEPARATE_OPERATION(part, name) static_assert(true)
 #define PUFFERFISH_SEPARATE_CLASS(part, name) static_assert(true)
 #endif

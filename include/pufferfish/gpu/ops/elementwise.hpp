@@ -86,20 +86,21 @@ void fill(context<device::gpu>& ctx, std::span<T> y, T value) {
   gpu::kernels::fill<T>(ctx.stream(), y.data(), static_cast<index_t>(y.size()), value);
 }
 
-/// y_i = max(x_i, 0); a NaN stays a NaN. y may be x.
-template <class T>
-void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
-  PUFFERFISH_ASSERT(x.size() == y.size(), "relu_forward: lengths differ");
-  gpu::kernels::relu_forward<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()));
-}
+/// The operations of ops/elementwise/.
+template <>
+struct elementwise_ops<device::gpu> {
+  template <class T>
+  static void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
+    gpu::kernels::relu_forward<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()));
+  }
 
-/// dx_i = dy_i, or 0 where y_i is at most 0. dx may be dy or y.
-template <class T>
-void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
-  PUFFERFISH_ASSERT(y.size() == dy.size() && dy.size() == dx.size(), "relu_backward: lengths differ");
-  gpu::kernels::relu_backward<T>(ctx.stream(), y.data(), dy.data(), dx.data(),
-                                 static_cast<index_t>(dx.size()));
-}
+  template <class T>
+  static void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy,
+                            std::span<T> dx) {
+    gpu::kernels::relu_backward<T>(ctx.stream(), y.data(), dy.data(), dx.data(),
+                                   static_cast<index_t>(dx.size()));
+  }
+};
 
 /// y_i = f(x_i), f as `Kind` says (ops/elementwise/activation.hpp). y may be x.
 template <activation_kind Kind, class T>

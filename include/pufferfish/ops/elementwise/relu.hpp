@@ -12,7 +12,7 @@
 
 #include <span>
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -35,36 +35,34 @@ void relu_backward(std::span<const T> y, std::span<const T> dy, std::span<T> dx)
 
 /// y_i = x_i where x_i >= 0, else 0; a NaN stays a NaN. Spans of one length, else the assertion fails; y may
 /// be x.
-template <class T>
-void relu_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+template <class T, class Device>
+void relu_forward(context<Device>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "relu_forward: lengths differ");
-  const T* from = x.data();
-  T* to = y.data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu<T>);
-  for_chunks(ctx, static_cast<index_t>(y.size()),
-             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::relu_forward(ctx, x, y);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu<T>);
+    for_chunks(ctx, static_cast<index_t>(y.size()),
+               [=](index_t begin, index_t end) { kernel(x.data() + begin, y.data() + begin, end - begin); });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, relu_forward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
+PUFFERFISH_SEPARATE_OPERATION(dense, relu_forward);
 
 /// dx_i = 0 where y_i is 0 or negative, else dy_i (also where y_i is a NaN); overwritten. Spans of one
-/// length, else the assertion fails; dx may be dy.
-template <class T>
-void relu_backward(context<device::cpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
+/// length, else the assertion fails; dx may be dy or y.
+template <class T, class Device>
+void relu_backward(context<Device>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx) {
   PUFFERFISH_ASSERT(y.size() == dy.size() && dy.size() == dx.size(), "relu_backward: lengths differ");
-  const T *output = y.data(), *gradient = dy.data();
-  T* to = dx.data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu_gradient<T>);
-  for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
-    kernel(output + begin, gradient + begin, to + begin, end - begin);
-  });
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::relu_backward(ctx, y, dy, dx);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu_gradient<T>);
+    for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
+      kernel(y.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, relu_backward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy, std::span<T> dx);
+PUFFERFISH_SEPARATE_OPERATION(dense, relu_backward);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END
