@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/lowrank/traits.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -19,14 +20,26 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// lists in a fixed order. Matrices of the same rank group get the same rank.
 ///
 ///     template <>
-///     struct kind_traits<layer_kind::linear> {
+///     struct kind_traits<layer_kind::linear> : detail::kind_base<detail::low_rank_linear, LowRankLinear> {
+///       // The members that have defaults in detail::kind_base:
 ///       static constexpr std::size_t dimensions = 2;      // of the views in layer_traits::matrices
 ///       // Whether the concatenated rows of all matrices are the layer's output channels.
 ///       static constexpr bool rows_are_outputs = true;
+///       static constexpr std::size_t rank_groups = 1;
 ///       template <class T, index_t Rank, class Device>
 ///       using low_rank = LowRankLinear<T, Rank, Device>;  // the low-rank layer,
 ///       template <class T>
 ///       using core = detail::low_rank_linear<T>;          // its base class, for any rank and device
+///       template <class Dense>
+///       static std::vector<weight_matrix<const T>> matrices(const Dense& dense);
+///       template <class T>
+///       static std::vector<factor_views<T>> factors(core<T>& layer);     // one for each matrix
+///       template <class T>
+///       static std::vector<tensor_view<T, 1>> biases(core<T>& layer);    // see low_rank_parts
+///
+///       // The dense layer, if it is a single slot of a network (attention has four slots).
+///       template <class T>
+///       using dense = Linear<T>;
 ///       // Optional: the fault of layer_traits that lack a member which only this kind needs.
 ///       template <class Dense>
 ///       static constexpr detail::trait_fault missing();
@@ -39,19 +52,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///       template <class T>
 ///       static shape_type shape(const core<T>& layer);
 ///
-///       template <class Dense>
-///       static std::vector<weight_matrix<const T>> matrices(const Dense& dense);
-///       template <class T>
-///       static std::vector<factor_views<T>> factors(core<T>& layer);     // one for each matrix
-///       template <class T>
-///       static std::vector<tensor_view<T, 1>> biases(core<T>& layer);    // see low_rank_parts
-///
-///       // Layers of a given shape, filled with zeros. `ranks` has one rank per rank group.
-///       template <class LowRank>
-///       static LowRank make(const shape_type& shape, const rank_list& ranks, bool bias);
-///       // Only if the dense layer is a single slot of a network (attention has four slots).
-///       template <class T>
-///       static Linear<T> make_dense(const shape_type& shape, bool bias);
+///       // A layer of a given shape, filled with zeros: low-rank with one rank per rank group, low-rank
+///       // with a static rank and no `ranks`, or dense. Throws rank_error for an invalid rank.
+///       template <class Layer, class... Ranks>
+///       static Layer make(const shape_type& shape, bool bias, Ranks... ranks);
 ///     };
 template <layer_kind Kind>
 struct kind_traits;
@@ -174,6 +178,41 @@ std::vector<weight_matrix<const weight_scalar_t<Dense>>> host_matrices(const Den
   }
   return all;
 }
+
+/// The members of kind_traits that are equal for most kinds, with the factors of a layer of one matrix. A
+/// kind for which a member differs declares its own.
+template <template <class> class Core, template <class, index_t, class> class LowRank>
+struct kind_base {
+  static constexpr std::size_t dimensions = 2;
+  static constexpr bool rows_are_outputs = false;
+  static constexpr std::size_t rank_groups = 1;
+
+  template <class T, index_t Rank, class Device>
+  using low_rank = LowRank<T, Rank, Device>;
+  template <class T>
+  using core = Core<T>;
+
+  /// The matrices of the host's traits, all in rank group 0.
+  template <class Dense>
+  static auto matrices(const Dense& dense) {
+    return host_matrices(dense, [](std::size_t) { return std::size_t{0}; });
+  }
+  /// One pair: down [rank][in][1][1] and up [out][rank][1][1].
+  template <class T>
+  static std::vector<factor_views<parameter_t<T>>> factors(Core<T>& layer) {
+    using P = parameter_t<T>;
+    return {{"weight", 0, as_kernel<P>(layer.down()), as_kernel<P>(layer.up())}};
+  }
+  /// The layer's bias; no bias for a type without `bias()`.
+  template <class T>
+  static std::vector<tensor_view<parameter_t<T>, 1>> biases([[maybe_unused]] Core<T>& layer) {
+    if constexpr (requires { layer.bias(); }) {
+      return {layer.bias()};
+    } else {
+      return {};
+    }
+  }
+};
 
 /// Throws shape_error, naming the layer `name`, unless the biases in the layer_traits of `dense` are none,
 /// one per entry of `outputs`, or two per entry (a factorization adds biases i and i + outputs.size()). Each

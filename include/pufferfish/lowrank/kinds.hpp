@@ -6,6 +6,7 @@
 
 #include <concepts>
 #include <type_traits>
+#include <utility>
 
 #include <pufferfish/lowrank/kinds/attention.hpp>
 #include <pufferfish/lowrank/kinds/conv.hpp>
@@ -54,6 +55,22 @@ template <class Dense>
 using kind_of = kind_traits<layer_traits<Dense>::kind>;
 template <class LowRank>
 using low_rank_kind_of = kind_traits<LowRank::low_rank_kind>;
+
+/// A layer of type LowRank whose parameters are zero. `ranks` has one rank per rank group; a type with a
+/// static rank ignores `ranks`. Throws rank_error for an invalid rank.
+template <class LowRank>
+LowRank make_low_rank(const typename low_rank_kind_of<LowRank>::shape_type& shape,
+                      [[maybe_unused]] const rank_list& ranks, bool bias) {
+  using kind = low_rank_kind_of<LowRank>;
+  if constexpr (LowRank::static_rank != dynamic_rank) {
+    return kind::template make<LowRank>(shape, bias);
+  } else {
+    return [&]<std::size_t... Group>(std::index_sequence<Group...>) {
+      return kind::template make<LowRank>(shape, bias, ranks[Group]...);
+    }
+    (std::make_index_sequence<kind::rank_groups>());
+  }
+}
 
 /// The weights of a host's layer, called `name`. Throws shape_error if its layer_traits are inconsistent.
 /// Copies no weights: the result refers to the memory of `dense`, which must outlive it.

@@ -27,7 +27,9 @@ class skip_layer {
   using value_type = typename Inner::value_type;
   using T = value_type;
 
-  explicit skip_layer(Inner inner) : inner_(std::move(inner)) {}
+  /// y and x have n elements; a rank if the inner layer is low-rank.
+  template <class... Rank>
+  explicit skip_layer(index_t n, Rank... rank) : inner_(n, n, rank..., false) {}
   Inner& inner() { return inner_; }
   const Inner& inner() const { return inner_; }
   index_t in_features() const { return inner_.in_features(); }
@@ -59,23 +61,22 @@ using Skip = skip_layer<Linear<T>>;
 template <class T>
 struct low_rank_skip : skip_layer<detail::low_rank_linear<T>> {
   static constexpr auto low_rank_kind = skip;
-  low_rank_skip(index_t n, index_t rank) : skip_layer<detail::low_rank_linear<T>>({n, n, rank, false}) {}
+  using skip_layer<detail::low_rank_linear<T>>::skip_layer;
+  auto down() { return this->inner().down(); }
+  auto up() { return this->inner().up(); }
 };
 template <class T, index_t Rank, class Device>
 struct LowRankSkip : low_rank_skip<T> {
   static constexpr index_t static_rank = Rank;
-  using low_rank_skip<T>::low_rank_skip;
+  explicit LowRankSkip(index_t n, index_t rank = Rank) : low_rank_skip<T>(n, rank) {}
 };
 }  // namespace added_kind
 
 template <>
-struct pufferfish::kind_traits<added_kind::skip> {
-  static constexpr std::size_t dimensions = 2;
-  static constexpr bool rows_are_outputs = false;  // the sum with x has no bias
-  template <class T, index_t Rank, class Device>
-  using low_rank = added_kind::LowRankSkip<T, Rank, Device>;
+struct pufferfish::kind_traits<added_kind::skip>
+    : detail::kind_base<added_kind::low_rank_skip, added_kind::LowRankSkip> {
   template <class T>
-  using core = added_kind::low_rank_skip<T>;
+  using dense = added_kind::Skip<T>;
 
   struct shape_type {
     index_t n = 0;
@@ -91,26 +92,9 @@ struct pufferfish::kind_traits<added_kind::skip> {
   static shape_type shape(const core<T>& layer) {
     return {layer.in_features()};
   }
-  template <class Dense>
-  static auto matrices(const Dense& dense) {
-    return detail::host_matrices(dense, [](std::size_t) { return std::size_t{0}; });
-  }
-  template <class T>
-  static std::vector<factor_views<T>> factors(core<T>& layer) {
-    return {
-        {"weight", 0, detail::as_kernel<T>(layer.inner().down()), detail::as_kernel<T>(layer.inner().up())}};
-  }
-  template <class T>
-  static std::vector<tensor_view<T, 1>> biases(core<T>&) {
-    return {};
-  }
-  template <class LowRank>
-  static LowRank make(const shape_type& shape, const rank_list& ranks, bool) {
-    return LowRank(shape.n, LowRank::static_rank == dynamic_rank ? ranks[0] : LowRank::static_rank);
-  }
-  template <class T>
-  static added_kind::Skip<T> make_dense(const shape_type& shape, bool) {
-    return added_kind::Skip<T>(Linear<T>(shape.n, shape.n, false));
+  template <class Layer, class... Ranks>
+  static Layer make(const shape_type& shape, bool /*bias*/, Ranks... ranks) {
+    return Layer(shape.n, ranks...);
   }
 };
 
@@ -127,7 +111,7 @@ using namespace test;
 using added_kind::Skip;
 
 TEST_CASE("an added kind: svd_factorize, the passes, and a network that is factorized and merged") {
-  Skip<double> dense(Linear<double>(8, 8, false));
+  Skip<double> dense(8);
   dense.initialize({1, 1});
   auto whole = svd_factorize(dense, rank_ratio{1.0}, {.name = "it", .allow_growth = true});
   const tensor<double, 2> product = whole.inner().to_dense();

@@ -146,8 +146,8 @@ LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factor
                      std::vector<factor_report>* reports) {
   const auto weights = weights_of(dense, options.name);
   const auto made = factorize_weights(weights, {&policy, 1}, options);
-  auto layer = kind_of<Dense>::template make<LowRank>(kind_of<Dense>::shape(dense, options.name),
-                                                      ranks_of(weights, made), has_any(weights.biases));
+  auto layer = make_low_rank<LowRank>(kind_of<Dense>::shape(dense, options.name), ranks_of(weights, made),
+                                      has_any(weights.biases));
   std::vector<factor_report> all = store_and_report(weights, made, layer);
   if (reports != nullptr) *reports = std::move(all);
   return layer;

@@ -10,17 +10,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Four matrices, each its own rank group: query and key [heads key][model], value [heads value][model] and
-/// output [model][heads value], all heads concatenated. Bias i belongs to matrix i. There is no make_dense: a
-/// dense attention layer has four slots, not one. The members are explained at kind_traits.
+/// output [model][heads value], all heads concatenated. Bias i belongs to matrix i. There is no `dense`
+/// type: a dense attention layer has four slots, not one. The members are explained at kind_traits.
 template <>
-struct kind_traits<layer_kind::attention> {
-  static constexpr std::size_t dimensions = 2;
-  static constexpr bool rows_are_outputs = false;
-
-  template <class T, index_t Rank, class Device>
-  using low_rank = LowRankAttention<T, Rank, Device>;
-  template <class T>
-  using core = detail::low_rank_attention<T>;
+struct kind_traits<layer_kind::attention> : detail::kind_base<detail::low_rank_attention, LowRankAttention> {
+  static constexpr std::size_t rank_groups = 4;
 
   struct shape_type : attention_shape {
     std::string describe() const { return "attention, " + attention_shape::describe(); }
@@ -82,15 +76,14 @@ struct kind_traits<layer_kind::attention> {
     return all;
   }
 
-  /// `ranks`: of query, key, value and output; a layer type with a static rank ignores `ranks`. Throws
-  /// rank_error for an invalid rank.
-  template <class LowRank>
-  static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
-    if constexpr (LowRank::static_rank == dynamic_rank) {
-      return LowRank(shape, std::array<index_t, 4>{ranks[0], ranks[1], ranks[2], ranks[3]}, bias);
-    } else {
-      return LowRank(shape, bias);
-    }
+  /// `ranks`: of query, key, value and output.
+  template <class Layer>
+  static Layer make(const shape_type& shape, bool bias) {
+    return Layer(shape, bias);
+  }
+  template <class Layer, class... Ranks>
+  static Layer make(const shape_type& shape, bool bias, index_t first, Ranks... others) {
+    return Layer(shape, std::array<index_t, 4>{first, others...}, bias);
   }
 };
 

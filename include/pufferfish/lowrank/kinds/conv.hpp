@@ -18,14 +18,11 @@ class Conv;
 /// output channels in order, so one bias of `out` elements belongs to all matrices. The members are explained
 /// at kind_traits.
 template <>
-struct kind_traits<layer_kind::conv> {
+struct kind_traits<layer_kind::conv> : detail::kind_base<detail::low_rank_conv, LowRankConv> {
   static constexpr std::size_t dimensions = 4;
   static constexpr bool rows_are_outputs = true;
-
-  template <class T, index_t Rank, class Device>
-  using low_rank = LowRankConv<T, Rank, Device>;
   template <class T>
-  using core = detail::low_rank_conv<T>;
+  using dense = Conv<T>;
   using shape_type = conv_shape;
 
   /// A fault unless the traits have `shape`, whose result converts to conv_shape.
@@ -82,24 +79,11 @@ struct kind_traits<layer_kind::conv> {
     }
     return parts;
   }
-  template <class T>
-  static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
-    return {layer.bias()};
-  }
 
-  /// `ranks` has one rank, that of every group; a layer type with a static rank ignores `ranks`. Throws
-  /// rank_error for an invalid rank.
-  template <class LowRank>
-  static LowRank make(const conv_shape& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
-    if constexpr (LowRank::static_rank == dynamic_rank) {
-      return LowRank(shape, ranks[0], bias);
-    } else {
-      return LowRank(shape, bias);
-    }
-  }
-  template <class T>
-  static Conv<T> make_dense(const conv_shape& shape, bool bias) {
-    return Conv<T>(shape, bias);
+  /// The rank is that of every group.
+  template <class Layer, class... Ranks>
+  static Layer make(const conv_shape& shape, bool bias, Ranks... ranks) {
+    return Layer(shape, ranks..., bias);
   }
 
  private:

@@ -17,14 +17,9 @@ class Embedding;
 /// [width][vocabulary]: the lookup selects column `token` of W. One matrix in rank group 0, no bias. The
 /// members are explained at kind_traits.
 template <>
-struct kind_traits<layer_kind::embedding> {
-  static constexpr std::size_t dimensions = 2;
-  static constexpr bool rows_are_outputs = false;
-
-  template <class T, index_t Rank, class Device>
-  using low_rank = LowRankEmbedding<T, Rank, Device>;
+struct kind_traits<layer_kind::embedding> : detail::kind_base<detail::low_rank_embedding, LowRankEmbedding> {
   template <class T>
-  using core = detail::low_rank_embedding<T>;
+  using dense = Embedding<T>;
 
   /// Two embeddings have the same shape if vocabulary and width are equal; padding may differ.
   struct shape_type {
@@ -73,24 +68,11 @@ struct kind_traits<layer_kind::embedding> {
     using P = parameter_t<T>;
     return {{"weight", 0, detail::as_kernel<P>(transpose(layer.down())), detail::as_kernel<P>(layer.up())}};
   }
-  template <class T>
-  static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>&) {
-    return {};
-  }
 
-  /// `ranks` has one rank; a layer type with a static rank ignores `ranks`. There is no bias. Throws
-  /// rank_error for an invalid rank.
-  template <class LowRank>
-  static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool /*bias*/) {
-    if constexpr (LowRank::static_rank == dynamic_rank) {
-      return LowRank(shape.vocabulary, shape.width, ranks[0], shape.padding);
-    } else {
-      return LowRank(shape.vocabulary, shape.width, shape.padding);
-    }
-  }
-  template <class T>
-  static Embedding<T> make_dense(const shape_type& shape, bool /*bias*/) {
-    return Embedding<T>(shape.vocabulary, shape.width, shape.padding);
+  /// There is no bias.
+  template <class Layer, class... Ranks>
+  static Layer make(const shape_type& shape, bool /*bias*/, Ranks... ranks) {
+    return Layer(shape.vocabulary, shape.width, ranks..., shape.padding);
   }
 };
 

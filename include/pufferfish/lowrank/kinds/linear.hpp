@@ -15,14 +15,10 @@ class Linear;
 /// y = W x + b with W [out][in]: one matrix "weight" (or the host's name for it) in rank group 0, one bias.
 /// The members are explained at kind_traits.
 template <>
-struct kind_traits<layer_kind::linear> {
-  static constexpr std::size_t dimensions = 2;
+struct kind_traits<layer_kind::linear> : detail::kind_base<detail::low_rank_linear, LowRankLinear> {
   static constexpr bool rows_are_outputs = true;
-
-  template <class T, index_t Rank, class Device>
-  using low_rank = LowRankLinear<T, Rank, Device>;
   template <class T>
-  using core = detail::low_rank_linear<T>;
+  using dense = Linear<T>;
 
   /// Two layers have the same shape if both sizes are equal; biases are compared separately.
   struct shape_type {
@@ -45,34 +41,9 @@ struct kind_traits<layer_kind::linear> {
     return {layer.in_features(), layer.out_features()};
   }
 
-  template <class Dense>
-  static auto matrices(const Dense& dense) {
-    return detail::host_matrices(dense, [](std::size_t) { return std::size_t{0}; });
-  }
-  /// down [rank][in][1][1] and up [out][rank][1][1].
-  template <class T>
-  static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
-    using P = parameter_t<T>;
-    return {{"weight", 0, detail::as_kernel<P>(layer.down()), detail::as_kernel<P>(layer.up())}};
-  }
-  template <class T>
-  static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
-    return {layer.bias()};
-  }
-
-  /// `ranks` has one rank; a layer type with a static rank ignores `ranks`. Throws rank_error for an invalid
-  /// rank.
-  template <class LowRank>
-  static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool bias) {
-    if constexpr (LowRank::static_rank == dynamic_rank) {
-      return LowRank(shape.in, shape.out, ranks[0], bias);
-    } else {
-      return LowRank(shape.in, shape.out, bias);
-    }
-  }
-  template <class T>
-  static Linear<T> make_dense(const shape_type& shape, bool bias) {
-    return Linear<T>(shape.in, shape.out, bias);
+  template <class Layer, class... Ranks>
+  static Layer make(const shape_type& shape, bool bias, Ranks... ranks) {
+    return Layer(shape.in, shape.out, ranks..., bias);
   }
 };
 

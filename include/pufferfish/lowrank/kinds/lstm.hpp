@@ -17,14 +17,10 @@ class LSTM;
 /// .. 7, [hidden][hidden], are their hidden side and rank group 1. Bias k belongs to gate k, so to matrices k
 /// and k + 4. The members are explained at kind_traits.
 template <>
-struct kind_traits<layer_kind::lstm> {
-  static constexpr std::size_t dimensions = 2;
-  static constexpr bool rows_are_outputs = false;
-
-  template <class T, index_t Rank, class Device>
-  using low_rank = LowRankLSTM<T, Rank, Device>;
+struct kind_traits<layer_kind::lstm> : detail::kind_base<detail::low_rank_lstm, LowRankLSTM> {
+  static constexpr std::size_t rank_groups = 2;
   template <class T>
-  using core = detail::low_rank_lstm<T>;
+  using dense = LSTM<T>;
 
   /// Two LSTMs have the same shape if both sizes are equal.
   struct shape_type {
@@ -90,19 +86,10 @@ struct kind_traits<layer_kind::lstm> {
     return all;
   }
 
-  /// `ranks`: of the input side and of the hidden side; a layer type with a static rank ignores `ranks`. The
-  /// low-rank LSTM always has biases. Throws rank_error for an invalid rank.
-  template <class LowRank>
-  static LowRank make(const shape_type& shape, [[maybe_unused]] const rank_list& ranks, bool /*bias*/) {
-    if constexpr (LowRank::static_rank == dynamic_rank) {
-      return LowRank(shape.input, shape.hidden, ranks[0], ranks[1]);
-    } else {
-      return LowRank(shape.input, shape.hidden);
-    }
-  }
-  template <class T>
-  static LSTM<T> make_dense(const shape_type& shape, bool /*bias*/) {
-    return LSTM<T>(shape.input, shape.hidden);
+  /// `ranks`: of the input side and of the hidden side. Both layers always have biases.
+  template <class Layer, class... Ranks>
+  static Layer make(const shape_type& shape, bool /*bias*/, Ranks... ranks) {
+    return Layer(shape.input, shape.hidden, ranks...);
   }
 
  private:

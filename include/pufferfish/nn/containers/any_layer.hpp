@@ -84,9 +84,9 @@ concept replaceable_layer = factorizable<L> && std::same_as<weight_scalar_t<L>, 
 template <class Any, class Kind, class Layer>
 Any make_twin(const Layer& like, const typename Kind::shape_type& shape, const rank_list& ranks, bool bias) {
   using T = typename Any::value_type;
-  if (ranks.empty()) return Kind::template make_dense<T>(shape, bias);
+  if (ranks.empty()) return Kind::template make<typename Kind::template dense<T>>(shape, bias);
   auto made =
-      Kind::template make<typename Kind::template low_rank<T, dynamic_rank, device::cpu>>(shape, ranks, bias);
+      make_low_rank<typename Kind::template low_rank<T, dynamic_rank, device::cpu>>(shape, ranks, bias);
   if constexpr (requires { made.set_recompute(like.recompute()); }) made.set_recompute(like.recompute());
   return made;
 }

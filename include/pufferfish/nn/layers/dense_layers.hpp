@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The dense layers that kind_traits::make_dense makes.
+/// The dense layers that kind_traits::dense names.
 
 #include <pufferfish/nn/layers/conv.hpp>
 #include <pufferfish/nn/layers/embedding.hpp>
