@@ -57,7 +57,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///       template <class Layer, class... Ranks>
 ///       static Layer make(const shape_type& shape, bool bias, Ranks... ranks);
 ///     };
-template <layer_kind Kind>
+/// `Kind` is a layer_kind or, for a kind of a program, a value of any other type, such as an enumeration of
+/// the program.
+template <auto Kind>
 struct kind_traits;
 
 /// One rank for each group of matrices of a layer: one number for most kinds, two for an LSTM (input side,
@@ -95,7 +97,7 @@ struct layer_weights {
   std::vector<weight_matrix<const T>> matrices;
   std::vector<named_view<const T, 1>> biases;  ///< a null view: no bias
   bool rows_are_outputs = false;               ///< see kind_traits
-  layer_kind kind = layer_kind::linear;        ///< of the layer; without meaning if there are no matrices
+  bool convolution = false;                    ///< whether the matrices have a height and a width
 
   /// The name of matrix i in reports, and in errors.
   std::string name_of(std::size_t i) const {

@@ -24,7 +24,7 @@ constexpr trait_fault find_trait_fault() {
   using traits = layer_traits<Layer>;
   if constexpr (!requires { sizeof(traits); }) {
     return trait_fault::no_traits;
-  } else if constexpr (!requires { typename std::integral_constant<layer_kind, traits::kind>; }) {
+  } else if constexpr (!requires { kind_traits<traits::kind>::dimensions; }) {
     return trait_fault::kind;
   } else if constexpr (!requires { typename weight_scalar_t<Layer>; }) {
     return trait_fault::matrices;
@@ -82,7 +82,7 @@ layer_weights<weight_scalar_t<Dense>> weights_of(const Dense& dense, const std::
           kind_of<Dense>::matrices(dense),
           host_biases(dense),
           kind_of<Dense>::rows_are_outputs,
-          layer_traits<Dense>::kind};
+          kind_of<Dense>::dimensions == 4};
 }
 
 /// The factors and biases of a low-rank layer.

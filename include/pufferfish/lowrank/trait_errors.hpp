@@ -29,7 +29,7 @@ PUFFERFISH_DETAIL_REFUSE(no_traits,
     "(and `shape(layer)` for a convolution); see pufferfish/lowrank/traits.hpp and examples/embed");
 PUFFERFISH_DETAIL_REFUSE(kind,
     "the layer_traits of this layer have no `kind`: add "
-    "`static constexpr auto kind = pufferfish::layer_kind::linear;` (or another layer_kind)");
+    "`static constexpr auto kind = pufferfish::layer_kind::linear;` (or another kind with kind_traits)");
 PUFFERFISH_DETAIL_REFUSE(matrices,
     "the layer_traits of this layer have no `matrices`: add `static auto matrices(const Layer&)`, which gives "
     "a std::array of pufferfish::named_view of its weights");

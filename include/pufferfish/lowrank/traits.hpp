@@ -14,8 +14,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The kinds of layers that can be factorized. Each kind is described by its kind_traits (kinds/). A conv
-/// layer has the parts of its groups as matrices, an embedding the transpose of its table.
+/// The kinds of layers of the library that can be factorized. Each kind is described by its kind_traits
+/// (kinds/); a program may add its own kinds. A conv layer has the parts of its groups as matrices, an
+/// embedding the transpose of its table.
 enum class layer_kind { linear, conv, lstm, attention, embedding };
 
 /// A weight of a layer with its own name ("weight", "input_gate", "query"). Refers to the layer's memory and

@@ -88,7 +88,7 @@ class slot_finder final : public layer_visitor<T, Device> {
     const layer_weights<parameter_t<T>> weights = slot.weights(name);
     std::vector<matrix_group> groups = groups_of(weights);
     if (groups.empty() && slot.ranks().empty()) return;
-    layers.push_back({name, std::move(groups), place, weights.kind == layer_kind::conv});
+    layers.push_back({name, std::move(groups), place, weights.convolution});
     slots.push_back(&slot);
   }
 

@@ -17,8 +17,9 @@
 namespace added_kind {
 using namespace pufferfish;
 
-// A kind of the library is an enumerator of layer_kind.
-inline constexpr auto skip = static_cast<layer_kind>(100);
+// A kind is a constant of any type; those of the library are enumerators of layer_kind.
+enum class own_kind { skip };
+inline constexpr auto skip = own_kind::skip;
 
 /// y = x + inner(x). The inner layer is dense or low-rank.
 template <class Inner>

@@ -176,7 +176,7 @@ constexpr bool check_pair() {
       "pufferfish: svd_factorize<L>(dense): L must be one of the library's low-rank layers, for example "
       "LowRankConv<float, 16> or LowRankLinear<float>");
   if constexpr (low_rank_layer<LowRank>) {
-    constexpr bool same_kind = LowRank::low_rank_kind == layer_traits<Dense>::kind;
+    constexpr bool same_kind = std::is_same_v<low_rank_kind_of<LowRank>, kind_of<Dense>>;
     constexpr bool same_scalar =
         std::is_same_v<parameter_t<typename LowRank::value_type>, weight_scalar_t<Dense>>;
     static_assert(same_kind,
