@@ -97,10 +97,10 @@ struct factorize_policy {
   bool shortcuts_dense = true;
   bool embeddings_dense = true;
   /// The rank policy of embeddings; empty: `rank`.
-  std::optional<rank_policy> embedding_rank;
+  std::optional<rank_policy> embedding_rank = {};
   /// Called for each layer that the rules above would factorize, with the size of its first matrix; false
   /// keeps the layer dense. Empty: no further restriction.
-  std::function<bool(const std::string& name, matrix_size size)> also_if;
+  std::function<bool(const std::string& name, matrix_size size)> also_if = {};
   /// True: a layer stays dense if its factors together would not have fewer parameters. False: a layer with a
   /// matrix that would not become smaller is an error (rank_error).
   bool keep_dense_if_larger = true;

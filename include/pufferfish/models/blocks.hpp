@@ -74,16 +74,9 @@ class initialized_sequential : public Sequential<T, Device> {
   /// The layers' own values, then `change` with the child of `random` for each parameter's name.
   void initialize(random_stream random) {
     Sequential<T, Device>::initialize(random);
-    struct changer final : state_visitor<parameter_t<T>> {
-      changer(change c, random_stream r) : call(c), from(r) {}
-      void on_parameter(const std::string& name, parameter<parameter_t<T>>& p) override {
-        call(name, p, from.child(name));
-      }
-      void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
-      change call;
-      random_stream from;
-    } visitor(change_, random);
-    this->visit_state(visitor, {});
+    for_each_parameter(*this, [&](const std::string& name, parameter<parameter_t<T>>& p) {
+      change_(name, p, random.child(name));
+    });
   }
 
  private:

@@ -8,26 +8,12 @@
 #include <string>
 
 #include <pufferfish/nn/accounting.hpp>
-#include <pufferfish/nn/containers/any_layer.hpp>
+#include <pufferfish/nn/containers/slot.hpp>
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/layers/embedding.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
-
-/// Calls f(name, parameter) for each parameter of the slot.
-template <class T, class F>
-struct parameter_caller final : state_visitor<T> {
-  explicit parameter_caller(F& f) : call(f) {}
-  void on_parameter(const std::string& name, parameter<T>& p) override { call(name, p); }
-  void on_buffer(const std::string&, state_buffer<T>&) override {}
-  F& call;
-};
-template <class T, class Device, class F>
-void for_each_parameter(any_layer<T, Device>& slot, F&& f) {
-  parameter_caller<parameter_t<T>, F> caller(f);
-  slot.visit_state(caller);
-}
 
 /// The embedding in a model's slot. Throws state_error if the slot holds another kind of layer.
 template <class Model, class T, class Device>

@@ -102,7 +102,9 @@ class lstm_lm_state {
 /// output (twice with dropout) and the values that the layers keep. The backward pass stops at the segment's
 /// first step: gradients do not flow into the previous segment.
 template <class T, class Device = device::cpu>
-class lstm_lm {
+class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
+  using base = detail::layer_of_parts<lstm_lm, T, Device>;
+
  public:
   using value_type = T;
   /// Tokens are stored in the memory of the device.
@@ -221,19 +223,15 @@ class lstm_lm {
   /// Visits the state, for arenas and for factorize. The layers of the embedding and the recurrent layers
   /// can be replaced by others of the same sizes; a replaced embedding is used by the output as well.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
-    const std::string encoder = detail::join_name(prefix, "encoder"),
-                      decoder = detail::join_name(prefix, "decoder");
     detail::tie_embedding(embedding_, 2);  // the slot may hold another layer since the last visit
-    embedding_.visit_state(visitor, encoder);
-    for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].visit_state(visitor, layer_name(prefix, i));
-    visitor.on_parameter(detail::join_name(decoder, "bias"), bias_);
+    base::visit_state(visitor, prefix);
   }
-  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
-    visitor.on_embedding(detail::join_name(prefix, "encoder"), embedding_);
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      visitor.on_layer(layer_name(prefix, i), layers_[i]);
-      layers_[i].visit_layers(visitor, layer_name(prefix, i));
-    }
+  /// Calls f(name, part) for the table, the recurrent layers and the output's bias.
+  template <class F>
+  void parts(F&& f) {
+    f("encoder", embedding_);
+    for (std::size_t i = 0; i < layers_.size(); ++i) f(layer_name(i), layers_[i]);
+    f("decoder.bias", bias_);
   }
 
   /// Initial values of the paper's code: the table uniform in +-0.1, gates as LSTM::initialize, the
@@ -243,7 +241,7 @@ class lstm_lm {
     detail::initialize_embedding(
         embedding_, random.child("encoder"),
         [](parameter<parameter_t<T>>& table, const random_stream& r) { init::uniform(table, -0.1, 0.1, r); });
-    for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].initialize(random.child(layer_name({}, i)));
+    for (std::size_t i = 0; i < layers_.size(); ++i) layers_[i].initialize(random.child(layer_name(i)));
     detail::fill_fan_in(bias_, options_.width, random.child("decoder").child("bias"));
   }
 
@@ -256,7 +254,7 @@ class lstm_lm {
     cost.layers.push_back(detail::cost_of_embedding("encoder", table, tokens));
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       cost.layers.push_back(
-          detail::cost_of_layer(layer_name({}, i), layers_[i], {1, tokens, 1, options_.width}, false));
+          detail::cost_of_layer(layer_name(i), layers_[i], {1, tokens, 1, options_.width}, false));
       const rank_list ranks = layers_[i].ranks();
       cost.layers.back().rank = ranks.empty() ? 0 : ranks.front();
     }
@@ -284,13 +282,11 @@ class lstm_lm {
     }
     return o;
   }
-  static std::string layer_name(const std::string& prefix, std::size_t i) {
-    return detail::join_name(detail::join_name(prefix, "rnn"), std::to_string(i));
-  }
+  static std::string layer_name(std::size_t i) { return "rnn." + std::to_string(i); }
 
   const any_layer<T, Device>& recurrent(std::size_t i) const {
     if (layers_[i].recurrent() != nullptr) return layers_[i];
-    PUFFERFISH_THROW(state_error(describe() + ": layer " + layer_name({}, i) + " is no recurrent layer but " +
+    PUFFERFISH_THROW(state_error(describe() + ": layer " + layer_name(i) + " is no recurrent layer but " +
                                  layers_[i].describe()));
   }
 

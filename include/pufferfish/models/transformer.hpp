@@ -71,7 +71,9 @@ class transformer_decoding;
 /// decoder.trg_word_emb.weight and trg_word_prj.weight are the same tensor as the first; tables of
 /// positions are computed.)
 template <class T, class Device = device::cpu>
-class transformer {
+class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Device> {
+  using base = detail::layer_of_parts<transformer, T, Device>;
+
  public:
   using value_type = T;
 
@@ -186,20 +188,17 @@ class transformer {
   /// Visits the state, for arenas and for factorize. All projections and feed-forward matrices are
   /// slots, and so is the table, which is replaced in all of its three uses at once.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
-    const auto named = [&](const char* name) { return detail::join_name(prefix, name); };
-    const auto part = [&](const std::string& name, auto& block) { block.visit_state(visitor, name); };
     detail::tie_embedding(embedding_, 3);  // the slot may hold another layer since the last visit
-    embedding_.visit_state(visitor, named("encoder.src_word_emb"));
-    encoder_norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("encoder.layer_norm")});
-    detail::for_each_part(encoder_, named("encoder"), part);
-    decoder_norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, named("decoder.layer_norm")});
-    detail::for_each_part(decoder_, named("decoder"), part);
+    base::visit_state(visitor, prefix);
   }
-  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
-    visitor.on_embedding(detail::join_name(prefix, "encoder.src_word_emb"), embedding_);
-    const auto part = [&](const std::string& name, auto& block) { block.visit_layers(visitor, name); };
-    detail::for_each_part(encoder_, detail::join_name(prefix, "encoder"), part);
-    detail::for_each_part(decoder_, detail::join_name(prefix, "decoder"), part);
+  /// Calls f(name, part) for the table, the norms and the blocks of all layers, in execution order.
+  template <class F>
+  void parts(F&& f) {
+    f("encoder.src_word_emb", embedding_);
+    f("encoder.layer_norm", encoder_norm_);
+    detail::for_each_part(encoder_, "encoder", f);
+    f("decoder.layer_norm", decoder_norm_);
+    detail::for_each_part(decoder_, "decoder", f);
   }
 
   /// Initial values of the paper's code: every matrix, including the table (but see embedding_deviation)
@@ -211,15 +210,9 @@ class transformer {
     detail::for_each_part(decoder_, "decoder", part);
     encoder_norm_.initialize(random);
     decoder_norm_.initialize(random);
-    struct matrices final : state_visitor<parameter_t<T>> {
-      explicit matrices(const random_stream& r) : random(r.child("xavier")) {}
-      void on_parameter(const std::string& name, parameter<parameter_t<T>>& p) override {
-        if (p.layout().dims > 1) init::xavier_uniform(p, random.child(name));
-      }
-      void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
-      random_stream random;
-    } visitor(random);
-    visit_state(visitor);
+    detail::for_each_parameter(*this, [&](const std::string& name, parameter<parameter_t<T>>& p) {
+      if (p.layout().dims > 1) init::xavier_uniform(p, random.child("xavier").child(name));
+    });
     const double deviation = options_.embedding_deviation;
     if (deviation == 0.0 && embedding().rank() == 0) return;
     random = random.child("embedding");

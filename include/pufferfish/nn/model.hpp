@@ -97,7 +97,7 @@ class model {
   parameter_store<parameter_type>& store() { return self().store; }
   const parameter_store<parameter_type>& store() const { return self().store; }
   std::uint64_t generation() const { return self().store.generation(); }
-  index_t parameter_count() const { return static_cast<index_t>(self().store.values().size()); }
+  index_t parameter_count() const { return self().store.size(); }
 
   /// Calls change(Root&), which may replace and add layers, then lays out new arenas; layers that
   /// remain keep their values. Raises the generation. If `change` throws, it must have changed nothing.

@@ -80,9 +80,10 @@ class network : public model<any_layer<T, Device>, Device> {
     struct summarizer final : layer_tracer<T, Device> {
       void on_trace(const std::string& name, const layer_type& layer, const extents<4>& in,
                     const extents<4>& out) override {
-        counter count;
-        const_cast<layer_type&>(layer).visit_state(count);
-        result.push_back({name, layer.describe(), in, out, count.parameters, layer.macs(in)});
+        index_t parameters = 0;
+        detail::for_each_parameter(const_cast<layer_type&>(layer),
+                                   [&](const std::string&, auto& p) { parameters += p.size(); });
+        result.push_back({name, layer.describe(), in, out, parameters, layer.macs(in)});
       }
       std::vector<layer_summary> result;
     } tracer;
@@ -93,13 +94,6 @@ class network : public model<any_layer<T, Device>, Device> {
   /// Multiply-accumulates of convolutions and matrix products in one forward pass.
   /// Throws shape_error if the input does not fit.
   index_t macs(const extents<4>& input) const { return root().macs(input); }
-
- private:
-  struct counter final : state_visitor<parameter_t<T>> {
-    void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override { parameters += p.size(); }
-    void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
-    index_t parameters = 0;
-  };
 };
 
 PUFFERFISH_NAMESPACE_END

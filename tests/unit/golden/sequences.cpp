@@ -65,23 +65,8 @@ class part {
   std::string prefix_;
 };
 
-/// Calls f(name, parameter) for all of a layer, whichever of the two kinds of visits it has.
-template <class Layer, class F>
-void for_each_parameter(Layer& layer, F&& f) {
-  using T = typename Layer::value_type;
-  struct caller final : state_visitor<T> {
-    explicit caller(F& g) : call(g) {}
-    void on_parameter(const std::string& name, parameter<T>& p) override { call(name, p); }
-    void on_buffer(const std::string&, state_buffer<T>&) override {}
-    F& call;
-  } visitor(f);
-  if constexpr (requires { layer.visit_state(visitor, ""); }) {
-    layer.visit_state(visitor, "");
-  } else {
-    const std::string prefix;
-    layer.visit(pufferfish::detail::named_forwarder<T>{visitor, prefix});
-  }
-}
+using pufferfish::detail::for_each_parameter;
+
 template <class Layer>
 void give_values(Layer& layer) {
   for_each_parameter(layer, [](const std::string& name, auto& p) { set_value(name, p, false); });

@@ -19,7 +19,7 @@ using namespace test;
 
 /// y = x + second(first(x)) for rows of `width` elements.
 template <class T, class Device = device::cpu>
-class Bottleneck {
+class Bottleneck : public detail::layer_of_parts<Bottleneck<T, Device>, T, Device> {
  public:
   using value_type = T;
   using slot_type = any_layer<T, Device>;
@@ -49,17 +49,10 @@ class Bottleneck {
     if (!dx.is_null()) ops::add<T>(ctx, dy.flat(), dx.flat());
     ctx.tape().template pop<T>(h.shape());
   }
-  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
-    first_.visit_state(visitor, detail::join_name(prefix, "first"));
-    second_.visit_state(visitor, detail::join_name(prefix, "second"));
-  }
-  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
-    detail::visit_slot(visitor, prefix, "first", first_);
-    detail::visit_slot(visitor, prefix, "second", second_);
-  }
-  void initialize(random_stream random) {
-    first_.initialize(random.child("first"));
-    second_.initialize(random.child("second"));
+  template <class F>
+  void parts(F&& f) {
+    f("first", first_);
+    f("second", second_);
   }
 
  private:

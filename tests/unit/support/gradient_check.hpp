@@ -15,6 +15,7 @@
 #include <doctest/doctest.h>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/nn/containers/layer_visitors.hpp>
 
 namespace test {
 
@@ -86,11 +87,7 @@ template <class Layer>
 std::vector<parameter<typename Layer::value_type>*> parameters_of(Layer& layer) {
   using T = typename Layer::value_type;
   std::vector<parameter<T>*> found;
-  const auto see = [&](const char*, auto& thing) {
-    if constexpr (std::is_same_v<std::remove_reference_t<decltype(thing)>, parameter<T>>)
-      found.push_back(&thing);
-  };
-  if constexpr (requires { layer.visit(see); }) layer.visit(see);
+  detail::for_each_parameter(layer, [&](const std::string&, auto& p) { found.push_back(&p); });
   return found;
 }
 

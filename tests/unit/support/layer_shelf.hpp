@@ -21,21 +21,13 @@ using namespace pufferfish;
 
 /// The Root of such a model: layers under their names.
 template <class T>
-struct shelf {
+struct shelf : detail::layer_of_parts<shelf<T>, T, device::cpu> {
   using value_type = T;
   std::vector<std::pair<std::string, any_layer<T>>> layers;
 
-  void visit_state(state_visitor<T>& visitor, const std::string& = {}) {
-    for (auto& [name, layer] : layers) layer.visit_state(visitor, name);
-  }
-  void visit_layers(layer_visitor<T, device::cpu>& visitor, const std::string& = {}) {
-    for (auto& [name, layer] : layers) {
-      layer.tokens() != nullptr ? visitor.on_embedding(name, layer) : visitor.on_layer(name, layer);
-      layer.visit_layers(visitor, name);
-    }
-  }
-  void initialize(random_stream random) {
-    for (auto& [name, layer] : layers) layer.initialize(random.child(name));
+  template <class F>
+  void parts(F&& f) {
+    for (auto& [name, layer] : layers) f(name, layer);
   }
 };
 

@@ -68,16 +68,10 @@ TEST_CASE("MultiHeadAttention: a query that sees no key passes the residual conn
         CHECK(dx(row, c) == doctest::Approx(dalone(row, c)).epsilon(1e-12));
       }
     }
-    struct collector final : state_visitor<double> {
-      void on_parameter(const std::string& name, parameter<double>& p) override {
-        CHECK(all_finite(p.gradient()));
-        if (seen_nothing && name.compare(0, 2, "w_") == 0) CHECK(all_zero(p.gradient()));
-      }
-      void on_buffer(const std::string&, state_buffer<double>&) override {}
-      bool seen_nothing = false;
-    } visitor;
-    visitor.seen_nothing = !causal;
-    layer.visit_state(visitor, "");
+    detail::for_each_parameter(layer, [&](const std::string& name, auto& p) {
+      CHECK(all_finite(p.gradient()));
+      if (!causal && name.compare(0, 2, "w_") == 0) CHECK(all_zero(p.gradient()));
+    });
   }
 }
 

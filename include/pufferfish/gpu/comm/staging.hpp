@@ -41,7 +41,7 @@ class gradient_staging<T, device::gpu> {
     if (!used) return;
     for (std::size_t b = 0; b < buckets; ++b) come_.emplace_back(gpu::event_use::sleep);
     if (memory == exchange_memory::device) return;
-    const auto size = static_cast<index_t>(store.gradients().size());
+    const index_t size = store.size();
     host_ = memory_block<T>(gpu::pinned_memory(), size, uninitialized);
   }
 

@@ -32,20 +32,13 @@ class placed_layer {
   /// Binds the layer's parameters to one block of `memory`, in the order in which the layer shows them.
   /// Buffers stay where they are. Throws what the memory source throws.
   placed_layer(memory_source& memory, layer_type layer) : layer_(std::move(layer)) {
-    struct collector final : state_visitor<value_type> {
-      void on_parameter(const std::string&, parameter<value_type>& p) override { all.push_back(&p); }
-      void on_buffer(const std::string&, state_buffer<value_type>&) override {}
-      std::vector<parameter<value_type>*> all;
-    } found;
-    layer_.visit_state(found);
-    index_t size = 0;
-    for (const parameter<value_type>* p : found.all) size += p->size();
+    index_t size = 0, offset = 0;
+    pufferfish::detail::for_each_parameter(layer_, [&](const std::string&, auto& p) { size += p.size(); });
     values_ = memory_block<value_type>(memory, size, uninitialized);
-    index_t offset = 0;
-    for (parameter<value_type>* p : found.all) {
-      p->relocate(values_.data() + offset, true);
-      offset += p->size();
-    }
+    pufferfish::detail::for_each_parameter(layer_, [&](const std::string&, auto& p) {
+      p.relocate(values_.data() + offset, true);
+      offset += p.size();
+    });
   }
 
   layer_type& layer() { return layer_; }

@@ -347,13 +347,7 @@ class any_layer {
     }
 
     void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) override {
-      if constexpr (requires { layer.visit_state(visitor, prefix); }) {
-        layer.visit_state(visitor, prefix);
-      } else if constexpr (requires {
-                             layer.visit(detail::named_forwarder<parameter_t<T>>{visitor, prefix});
-                           }) {
-        layer.visit(detail::named_forwarder<parameter_t<T>>{visitor, prefix});
-      }
+      detail::visit_state_of(layer, visitor, prefix);
     }
     void visit_layers([[maybe_unused]] layer_visitor<T, Device>& visitor,
                       [[maybe_unused]] const std::string& prefix) override {

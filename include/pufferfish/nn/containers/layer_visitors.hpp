@@ -5,6 +5,7 @@
 /// Visitors of a network's layers: of parameters and buffers, of slots, of shapes.
 
 #include <string>
+#include <type_traits>
 
 #include <pufferfish/core/device.hpp>
 #include <pufferfish/core/parameter.hpp>
@@ -86,6 +87,33 @@ struct named_forwarder {
     visitor.on_buffer(join_name(prefix, name), b);
   }
 };
+
+/// Visits the state of a layer, or a parameter, under the name `name`. A layer is visited by its member
+/// visit_state(visitor, name) or visit(f). A layer without both has no state.
+template <class T, class Part>
+void visit_state_of(Part& part, [[maybe_unused]] state_visitor<T>& visitor,
+                    [[maybe_unused]] const std::string& name) {
+  if constexpr (std::is_same_v<Part, parameter<T>>) {
+    visitor.on_parameter(name, part);
+  } else if constexpr (requires { part.visit_state(visitor, name); }) {
+    part.visit_state(visitor, name);
+  } else if constexpr (requires { part.visit(named_forwarder<T>{visitor, name}); }) {
+    part.visit(named_forwarder<T>{visitor, name});
+  }
+}
+
+/// Calls f(name, parameter) for each parameter of a layer or a model, in execution order.
+template <class Layer, class F>
+void for_each_parameter(Layer& layer, F&& f) {
+  using T = parameter_t<typename Layer::value_type>;
+  struct caller final : state_visitor<T> {
+    explicit caller(F& function) : call(function) {}
+    void on_parameter(const std::string& name, parameter<T>& p) override { call(name, p); }
+    void on_buffer(const std::string&, state_buffer<T>&) override {}
+    F& call;
+  } visitor(f);
+  visit_state_of<T>(layer, visitor, {});
+}
 
 }  // namespace detail
 PUFFERFISH_NAMESPACE_END

@@ -2,9 +2,11 @@
 #pragma once
 
 /// \file
-/// Internal: replaceable layers of rows, for blocks that arrange their layers themselves.
+/// Internal: slots, which hold replaceable layers, for blocks that arrange their layers themselves.
 
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include <pufferfish/lowrank/layers/attention_core.hpp>
 #include <pufferfish/nn/containers/any_layer.hpp>
@@ -44,14 +46,41 @@ struct projection<any_layer<T, Device>> {
   }
 };
 
-/// Visits a slot under its name, then the layers in it.
-template <class T, class Device>
-void visit_slot(layer_visitor<T, Device>& visitor, const std::string& prefix, const char* name,
-                any_layer<T, Device>& slot) {
-  const std::string full = join_name(prefix, name);
-  visitor.on_layer(full, slot);
-  slot.visit_layers(visitor, full);
-}
+/// The visits and the initialization of a layer that consists of named parts. `Layer`, which derives from
+/// this class, lists the parts in execution order in one member:
+///
+///     template <class F>
+///     void parts(F&& f) {
+///       f("first", first_);  // a slot: an any_layer, which factorize may replace
+///       f("norm", norm_);    // a layer that stays as it is, or a parameter
+///     }
+template <class Layer, class T, class Device>
+class layer_of_parts {
+ public:
+  /// Shows the parameters and buffers of the parts, each under the name of its part.
+  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
+    self().parts([&](const std::string& name, auto& part) {
+      visit_state_of<parameter_t<T>>(part, visitor, join_name(prefix, name));
+    });
+  }
+  /// Shows the slots, each followed by the layers inside, and the slots of other parts.
+  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
+    self().parts([&]<class Part>(const std::string& name, Part& part) {
+      const std::string full = join_name(prefix, name);
+      if constexpr (std::is_same_v<Part, any_layer<T, Device>>) {
+        part.tokens() != nullptr ? visitor.on_embedding(full, part) : visitor.on_layer(full, part);
+      }
+      if constexpr (requires { part.visit_layers(visitor, full); }) part.visit_layers(visitor, full);
+    });
+  }
+  /// Each part draws from the child of `random` with the part's name.
+  void initialize(random_stream random) {
+    self().parts([&](const std::string& name, auto& part) { part.initialize(random.child(name)); });
+  }
+
+ private:
+  Layer& self() { return static_cast<Layer&>(*this); }
+};
 
 }  // namespace detail
 PUFFERFISH_NAMESPACE_END

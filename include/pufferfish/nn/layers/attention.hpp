@@ -48,7 +48,7 @@ struct attention_options {
 /// layer.forward(ctx, x, x, {runs, runs, {true, {}}}, y.view());  // causal self attention
 /// \endcode
 template <class T, class Device = device::cpu>
-class MultiHeadAttention {
+class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, Device>, T, Device> {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
@@ -185,21 +185,11 @@ class MultiHeadAttention {
     ctx.tape().template pop<index_t>(2 * n);
   }
 
-  /// Shows the parameters under the names w_qs, w_ks, w_vs, fc and layer_norm; visit_layers shows the four
-  /// slots.
-  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
-    for (std::size_t i = 0; i < 4; ++i) {
-      core_.slots[i].visit_state(visitor, detail::join_name(prefix, names[i]));
-    }
-    norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, detail::join_name(prefix, "layer_norm")});
-  }
-  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
-    for (std::size_t i = 0; i < 4; ++i) detail::visit_slot(visitor, prefix, names[i], core_.slots[i]);
-  }
-  /// Each slot draws from the child of `random` with the slot's name.
-  void initialize(random_stream random) {
-    for (std::size_t i = 0; i < 4; ++i) core_.slots[i].initialize(random.child(names[i]));
-    norm_.initialize(random);
+  /// Calls f(name, slot) for the slots w_qs, w_ks, w_vs and fc, then f("layer_norm", norm).
+  template <class F>
+  void parts(F&& f) {
+    for (std::size_t i = 0; i < 4; ++i) f(names[i], core_.slots[i]);
+    f("layer_norm", norm_);
   }
 
   /// Multiply-accumulates for one sequence: projections, and the products of queries, keys and values.

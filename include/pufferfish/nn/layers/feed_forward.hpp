@@ -35,7 +35,7 @@ struct feed_forward_options {
 /// layer.forward(ctx, x, y.view());
 /// \endcode
 template <class T, class Device = device::cpu>
-class FeedForward {
+class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Device> {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
@@ -109,20 +109,12 @@ class FeedForward {
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
   }
 
-  /// Shows the parameters under the names w_1, w_2 and layer_norm; visit_layers shows the slots w_1 and w_2.
-  void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
-    w_1_.visit_state(visitor, detail::join_name(prefix, "w_1"));
-    w_2_.visit_state(visitor, detail::join_name(prefix, "w_2"));
-    norm_.visit(detail::named_forwarder<parameter_t<T>>{visitor, detail::join_name(prefix, "layer_norm")});
-  }
-  void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
-    detail::visit_slot(visitor, prefix, "w_1", w_1_);
-    detail::visit_slot(visitor, prefix, "w_2", w_2_);
-  }
-  void initialize(random_stream random) {
-    w_1_.initialize(random.child("w_1"));
-    w_2_.initialize(random.child("w_2"));
-    norm_.initialize(random);
+  /// Calls f(name, slot) for the slots w_1 and w_2, then f("layer_norm", norm).
+  template <class F>
+  void parts(F&& f) {
+    f("w_1", w_1_);
+    f("w_2", w_2_);
+    f("layer_norm", norm_);
   }
 
   /// Multiply-accumulates for an NHWC input.

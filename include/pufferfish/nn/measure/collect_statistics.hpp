@@ -241,18 +241,12 @@ class statistics_collector final : public row_observer {
 
   // The parameter of the layer in whose memory the element at `at` is stored; nullptr: none.
   static const parameter<parameter_t<T>>* owner_of(any_layer<T, Device>& slot, const parameter_t<T>* at) {
-    struct finder final : state_visitor<parameter_t<T>> {
-      void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override {
-        const std::less<> before;
-        if (!before(place, p.data()) && before(place, p.data() + p.size())) found = &p;
-      }
-      void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
-      const parameter_t<T>* place = nullptr;
-      const parameter<parameter_t<T>>* found = nullptr;
-    } visitor;
-    visitor.place = at;
-    slot.visit_state(visitor);
-    return visitor.found;
+    const std::less<> before;
+    const parameter<parameter_t<T>>* found = nullptr;
+    detail::for_each_parameter(slot, [&](const std::string&, const auto& p) {
+      if (!before(at, p.data()) && before(at, p.data() + p.size())) found = &p;
+    });
+    return found;
   }
 
   void add_tokens(watched_weight& weight, const shown_rows& rows) {

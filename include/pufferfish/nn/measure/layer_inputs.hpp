@@ -41,15 +41,11 @@ bool is_dense(const any_layer<T, Device>& layer) {
 /// matrix.
 template <class T, class Device>
 const parameter<parameter_t<T>>* weight_of(any_layer<T, Device>& layer) {
-  struct finder final : state_visitor<parameter_t<T>> {
-    void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override {
-      if (found == nullptr && p.layout().dims > 1) found = &p;
-    }
-    void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
-    const parameter<parameter_t<T>>* found = nullptr;
-  } visitor;
-  layer.visit_state(visitor);
-  return visitor.found;
+  const parameter<parameter_t<T>>* found = nullptr;
+  for_each_parameter(layer, [&](const std::string&, const auto& p) {
+    if (found == nullptr && p.layout().dims > 1) found = &p;
+  });
+  return found;
 }
 
 /// Number of features of an input row of a fully connected layer.

@@ -120,14 +120,8 @@ class random_block {
 /// `writers`: number of writes of each gradient in a backward pass.
 template <class T, class Device>
 network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_list& ranks, int writers) {
-  struct setter final : state_visitor<parameter_t<T>> {
-    void on_parameter(const std::string&, parameter<parameter_t<T>>& p) override { p.set_writers(count); }
-    void on_buffer(const std::string&, state_buffer<parameter_t<T>>&) override {}
-    int count = 1;
-  } all;
-  all.count = writers;
   any_layer<T, Device> copy = ranks.empty() ? layer : layer.twin(ranks);
-  copy.visit_state(all);
+  for_each_parameter(copy, [writers](const std::string&, auto& p) { p.set_writers(writers); });
   network<T, Device> alone(std::move(copy));
   if (!ranks.empty()) alone.initialize(1);
   return alone;

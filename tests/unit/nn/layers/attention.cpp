@@ -18,25 +18,16 @@ attention_options small_attention(double dropout) {
   return options;
 }
 
-/// Numbers for all parameters, by a visitor: a block's parameters lie in slots.
-template <class T>
-struct collector final : state_visitor<T> {
-  void on_parameter(const std::string& name, parameter<T>& p) override {
-    names.push_back(name + " " + to_string(p.layout()));
-    parameters.push_back(&p);
-  }
-  void on_buffer(const std::string&, state_buffer<T>&) override {}
-  std::vector<std::string> names;
-  std::vector<parameter<T>*> parameters;
-};
+/// Name and layout of each parameter.
 template <class Layer>
-collector<typename Layer::value_type> collect(Layer& layer) {
-  collector<typename Layer::value_type> all;
-  layer.visit_state(all, "");
-  return all;
+std::vector<std::string> names_of(Layer& layer) {
+  std::vector<std::string> names;
+  detail::for_each_parameter(
+      layer, [&](const std::string& name, auto& p) { names.push_back(name + " " + to_string(p.layout())); });
+  return names;
 }
 
-/// A block in the way gradient_check sees layers: with visit, and for attention with a memory and masks.
+/// A block in the way gradient_check sees layers, for attention with a memory and masks.
 template <class Block>
 struct tested {
   using value_type = typename Block::value_type;
@@ -67,10 +58,8 @@ struct tested {
     const auto wanted = dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx);
     if constexpr (requires { block.shape(); }) block.backward(ctx, detail::rows_of(dy), wanted);
   }
-  template <class F>
-  void visit(F&& f) {
-    auto all = collect(block);
-    for (std::size_t i = 0; i < all.parameters.size(); ++i) f(all.names[i].c_str(), *all.parameters[i]);
+  void visit_state(state_visitor<T>& visitor, const std::string& prefix) {
+    block.visit_state(visitor, prefix);
   }
 };
 
@@ -175,7 +164,7 @@ TEST_CASE("MultiHeadAttention: low rank at full rank gives the dense block's num
     }
   } visitor;
   low.block.visit_layers(visitor, "");
-  CHECK(collect(low.block).parameters.size() == 10);
+  CHECK(names_of(low.block).size() == 10);
   cpu_context ctx;
   tensor<double, 4> x({2, 5, 1, 6}), y(x.shape()), y2(x.shape());
   fill_normal<double>(x.flat(), 1.0, {1, 1});
@@ -186,9 +175,9 @@ TEST_CASE("MultiHeadAttention: low rank at full rank gives the dense block's num
 
 TEST_CASE("MultiHeadAttention: names, macs, errors") {
   MultiHeadAttention<float> layer(small_attention(0.1));
-  CHECK(collect(layer).names == std::vector<std::string>{"w_qs.weight [6 x 6]", "w_ks.weight [6 x 6]",
-                                                         "w_vs.weight [8 x 6]", "fc.weight [6 x 8]",
-                                                         "layer_norm.weight [6]", "layer_norm.bias [6]"});
+  CHECK(names_of(layer) == std::vector<std::string>{"w_qs.weight [6 x 6]", "w_ks.weight [6 x 6]",
+                                                    "w_vs.weight [8 x 6]", "fc.weight [6 x 8]",
+                                                    "layer_norm.weight [6]", "layer_norm.bias [6]"});
   CHECK(layer.describe() == "MultiHeadAttention width 6, 2 heads of 3 and 4");
   CHECK(layer.macs(3, 5) == 3 * 36 + 5 * 36 + 5 * 48 + 3 * 48 + 3 * 5 * 14);
   CHECK(layer.macs(extents<4>{2, 3, 1, 6}) == 2 * layer.macs(3, 3));
@@ -263,9 +252,9 @@ TEST_CASE("FeedForward: gradients, contract, threads, names, errors") {
     check_threads(make_feed_forward<float>(dropout), {40, 40, 1, 5});
   }
   auto layer = make_feed_forward<float>(0.1);
-  CHECK(collect(layer.block).names ==
-        std::vector<std::string>{"w_1.weight [9 x 5]", "w_1.bias [9]", "w_2.weight [5 x 9]", "w_2.bias [5]",
-                                 "layer_norm.weight [5]", "layer_norm.bias [5]"});
+  CHECK(names_of(layer.block) == std::vector<std::string>{"w_1.weight [9 x 5]", "w_1.bias [9]",
+                                                          "w_2.weight [5 x 9]", "w_2.bias [5]",
+                                                          "layer_norm.weight [5]", "layer_norm.bias [5]"});
   CHECK(layer.block.macs({2, 3, 1, 5}) == 2 * 3 * 90);
   cpu_context ctx;
   tensor<float, 4> x({2, 3, 1, 4}), y(x.shape());
