@@ -52,6 +52,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///       template <class T>
 ///       static shape_type shape(const core<T>& layer);
 ///
+///       // Optional: the convolution that computes the layer's function without its bias.
+///       static conv_shape geometry(const shape_type& shape);
+///
 ///       // A layer of a given shape, filled with zeros: low-rank with one rank per rank group, low-rank
 ///       // with a static rank and no `ranks`, or dense. Throws rank_error for an invalid rank.
 ///       template <class Layer, class... Ranks>
@@ -148,6 +151,12 @@ template <class T>
 tensor_view<T, 4> as_kernel(const tensor_view<T, 2>& weight) {
   return {
       weight.data(), {weight.extent(0), weight.extent(1), 1, 1}, {weight.stride(0), weight.stride(1), 1, 1}};
+}
+
+/// Makes a const view of a layer's parameters writable; the caller must own the layer.
+template <class T, std::size_t N>
+tensor_view<T, N> writable(const tensor_view<const T, N>& view) {
+  return {const_cast<T*>(view.data()), view.shape(), view.strides()};
 }
 
 /// The host's biases as a list, from `biases` of its layer_traits, else `bias`. A null view: no bias.

@@ -112,12 +112,6 @@ inline factorize_options options_for(const std::string& name, const factorize_po
   return options;
 }
 
-/// Makes a const view of a layer's parameters writable; the caller must own the layer.
-template <class T, std::size_t N>
-tensor_view<T, N> writable(const tensor_view<const T, N>& view) {
-  return {const_cast<T*>(view.data()), view.shape(), view.strides()};
-}
-
 /// The low-rank layer with the shape, settings and biases of `dense`, and `made` as factors of its matrices.
 template <class T, class Device>
 any_layer<T, Device> with_factors(const any_layer<T, Device>& dense,

@@ -140,19 +140,23 @@ any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& n
 /// the new bias is up shift + b.
 template <class T, class Device>
 LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
+  using P = parameter_t<T>;
   const channel_affine norm(*layer[1].template target<BatchNorm<T>>());
-  const Conv<T>& down = *std::as_const(layer[0]).template target<Conv<T>>();
-  const Conv<T>& up = *std::as_const(layer[2]).template target<Conv<T>>();
   LowRankConv<T> result(layer.shape(), layer.rank(), true);
-  norm.apply(0, down.weight(), result.down());
-  copy(up.weight(), result.up());
-  for (index_t o = 0; o < layer.shape().out_channels; ++o) {
-    const index_t first = o / layer.shape().group_outputs() * layer.rank();  // of the group of o
-    double sum = layer.has_bias() ? static_cast<double>(up.bias()(o)) : 0.0;
-    for (index_t r = 0; r < layer.rank(); ++r) {
-      sum += static_cast<double>(up.weight()(o, r, 0, 0)) * norm.shift[static_cast<std::size_t>(first + r)];
+  const low_rank_parts<P> from = layer.factors(), to = parts_of(result);
+  index_t row = 0, out = 0;
+  for (std::size_t g = 0; g < from.factors.size(); ++g) {
+    const tensor_view<P, 4>&down = from.factors[g].down, &up = from.factors[g].up;
+    norm.apply(row, tensor_view<const P, 4>(down), to.factors[g].down);
+    copy(tensor_view<const P, 4>(up), to.factors[g].up);
+    for (index_t o = 0; o < up.extent(0); ++o, ++out) {
+      double sum = layer.has_bias() ? static_cast<double>(from.biases[0](out)) : 0.0;
+      for (index_t r = 0; r < up.extent(1); ++r) {
+        sum += static_cast<double>(up(o, r, 0, 0)) * norm.shift[static_cast<std::size_t>(row + r)];
+      }
+      to.biases[0](out) = static_cast<P>(sum);
     }
-    result.bias()(o) = static_cast<parameter_t<T>>(sum);
+    row += down.extent(0);
   }
   return result;
 }

@@ -80,6 +80,8 @@ struct kind_traits<layer_kind::conv> : detail::kind_base<detail::low_rank_conv, 
     return parts;
   }
 
+  static conv_shape geometry(const conv_shape& shape) { return shape; }
+
   /// The rank is that of every group.
   template <class Layer, class... Ranks>
   static Layer make(const conv_shape& shape, bool bias, Ranks... ranks) {

@@ -41,6 +41,9 @@ struct kind_traits<layer_kind::linear> : detail::kind_base<detail::low_rank_line
     return {layer.in_features(), layer.out_features()};
   }
 
+  /// A 1x1 convolution.
+  static conv_shape geometry(const shape_type& shape) { return conv_shape::square(shape.in, shape.out, 1); }
+
   template <class Layer, class... Ranks>
   static Layer make(const shape_type& shape, bool bias, Ranks... ranks) {
     return Layer(shape.in, shape.out, ranks..., bias);

@@ -79,6 +79,13 @@ concept replaceable_layer = factorizable<L> && std::same_as<weight_scalar_t<L>, 
     (network_layer<T, typename kind_of<L>::template core<T>, Device> ||
      takes_tokens<T, typename kind_of<L>::template core<T>, Device>);
 
+/// The convolution that computes a layer of kind Kind without its bias; nullopt for other kinds.
+template <class Kind>
+std::optional<conv_shape> geometry_of(const typename Kind::shape_type& shape) {
+  if constexpr (requires { Kind::geometry(shape); }) return Kind::geometry(shape);
+  return std::nullopt;
+}
+
 /// Makes a layer of kind Kind with the settings of `like` and all parameters zero: low-rank, or
 /// dense if `ranks` is empty.
 template <class Any, class Kind, class Layer>
@@ -198,6 +205,9 @@ class any_layer {
     if (factors.empty()) return {};
     return {factors[0].up.extent(0), factors[0].down.size() / factors[0].down.extent(0)};
   }
+  /// The convolution that computes the function of a dense or low-rank layer without its bias; a fully
+  /// connected layer is a 1x1 convolution. nullopt for other layers.
+  std::optional<conv_shape> geometry() const { return self().geometry(); }
   /// A new layer of this layer's kind, shape and settings whose parameters are all zero: low-rank
   /// of the given ranks (one per rank group), or dense if `ranks` is empty. `bias`: whether the new
   /// layer has a bias; empty: as this layer. Throws state_error unless this layer has weights or
@@ -257,6 +267,7 @@ class any_layer {
     virtual void initialize(random_stream) = 0;
     virtual layer_weights<parameter_t<T>> weights(const std::string&) const = 0;
     virtual low_rank_parts<parameter_t<T>> low_rank() = 0;
+    virtual std::optional<conv_shape> geometry() const = 0;
     virtual any_layer twin(const rank_list&, std::optional<bool>) const = 0;
     virtual const token_layer<T, Device>* tokens() const = 0;
     virtual const recurrent_layer<T>* recurrent() const = 0;
@@ -380,6 +391,17 @@ class any_layer {
       if constexpr (requires { layer.low_rank(); }) return layer.low_rank();
       if constexpr (detail::low_rank_layer<L>) return detail::parts_of(layer);
       return {};
+    }
+    std::optional<conv_shape> geometry() const override {
+      if constexpr (is_replaceable) {
+        using kind = detail::kind_of<L>;
+        return detail::geometry_of<kind>(kind::shape(layer, layer.describe()));
+      } else if constexpr (detail::low_rank_layer<L>) {
+        using kind = detail::low_rank_kind_of<L>;
+        return detail::geometry_of<kind>(kind::shape(layer));
+      } else {
+        return std::nullopt;
+      }
     }
     // From the dense layer by its traits, by the member of a wrapper, or from a low-rank layer.
     any_layer twin([[maybe_unused]] const rank_list& ranks,

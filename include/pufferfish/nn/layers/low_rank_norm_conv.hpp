@@ -53,6 +53,19 @@ class LowRankNormConv : public Sequential<T, Device> {
     return detail::message({"LowRankNormConv rank ", rank_, ", ", shape_.describe()});
   }
 
+  /// Views of the factors, one pair a group, and of b, in the memory of the two convolutions.
+  low_rank_parts<parameter_t<T>> factors() {
+    using P = parameter_t<T>;
+    low_rank_parts<P> all;
+    const layer_weights<P> down = (*this)[0].weights({}), up = (*this)[2].weights({});
+    for (std::size_t g = 0; g < down.matrices.size(); ++g) {
+      all.factors.push_back({down.matrices[g].name, 0, detail::writable(down.matrices[g].view),
+                             detail::writable(up.matrices[g].view)});
+    }
+    all.biases = {detail::writable(up.biases[0].view)};
+    return all;
+  }
+
   /// Visits nothing: the convolutions of this layer are factors already, not layers to factorize.
   void visit_layers(layer_visitor<T, Device>&, const std::string&) {}
 

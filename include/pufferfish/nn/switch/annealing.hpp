@@ -128,23 +128,24 @@ inline double residual_share(double done, double steps) {
 
 namespace detail {
 
-/// Geometry and weight of a dense convolution or linear layer; `weight` is empty for other layers.
-template <class T>
-struct dense_operator {
-  conv_shape shape;
-  std::span<parameter_t<T>> weight;
-
-  template <class Device>
-  explicit dense_operator(any_layer<T, Device>& slot) {
-    if (auto* const conv = slot.template target<Conv<T>>()) {
-      shape = conv->shape();
-      weight = {conv->weight().data(), static_cast<std::size_t>(shape.patch() * shape.out_channels)};
-    } else if (auto* const linear = slot.template target<Linear<T>>()) {
-      shape = conv_shape::square(linear->in_features(), linear->out_features(), 1);
-      weight = {linear->weight().data(), static_cast<std::size_t>(shape.patch() * shape.out_channels)};
-    }
+/// The matrices of a layer in one block, stored as AnnealedLayer::residual. Empty for a layer without
+/// matrices.
+template <class P>
+std::vector<P> stored_weight(const std::vector<weight_matrix<const P>>& matrices) {
+  index_t outputs = 0, size = 0, first = 0;
+  for (const auto& one : matrices) {
+    outputs += one.view.extent(0);
+    size += one.view.size();
   }
-};
+  std::vector<P> result(static_cast<std::size_t>(size));
+  for (const auto& one : matrices) {
+    const index_t pixel = one.view.extent(1) * outputs;
+    copy(one.view, tensor_view<P, 4>(result.data() + first, one.view.shape(),
+                                     {1, outputs, one.view.extent(3) * pixel, pixel}));
+    first += one.view.extent(0);
+  }
+  return result;
+}
 
 template <class T, class Device>
 class annealed_finder final : public layer_visitor<T, Device> {
@@ -226,10 +227,9 @@ void apply_residuals(model<Root, device::cpu>& net, const std::vector<layer_rank
       layer& slot = *found.slots[static_cast<std::size_t>(at - found.layers.begin())];
       if (slot.ranks().empty() || slot.ranks() != one.ranks) refuse(" of these ranks");
       if (slot.template target<AnnealedLayer<T>>() != nullptr) continue;
-      layer dense = slot.twin({});
-      const detail::dense_operator<T> geometry(dense);
-      if (geometry.weight.empty()) refuse(" that has one matrix");
-      replacements.emplace_back(&slot, AnnealedLayer<T>(slot, geometry.shape));
+      const auto geometry = slot.geometry();
+      if (!geometry) refuse(" that has one matrix");
+      replacements.emplace_back(&slot, AnnealedLayer<T>(slot, *geometry));
     }
     for (auto& [slot, replacement] : replacements) *slot = std::move(replacement);
   });
@@ -260,11 +260,13 @@ std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Ro
   std::vector<std::vector<parameter_t<T>>> residuals;
   for (std::size_t i = 0; i < factors.slots.size(); ++i) {
     if (factors.slots[i]->ranks().empty() || factors.layers[i].place == layer_place::embedding) continue;
-    const detail::dense_operator<T> was(*before.slots[i]), is(*after.slots[i]);
-    if (was.weight.empty() || is.weight.size() != was.weight.size()) continue;
+    if (!after.slots[i]->geometry()) continue;
+    auto residual = detail::stored_weight(before.slots[i]->weights({}).matrices);
+    const auto product = detail::stored_weight(after.slots[i]->weights({}).matrices);
+    if (residual.empty() || residual.size() != product.size()) continue;
+    std::transform(residual.begin(), residual.end(), product.begin(), residual.begin(), std::minus<>());
     layers.push_back({factors.layers[i].name, factors.slots[i]->ranks()});
-    std::vector<parameter_t<T>>& residual = residuals.emplace_back(was.weight.begin(), was.weight.end());
-    std::transform(residual.begin(), residual.end(), is.weight.begin(), residual.begin(), std::minus<>());
+    residuals.push_back(std::move(residual));
   }
   apply_residuals(net, layers);
   const auto made = detail::find_annealed(net);

@@ -122,19 +122,14 @@ std::optional<LowRankConv<T>> as_low_rank_conv(const any_layer<T, Device>& slot,
   return std::nullopt;
 }
 
-/// Copies the factors and the bias of a low-rank convolution to a LowRankNormConv of the same shape.
-template <class T, class Device>
-void copy_factors(const low_rank_parts<parameter_t<T>>& from, LowRankNormConv<T, Device>& to) {
-  using P = parameter_t<T>;
-  Conv<T>&down = *to[0].template target<Conv<T>>(), &up = *to[2].template target<Conv<T>>();
-  index_t row = 0, out = 0;
-  for (const factor_views<P>& one : from.factors) {  // one a group
-    copy(tensor_view<const P, 4>(one.down), down.weight().slice(0, row, one.down.extent(0)));
-    copy(tensor_view<const P, 4>(one.up), up.weight().slice(0, out, one.up.extent(0)));
-    row += one.down.extent(0);
-    out += one.up.extent(0);
+/// Copies the factors and the bias of a convolution to those of another one of the same shape and ranks.
+template <class P>
+void copy_factors(const low_rank_parts<P>& from, const low_rank_parts<P>& to) {
+  for (std::size_t g = 0; g < from.factors.size(); ++g) {
+    copy(tensor_view<const P, 4>(from.factors[g].down), to.factors[g].down);
+    copy(tensor_view<const P, 4>(from.factors[g].up), to.factors[g].up);
   }
-  if (to.has_bias()) copy(tensor_view<const P, 1>(from.biases[0]), up.bias());
+  if (!to.biases[0].is_null()) copy(tensor_view<const P, 1>(from.biases[0]), to.biases[0]);
 }
 
 inline void check_one_rank(const layer_rank& layer) {
@@ -206,7 +201,7 @@ std::vector<layer_rank> observe_factors(model<Root, Device>& net) {
       const auto conv = detail::as_low_rank_conv(slot, ranks);
       if (!conv) continue;
       LowRankNormConv<T, Device> layer(conv->shape(), conv->rank(), conv->has_bias());
-      detail::copy_factors(slot.low_rank(), layer);
+      detail::copy_factors(slot.low_rank(), layer.factors());
       layer[1] = any_layer<T, Device>(detail::moment_probe<T>(conv->shape().groups * conv->rank()));
       made.emplace_back(&slot, std::move(layer));
       result.push_back({found.layers[i].name, ranks});
@@ -258,10 +253,7 @@ void release_factors(model<Root, Device>& net) {
       LowRankNormConv<T, Device>& layer = *place.layer;
       if (layer[1].template target<detail::moment_probe<T>>() == nullptr) continue;
       LowRankConv<T> plain(layer.shape(), layer.rank(), layer.has_bias());
-      const Conv<T>& up = *std::as_const(layer[2]).template target<Conv<T>>();
-      copy(std::as_const(layer[0]).template target<Conv<T>>()->weight(), plain.down());
-      copy(up.weight(), plain.up());
-      if (layer.has_bias()) copy(up.bias(), plain.bias());
+      detail::copy_factors(layer.factors(), detail::parts_of(plain));
       *place.slot = any_layer<T, Device>(std::move(plain));
     }
   });
