@@ -5,8 +5,6 @@
 /// `parameter_store`: the arenas of a network. Values, gradients and buffers are each stored in one piece, so
 /// that an optimizer is one loop and a gradient bucket is a range.
 
-#include <algorithm>
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,52 +16,9 @@
 #include <pufferfish/core/memory.hpp>
 #include <pufferfish/core/move_mark.hpp>
 #include <pufferfish/lowrank/layers/shape_check.hpp>
-#include <pufferfish/nn/containers/layer_visitors.hpp>
+#include <pufferfish/nn/arena_layout.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-/// Where one named tensor is stored in its arena (elements).
-template <class Thing>
-struct stored_entry {
-  std::string name;
-  Thing* thing;
-  index_t offset;
-};
-
-namespace detail {
-
-/// Throws value_error, with the name, if two names are equal.
-PUFFERFISH_COLD inline void check_distinct(std::vector<std::string> names) {
-  std::sort(names.begin(), names.end());
-  const auto twice = std::adjacent_find(names.begin(), names.end());
-  if (twice != names.end()) {
-    throw_error<value_error>({"parameter_store: two parameters or buffers are called \"", *twice,
-                              "\": give the layers that hold them different names"});
-  }
-}
-
-/// Counts the layouts of a store. A move counts as a new layout of the store that was moved from,
-/// so that objects made for its old layout detect the move.
-class layout_count {
- public:
-  layout_count() = default;
-  layout_count(const layout_count&) = delete;
-  layout_count(layout_count&& other) noexcept : value_(other.value_++) {}
-  layout_count& operator=(const layout_count&) = delete;
-  layout_count& operator=(layout_count&& other) noexcept {
-    value_ = std::max(value_, other.value_++) + 1;
-    return *this;
-  }
-  ~layout_count() = default;
-
-  const std::uint64_t& value() const { return value_; }
-  void operator++() { ++value_; }
-
- private:
-  std::uint64_t value_ = 0;
-};
-
-}  // namespace detail
 
 /// Collects the state of a visitable object and lays it out. Parameters are packed without padding in reverse
 /// execution order: the order in which a backward pass finishes them, the same on every rank. The visited
@@ -110,14 +65,10 @@ class parameter_store {
   /// name, and state_error for a moved-from object.
   template <class Visit>
   void pack(Visit&& visit) {
-    collector found;
-    visit(found);
-    found.check_names();
-    std::reverse(found.parameters.begin(), found.parameters.end());
-    const index_t size = place(found.parameters), buffer_size = place(found.buffers);
-    if (found.any_on_device()) return pack_on_device(std::move(found), size, buffer_size);
-    const index_t lead = lead_of(found.parameters);
-    memory_block<T> values(host_memory(), size), buffers(host_memory(), buffer_size);
+    detail::arena_layout<T> found(visit);
+    if (found.any_on_device()) return pack_on_device(std::move(found));
+    const index_t size = found.parameter_size, lead = lead_of(found);
+    memory_block<T> values(host_memory(), size), buffers(host_memory(), found.buffer_size);
     auto gradients = std::make_shared<memory_block<T>>(*source_, size, lead);
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
@@ -133,7 +84,7 @@ class parameter_store {
     make_rounded();
     if (source_->on_host()) return round();
     host_values_ = std::exchange(values_, memory_block<T>(*source_, size, uninitialized, lead));
-    host_buffers_ = std::exchange(buffers_, memory_block<T>(*source_, buffer_size, uninitialized));
+    host_buffers_ = std::exchange(buffers_, memory_block<T>(*source_, found.buffer_size, uninitialized));
     on_host_ = true;
     send_back(true);
   }
@@ -173,11 +124,8 @@ class parameter_store {
   /// Throws as pack().
   template <class Visit>
   void pack_gradients(Visit&& visit) {
-    collector found;
-    visit(found);
-    found.check_names();
-    std::reverse(found.parameters.begin(), found.parameters.end());
-    auto gradients = std::make_shared<memory_block<T>>(host_memory(), place(found.parameters));
+    detail::arena_layout<T> found(visit);
+    auto gradients = std::make_shared<memory_block<T>>(host_memory(), found.parameter_size);
     int id = 0;
     for (const parameter_entry& entry : found.parameters) {
       entry.thing->attach(entry.thing->data(), gradients->data() + entry.offset, id++);
@@ -243,33 +191,12 @@ class parameter_store {
     moved_.clear();
   }
 
-  struct collector final : state_visitor<T> {
-    void on_parameter(const std::string& name, parameter<T>& p) override {
-      if (p.is_moved_from()) detail::moved_from("parameter_store: the layer of " + name);
-      parameters.push_back({name, &p, 0});
-    }
-    void on_buffer(const std::string& name, state_buffer<T>& b) override { buffers.push_back({name, &b, 0}); }
-    void check_names() const {
-      std::vector<std::string> names;
-      for (const parameter_entry& entry : parameters) names.push_back(entry.name);
-      for (const buffer_entry& entry : buffers) names.push_back(entry.name);
-      detail::check_distinct(std::move(names));
-    }
-    bool any_on_device() const {
-      const auto lies_there = [](const auto& entry) { return entry.thing->on_device(); };
-      return std::any_of(parameters.begin(), parameters.end(), lies_there) ||
-             std::any_of(buffers.begin(), buffers.end(), lies_there);
-    }
-    std::vector<parameter_entry> parameters;
-    std::vector<buffer_entry> buffers;
-  };
-
   // pack() for objects of which some have values on the device. The new arenas are complete before an object
   // is bound to them.
-  PUFFERFISH_COLD void pack_on_device(collector found, index_t size, index_t buffer_size) {
-    const index_t lead = lead_of(found.parameters);
+  PUFFERFISH_COLD void pack_on_device(detail::arena_layout<T> found) {
+    const index_t size = found.parameter_size, lead = lead_of(found);
     memory_block<T> values(*source_, size, uninitialized, lead),
-        buffers(*source_, buffer_size, uninitialized);
+        buffers(*source_, found.buffer_size, uninitialized);
     auto gradients = std::make_shared<memory_block<T>>(*source_, size, lead);
     gather(found.parameters, values_, values);
     gather(found.buffers, buffers_, buffers);
@@ -337,27 +264,8 @@ class parameter_store {
       entry.thing->relocate(buffers + entry.offset, on_device);
   }
 
-  // Parameters are packed, so one of odd size (the bias of ten classes, which comes first)
-  // misaligns all that follow for the 16-byte vector loads of a device. Returns the start of an
-  // arena, in elements from a 16-byte boundary, that aligns the parameters with most elements.
-  index_t lead_of(const std::vector<parameter_entry>& entries) const {
-    constexpr index_t vector = 16 / static_cast<index_t>(sizeof(T));
-    std::array<index_t, static_cast<std::size_t>(vector)> gain{};
-    if (source_->on_host()) return 0;
-    for (const parameter_entry& entry : entries) {
-      gain[static_cast<std::size_t>((vector - entry.offset % vector) % vector)] += entry.thing->size();
-    }
-    return std::max_element(gain.begin(), gain.end()) - gain.begin();
-  }
-
-  template <class Entries>
-  static index_t place(Entries& entries) {
-    index_t offset = 0;
-    for (auto& entry : entries) {
-      entry.offset = offset;
-      offset += entry.thing->size();
-    }
-    return offset;
+  index_t lead_of(const detail::arena_layout<T>& found) const {
+    return source_->on_host() ? 0 : found.device_lead();
   }
 
   std::vector<parameter_entry> parameters_;

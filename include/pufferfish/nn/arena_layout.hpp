@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The layout of the arenas of a parameter_store: which tensor is stored where.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/parameter.hpp>
+#include <pufferfish/nn/containers/layer_visitors.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Where one named tensor is stored in its arena (elements).
+template <class Thing>
+struct stored_entry {
+  std::string name;
+  Thing* thing;
+  index_t offset;
+};
+
+namespace detail {
+
+/// Throws value_error, with the name, if two names are equal.
+PUFFERFISH_COLD inline void check_distinct(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  const auto twice = std::adjacent_find(names.begin(), names.end());
+  if (twice != names.end()) {
+    throw_error<value_error>({"parameter_store: two parameters or buffers are called \"", *twice,
+                              "\": give the layers that hold them different names"});
+  }
+}
+
+/// Counts the layouts of a store. A move counts as a new layout of the store that was moved from,
+/// so that objects made for its old layout detect the move.
+class layout_count {
+ public:
+  layout_count() = default;
+  layout_count(const layout_count&) = delete;
+  layout_count(layout_count&& other) noexcept : value_(other.value_++) {}
+  layout_count& operator=(const layout_count&) = delete;
+  layout_count& operator=(layout_count&& other) noexcept {
+    value_ = std::max(value_, other.value_++) + 1;
+    return *this;
+  }
+  ~layout_count() = default;
+
+  const std::uint64_t& value() const { return value_; }
+  void operator++() { ++value_; }
+
+ private:
+  std::uint64_t value_ = 0;
+};
+
+/// The state that a visit shows, and its places in the arenas: parameters in the reverse of the visit's
+/// order, buffers in its order, both without gaps.
+template <class T>
+class arena_layout final : public state_visitor<T> {
+ public:
+  std::vector<stored_entry<parameter<T>>> parameters;
+  std::vector<stored_entry<state_buffer<T>>> buffers;
+  index_t parameter_size = 0, buffer_size = 0;  ///< elements of the arenas
+
+  /// Collects what `visit(state_visitor<T>&)` shows. Throws value_error, with the name, if two objects have
+  /// the same name, and state_error for a moved-from parameter.
+  template <class Visit>
+  explicit arena_layout(Visit&& visit) {
+    visit(*this);
+    std::vector<std::string> names;
+    for (const auto& entry : parameters) names.push_back(entry.name);
+    for (const auto& entry : buffers) names.push_back(entry.name);
+    check_distinct(std::move(names));
+    std::reverse(parameters.begin(), parameters.end());
+    parameter_size = place(parameters);
+    buffer_size = place(buffers);
+  }
+
+  void on_parameter(const std::string& name, parameter<T>& p) override {
+    if (p.is_moved_from()) moved_from("parameter_store: the layer of " + name);
+    parameters.push_back({name, &p, 0});
+  }
+  void on_buffer(const std::string& name, state_buffer<T>& b) override { buffers.push_back({name, &b, 0}); }
+
+  bool any_on_device() const {
+    const auto lies_there = [](const auto& entry) { return entry.thing->on_device(); };
+    return std::any_of(parameters.begin(), parameters.end(), lies_there) ||
+           std::any_of(buffers.begin(), buffers.end(), lies_there);
+  }
+
+  /// Start of a device's arena, in elements from a 16-byte boundary, that aligns the parameters with most
+  /// elements. Parameters are packed, so one of odd size (the bias of ten classes, which comes first)
+  /// misaligns all that follow for the 16-byte vector loads of a device.
+  index_t device_lead() const {
+    constexpr index_t vector = 16 / static_cast<index_t>(sizeof(T));
+    std::array<index_t, static_cast<std::size_t>(vector)> gain{};
+    for (const auto& entry : parameters) {
+      gain[static_cast<std::size_t>((vector - entry.offset % vector) % vector)] += entry.thing->size();
+    }
+    return std::max_element(gain.begin(), gain.end()) - gain.begin();
+  }
+
+ private:
+  template <class Entries>
+  static index_t place(Entries& entries) {
+    index_t offset = 0;
+    for (auto& entry : entries) {
+      entry.offset = offset;
+      offset += entry.thing->size();
+    }
+    return offset;
+  }
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
