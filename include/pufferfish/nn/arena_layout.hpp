@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <pufferfish/core/parameter.hpp>
+#include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/nn/containers/layer_visitors.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

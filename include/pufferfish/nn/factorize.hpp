@@ -23,7 +23,9 @@
 #include <pufferfish/core/parallel.hpp>
 #include <pufferfish/lowrank/budget/network_ranks.hpp>
 #include <pufferfish/lowrank/factorization/factorize.hpp>
+#include <pufferfish/nn/merge.hpp>
 #include <pufferfish/nn/network.hpp>
+#include <pufferfish/nn/slot_finder.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -66,42 +68,6 @@ struct factorization {
 };
 
 namespace detail {
-
-/// The layers of a network that have weights or factors, in execution order, and their slots.
-template <class T, class Device>
-class slot_finder final : public layer_visitor<T, Device> {
- public:
-  void on_layer(const std::string& name, any_layer<T, Device>& slot) override {
-    add(name, slot, shortcuts_ > 0 ? layer_place::shortcut : layer_place::path);
-  }
-  void on_embedding(const std::string& name, any_layer<T, Device>& slot) override {
-    add(name, slot, layer_place::embedding);
-  }
-  void enter_shortcut() override { ++shortcuts_; }
-  void leave_shortcut() override { --shortcuts_; }
-
-  std::vector<layer_info> layers;
-  std::vector<any_layer<T, Device>*> slots;
-
- private:
-  void add(const std::string& name, any_layer<T, Device>& slot, layer_place place) {
-    const layer_weights<parameter_t<T>> weights = slot.weights(name);
-    std::vector<matrix_group> groups = groups_of(weights);
-    if (groups.empty() && slot.ranks().empty()) return;
-    layers.push_back({name, std::move(groups), place, weights.convolution});
-    slots.push_back(&slot);
-  }
-
-  int shortcuts_ = 0;
-};
-
-/// The layers of `net` that have weights or factors.
-template <class Net>
-auto find_slots(Net& net) {
-  slot_finder<typename Net::value_type, typename Net::device_type> found;
-  net.visit_layers(found);
-  return found;
-}
 
 /// Options with which one layer of a network is factorized.
 inline factorize_options options_for(const std::string& name, const factorize_policy& policy,
@@ -340,79 +306,5 @@ void check_reachable(const model<Root, Device>& net, factorize_policy policy) {
     return gains;
   });
 }
-
-/// Number of a layer, as counted by factorize_policy::first_layer.
-struct layer_number {
-  std::string name;
-  index_t number = 0;  ///< 1, 2, ... in execution order; 0 for a shortcut or an embedding
-  friend bool operator==(const layer_number&, const layer_number&) = default;
-};
-
-/// The layers that have a weight matrix, or the factors of one, in execution order.
-template <class Root, class Device>
-std::vector<layer_number> numbered_layers(const model<Root, Device>& net) {
-  const auto found = detail::find_slots(net);
-  const std::vector<index_t> numbers = number_layers(found.layers);
-  std::vector<layer_number> result;
-  for (std::size_t i = 0; i < numbers.size(); ++i) result.push_back({found.layers[i].name, numbers[i]});
-  return result;
-}
-
-/// The low-rank layers that a network has now, with their ranks.
-template <class Root, class Device>
-std::vector<layer_rank> low_rank_layers(const model<Root, Device>& net) {
-  const auto found = detail::find_slots(net);
-  std::vector<layer_rank> result;
-  for (std::size_t i = 0; i < found.slots.size(); ++i) {
-    rank_list ranks = found.slots[i]->ranks();
-    if (!ranks.empty()) result.push_back({found.layers[i].name, std::move(ranks)});
-  }
-  return result;
-}
-
-namespace detail {
-
-/// The dense layer with the same function as a low-rank layer: W = up down for each matrix.
-template <class T, class Device>
-any_layer<T, Device> merged(any_layer<T, Device>& low_rank) {
-  using P = parameter_t<T>;
-  const low_rank_parts<P> parts = low_rank.low_rank();
-  any_layer<T, Device> dense = low_rank.twin({});
-  const layer_weights<P> weights = dense.weights({});
-  stack_arena scratch;
-  for (std::size_t i = 0; i < parts.factors.size(); ++i) {
-    const factor_views<P>& one = parts.factors[i];
-    const tensor<P, 2> down = unroll(one.down), up = unroll(one.up);
-    tensor<P, 2> product({up.extent(0), down.extent(1)});
-    native_gemm(scratch).multiply<P>(up, down, product.view());
-    const tensor_view<P, 4> to = writable(weights.matrices[i].view);
-    copy(tensor_view<const P, 4>(product.data(), to.shape()), to);
-  }
-  for (std::size_t i = 0; i < parts.biases.size(); ++i) {
-    if (parts.biases[i].is_null()) continue;
-    copy(tensor_view<const P, 1>(parts.biases[i]), writable(weights.biases[i].view));
-  }
-  return dense;
-}
-
-}  // namespace detail
-
-/// Multiplies out the factors of every low-rank layer. The result is a dense network of the same
-/// function up to rounding, for programs that support dense layers only. New arenas, a new generation.
-template <class Root, class Device>
-void merge(model<Root, Device>& net) {
-  using T = typename Root::value_type;
-  net.modify([](Root& root) {
-    detail::slot_finder<T, Device> found;
-    root.visit_layers(found);
-    for (any_layer<T, Device>* slot : found.slots) {
-      if (!slot->ranks().empty()) *slot = detail::merged(*slot);
-    }
-  });
-}
-
-/// The device's form: <pufferfish/gpu.hpp>.
-template <class Root>
-void merge(model<Root, device::gpu>& net);
 
 PUFFERFISH_NAMESPACE_END

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include <pufferfish/core/memory.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/move_mark.hpp>
-#include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/nn/arena_layout.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
