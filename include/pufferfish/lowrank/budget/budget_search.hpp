@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/lowrank/budget/budget_problem.hpp>
+#include <pufferfish/lowrank/budget/budget_filler.hpp>
 #include <pufferfish/lowrank/budget/network_budget.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -15,7 +15,7 @@
 
 #include <pufferfish/linalg/cholesky.hpp>
 #include <pufferfish/lowrank/factorization/factors.hpp>
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/lowrank/factorization/truncation_moments.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -31,70 +31,6 @@ struct truncation_options {
   std::vector<double> output_scale;
   std::string name = "layer";  ///< for errors
 };
-
-namespace detail {
-
-/// Weight L of output errors: an error e counts ||L^T e||^2. L is the identity, diagonal or lower triangular.
-class error_weight {
- public:
-  error_weight() = default;
-  explicit error_weight(std::vector<double> diagonal) : diagonal_(std::move(diagonal)) {}
-  explicit error_weight(tensor<double, 2> lower) : lower_(std::move(lower)) {}
-
-  /// L^T X and L X, for X [outputs x n].
-  tensor<double, 2> transposed_times(const product_operand& x) const { return times(x, true); }
-  tensor<double, 2> times(const product_operand& x) const { return times(x, false); }
-  /// X := L^-T X.
-  void solve(const tensor_view<double, 2>& x) const {
-    if (lower_.size() > 0) return solve_transposed(lower_, x);
-    for (std::size_t i = 0; i < diagonal_.size(); ++i) {
-      scale_by(1.0 / diagonal_[i], x.data() + static_cast<index_t>(i) * x.stride(0), x.extent(1));
-    }
-  }
-
- private:
-  tensor<double, 2> times(const product_operand& x, bool transposed) const {
-    if (lower_.size() > 0) {
-      tensor<double, 2> result({x.extent[0], x.extent[1]});
-      const product_operand left(lower_);
-      add_product_tn(transposed ? left : left.transposed(), x, result.view());
-      return result;
-    }
-    tensor<double, 2> result = x.copy();
-    for (std::size_t i = 0; i < diagonal_.size(); ++i) {
-      scale_by(diagonal_[i], result.data() + static_cast<index_t>(i) * x.extent[1], x.extent[1]);
-    }
-    return result;
-  }
-
-  std::vector<double> diagonal_;
-  tensor<double, 2> lower_;
-};
-
-/// A^T B.
-inline tensor<double, 2> product_tn(const product_operand& a, const product_operand& b) {
-  tensor<double, 2> result({a.extent[1], b.extent[1]});
-  add_product_tn(a, b, result.view());
-  return result;
-}
-
-/// Sum of the diagonal, sum of the squares of all elements, and a += value I.
-inline double trace(const tensor<double, 2>& a) {
-  double sum = 0.0;
-  for (index_t i = 0; i < a.extent(0); ++i) sum += a(i, i);
-  return sum;
-}
-inline double squared_norm(const tensor<double, 2>& a) { return dot(a.data(), a.data(), a.size()); }
-inline void add_to_diagonal(tensor<double, 2>& a, double value) {
-  for (index_t i = 0; i < a.extent(0); ++i) a(i, i) += value;
-}
-
-/// Ridges as shares of the mean eigenvalue of a moment: for gradients, so that L is invertible; for inputs,
-/// so that directions without any input are ordered by their size in W.
-inline constexpr double gradient_ridge = 1e-3;
-inline constexpr double input_ridge = 1e-6;
-
-}  // namespace detail
 
 /// The decomposition of W [outputs x inputs] shared by all ranks: W ~ up down with up = A_r, down = B_r W.
 /// With D = L L^T the weight of output errors (I for truncation::plain and, without an output_scale, for
@@ -185,10 +121,6 @@ class matrix_truncation {
   }
 
  private:
-  static detail::product_operand vector_operand(const std::vector<double>& v) {
-    return tensor_view<const double, 2>(v.data(), {static_cast<index_t>(v.size()), 1});
-  }
-
   // The decomposition may have fewer components than the matrix: svd_options::max_rank.
   void check_computed(index_t rank) const {
     const index_t computed = svd_ ? svd_->u.extent(1) : full_rank();
@@ -220,58 +152,8 @@ class matrix_truncation {
       detail::throw_error<shape_error>({options_.name, ": statistics of a matrix ", statistics->outputs(),
                                         " x ", statistics->inputs(), " for one of ", rows(), " x ", cols()});
     }
-    take_inputs(*statistics, bias);
+    rows_ = detail::input_moments(weight_, *statistics, options_.centered, bias);
     take_gradients(*statistics);
-  }
-
-  // input_root_ R with E[x x^T] = R R^T, or token_root_, or output_moment_ C = E[y y^T]; mean_ = E[W x].
-  void take_inputs(const output_statistics& seen, const std::vector<double>& bias) {
-    if (seen.has_tokens()) {
-      token_root_ = seen.token_shares();
-      for (double& share : token_root_) share = std::sqrt(share);
-      return;
-    }
-    const bool by_inputs = seen.has_inputs();
-    tensor<double, 2> moment = by_inputs ? seen.input_moment() : seen.output_moment();
-    std::vector<double> mean = by_inputs ? seen.input_mean() : seen.output_mean();
-    if (options_.centered) {
-      for (index_t i = 0; i < moment.extent(0); ++i) {
-        detail::add_scaled(-mean[static_cast<std::size_t>(i)], mean.data(),
-                           moment.data() + i * moment.extent(0), moment.extent(0));
-      }
-    } else if (!by_inputs && !bias.empty()) {
-      remove_bias(moment, mean, bias);
-    }
-    const double size = std::max(1.0, static_cast<double>(cols()));
-    if (by_inputs) {
-      const double ridge = detail::input_ridge * detail::trace(moment) / size;
-      detail::add_to_diagonal(moment, ridge > 0.0 ? ridge : 1.0);
-      input_root_ = cholesky(moment);
-      const tensor<double, 2> outputs = detail::product_tn(weight_.transposed(), vector_operand(mean));
-      mean_.assign(outputs.data(), outputs.data() + outputs.size());
-    } else {
-      // x x^T is unknown. Its ridge is c I, with c such that the trace of c W W^T is input_ridge times the
-      // trace of the moment of y.
-      const tensor<double, 2> gram = detail::product_tn(weight_.transposed(), weight_.transposed());
-      const double norm = detail::trace(gram), energy = detail::trace(moment);
-      const double ridge = energy > 0.0 ? detail::input_ridge * energy : 1.0;
-      if (norm > 0.0) detail::add_scaled(ridge / norm, gram.data(), moment.data(), gram.size());
-      output_moment_ = std::move(moment);
-      mean_ = std::move(mean);
-      for (std::size_t i = 0; i < bias.size(); ++i) mean_[i] -= bias[i];
-    }
-  }
-
-  // Converts moment and mean of y + b to those of y = W x.
-  static void remove_bias(tensor<double, 2>& moment, const std::vector<double>& mean,
-                          const std::vector<double>& bias) {
-    const auto n = static_cast<index_t>(bias.size());
-    for (index_t i = 0; i < n; ++i) {
-      for (index_t j = 0; j < n; ++j) {
-        const auto a = static_cast<std::size_t>(i), b = static_cast<std::size_t>(j);
-        moment(i, j) -= mean[a] * bias[b] + bias[a] * mean[b] - bias[a] * bias[b];
-      }
-    }
   }
 
   // loss_: L of D = E[dy dy^T] + ridge I. weight_of_errors_: the L that the truncation uses. loss_scale_
@@ -312,28 +194,10 @@ class matrix_truncation {
     }
   }
 
-  bool knows_rows() const {
-    return output_moment_.size() > 0 || input_root_.size() > 0 || !token_root_.empty();
-  }
-
-  // L^T W R. Its singular values are those of the weighted problem.
-  tensor<double, 2> rooted(const detail::product_operand& w, const detail::error_weight& l) const {
-    tensor<double, 2> weighted = l.transposed_times(w);
-    if (!token_root_.empty()) {
-      for (index_t i = 0; i < weighted.extent(0); ++i) {
-        for (index_t j = 0; j < weighted.extent(1); ++j) {
-          weighted(i, j) *= token_root_[static_cast<std::size_t>(j)];
-        }
-      }
-      return weighted;
-    }
-    return detail::product_tn(detail::product_operand(weighted).transposed(), input_root_);
-  }
-
   // Sets spectrum_ and squared_norm_, and eigen_ if only the moment of the outputs is known, else svd_.
   void decompose(const svd_options& method) {
-    if (options_.kind != truncation::plain && output_moment_.size() > 0) {
-      tensor<double, 2> half = weight_of_errors_.transposed_times(output_moment_);
+    if (options_.kind != truncation::plain && rows_.output_moment.size() > 0) {
+      tensor<double, 2> half = weight_of_errors_.transposed_times(rows_.output_moment);
       const tensor<double, 2> both =
           weight_of_errors_.transposed_times(detail::product_operand(half).transposed());
       eigen_.emplace(both.view());
@@ -345,7 +209,7 @@ class matrix_truncation {
       return;
     }
     const bool plain = options_.kind == truncation::plain;
-    svd_ = plain ? plain_svd(method) : svd<double>(rooted(weight_, weight_of_errors_).view(), method);
+    svd_ = plain ? plain_svd(method) : svd<double>(rows_.rooted(weight_, weight_of_errors_).view(), method);
     spectrum_ = svd_->singular_values;
     squared_norm_ = svd_->squared_norm;
   }
@@ -383,7 +247,7 @@ class matrix_truncation {
   factors<T> make_plain(index_t rank) const {
     factors<T> result = detail::factors_of<T>(*svd_, rank);
     result.report.name = options_.name;
-    if (knows_rows() && true_scale_) {
+    if (rows_.known() && true_scale_) {
       const tensor<double, 2> up = left(rank), down = detail::product_tn(up, weight_);
       result.report.predicted_loss = *true_scale_ * weighted_error(difference(up, down), rank);
     }
@@ -392,9 +256,9 @@ class matrix_truncation {
 
   // (W - up down) E[x] = E[W x] - A B E[W x].
   std::vector<double> mean_error(const tensor<double, 2>& up, index_t rank) const {
-    if (mean_.empty()) return {};
-    const tensor<double, 2> kept = detail::product_tn(right(rank), vector_operand(mean_));
-    std::vector<double> error = mean_;
+    if (rows_.mean.empty()) return {};
+    const tensor<double, 2> kept = detail::product_tn(right(rank), detail::vector_operand(rows_.mean));
+    std::vector<double> error = rows_.mean;
     for (index_t i = 0; i < rows(); ++i) {
       for (index_t r = 0; r < rank; ++r) error[static_cast<std::size_t>(i)] -= up(i, r) * kept(r, 0);
     }
@@ -430,13 +294,13 @@ class matrix_truncation {
       kept += spectrum_[static_cast<std::size_t>(r)] * spectrum_[static_cast<std::size_t>(r)];
     }
     result.weighted_energy = squared_norm_ > 0.0 ? std::min(1.0, kept / squared_norm_) : 1.0;
-    if (knows_rows() && true_scale_) result.predicted_loss = *true_scale_ * weighted_error(error, rank);
+    if (rows_.known() && true_scale_) result.predicted_loss = *true_scale_ * weighted_error(error, rank);
     return result;
   }
 
   // Mean of ||L^T e||^2 over all rows, with L L^T = D, for the errors e of the rank-`rank` approximation.
   double weighted_error(const tensor<double, 2>& error, index_t rank) const {
-    if (output_moment_.size() == 0) return detail::squared_norm(rooted(error, loss_));
+    if (rows_.output_moment.size() == 0) return detail::squared_norm(rows_.rooted(error, loss_));
     // e = (I - A B) y.
     tensor<double, 2> rest({rows(), rows()});
     detail::add_product_tn(detail::product_operand(left(rank)).transposed(),
@@ -445,15 +309,13 @@ class matrix_truncation {
     detail::add_to_diagonal(rest, 1.0);
     const tensor<double, 2> seen = loss_.transposed_times(rest);
     const tensor<double, 2> moved =
-        detail::product_tn(detail::product_operand(seen).transposed(), output_moment_);
+        detail::product_tn(detail::product_operand(seen).transposed(), rows_.output_moment);
     return std::max(0.0, detail::dot(seen.data(), moved.data(), seen.size()));
   }
 
   detail::product_operand weight_;
   truncation_options options_;
-  std::vector<double> mean_;
-  tensor<double, 2> output_moment_, input_root_;
-  std::vector<double> token_root_;
+  detail::input_moments rows_;
   detail::error_weight weight_of_errors_, loss_;
   double loss_scale_ = 1.0;
   std::optional<double> true_scale_;

@@ -25,7 +25,6 @@
 ///     settle_factor_norms(net);                      // batch norms with these statistics
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,66 +33,10 @@
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/layers/low_rank_norm_conv.hpp>
 #include <pufferfish/nn/norm_estimation.hpp>
-#include <pufferfish/ops/elementwise/chunks.hpp>
+#include <pufferfish/nn/switch/moment_probe.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
-
-/// Identity layer y = x whose training passes update running statistics of x as a BatchNorm would.
-template <class T>
-class moment_probe {
- public:
-  using value_type = T;
-  static constexpr bool reads_input = false;
-  static constexpr bool reads_output = false;
-  static constexpr bool gradient_in_place = true;
-
-  explicit moment_probe(index_t channels) : running_mean_(channels), running_var_(channels), batches_(1) {}
-
-  index_t channels() const { return running_mean_.size(); }
-  std::string describe() const { return message({"moment probe ", channels()}); }
-  extents<4> output_shape(const extents<4>& input) const {
-    if (input[3] != channels()) {
-      throw_error<shape_error>({describe(), ": input ", input, " (NHWC) has ", input[3], " channels"});
-    }
-    return input;
-  }
-
-  /// x, y: dense, of one shape. Throws value_error in training with a single value a channel.
-  template <class Device>
-  void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    check_forward(*this, x, y);
-    if (ctx.training() && x.size() == channels()) {
-      throw_error<value_error>(
-          {describe(), ": training needs more than one value a channel, the input is ", x.shape()});
-    }
-    if (ctx.training()) ctx.tape().push_value(*this, x.shape());
-    if (x.empty()) return;
-    ops::copy_elements<T>(ctx, x.data(), y.data(), x.size());
-    if (!ctx.training()) return;
-    scratch_frame frame(ctx.scratch());
-    const extents<2> rows{x.extent(0) * x.extent(1) * x.extent(2), x.extent(3)};
-    ops::batch_norm_use_batch<T>(ctx, x.reshape(rows), 1.0, ctx.norm_momentum().value_or(0.1),
-                                 frame.template take<parameter_t<T>>(2 * channels()), running_mean_.data(),
-                                 running_var_.data(), batches_.data());
-  }
-  /// dx = dy; dx may be dy, or a null view.
-  template <class Device>
-  void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);
-    if (!dx.is_null() && dx.data() != dy.data()) ops::copy_elements<T>(ctx, dy.data(), dx.data(), dy.size());
-  }
-
-  template <class F>
-  void visit(F&& f) {
-    f("running_mean", running_mean_);
-    f("running_var", running_var_);
-    f("num_batches_tracked", batches_);
-  }
-
- private:
-  state_buffer<parameter_t<T>> running_mean_, running_var_, batches_;
-};
 
 /// Finds the slots of a network that hold a LowRankNormConv.
 template <class T, class Device>
@@ -135,39 +78,6 @@ void copy_factors(const low_rank_parts<P>& from, const low_rank_parts<P>& to) {
 inline void check_one_rank(const layer_rank& layer) {
   if (layer.ranks.size() == 1) return;
   throw_error<rank_error>({layer.name, ": ", layer.ranks.size(), " ranks for a convolution, which has one"});
-}
-
-/// The buffers and parameters of a batch norm or of a probe.
-template <class P>
-struct norm_buffers {
-  P *mean = nullptr, *variance = nullptr, *batches = nullptr;
-  P *weight = nullptr, *bias = nullptr;
-
-  template <class Layer>
-  explicit norm_buffers(Layer& layer) {
-    layer.visit([this](const std::string& name, auto& thing) {
-      if (name == "running_mean") mean = thing.data();
-      if (name == "running_var") variance = thing.data();
-      if (name == "num_batches_tracked") batches = thing.data();
-      if (name == "weight") weight = thing.data();
-      if (name == "bias") bias = thing.data();
-    });
-  }
-};
-
-/// A batch norm with a probe's statistics that is the identity in inference.
-template <class T>
-BatchNorm<T> settled_norm(moment_probe<T>& probe) {
-  using P = parameter_t<T>;
-  BatchNorm<T> norm(probe.channels());
-  const norm_buffers<P> from(probe), to(norm);
-  for (index_t c = 0; c < probe.channels(); ++c) {
-    to.mean[c] = to.bias[c] = from.mean[c];
-    to.variance[c] = from.variance[c];
-    to.weight[c] = static_cast<P>(std::sqrt(static_cast<double>(from.variance[c]) + norm.eps()));
-  }
-  *to.batches = *from.batches;
-  return norm;
 }
 
 }  // namespace detail

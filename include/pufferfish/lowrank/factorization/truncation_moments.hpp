@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: what a truncation needs of the statistics of a layer's rows.
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/linalg/cholesky.hpp>
+#include <pufferfish/linalg/gemm/double_product.hpp>
+#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Weight L of output errors: an error e counts ||L^T e||^2. L is the identity, diagonal or lower triangular.
+class error_weight {
+ public:
+  error_weight() = default;
+  explicit error_weight(std::vector<double> diagonal) : diagonal_(std::move(diagonal)) {}
+  explicit error_weight(tensor<double, 2> lower) : lower_(std::move(lower)) {}
+
+  /// L^T X and L X, for X [outputs x n].
+  tensor<double, 2> transposed_times(const product_operand& x) const { return times(x, true); }
+  tensor<double, 2> times(const product_operand& x) const { return times(x, false); }
+  /// X := L^-T X.
+  void solve(const tensor_view<double, 2>& x) const {
+    if (lower_.size() > 0) return solve_transposed(lower_, x);
+    for (std::size_t i = 0; i < diagonal_.size(); ++i) {
+      scale_by(1.0 / diagonal_[i], x.data() + static_cast<index_t>(i) * x.stride(0), x.extent(1));
+    }
+  }
+
+ private:
+  tensor<double, 2> times(const product_operand& x, bool transposed) const {
+    if (lower_.size() > 0) {
+      tensor<double, 2> result({x.extent[0], x.extent[1]});
+      const product_operand left(lower_);
+      add_product_tn(transposed ? left : left.transposed(), x, result.view());
+      return result;
+    }
+    tensor<double, 2> result = x.copy();
+    for (std::size_t i = 0; i < diagonal_.size(); ++i) {
+      scale_by(diagonal_[i], result.data() + static_cast<index_t>(i) * x.extent[1], x.extent[1]);
+    }
+    return result;
+  }
+
+  std::vector<double> diagonal_;
+  tensor<double, 2> lower_;
+};
+
+/// A^T B.
+inline tensor<double, 2> product_tn(const product_operand& a, const product_operand& b) {
+  tensor<double, 2> result({a.extent[1], b.extent[1]});
+  add_product_tn(a, b, result.view());
+  return result;
+}
+
+/// Sum of the diagonal, sum of the squares of all elements, and a += value I.
+inline double trace(const tensor<double, 2>& a) {
+  double sum = 0.0;
+  for (index_t i = 0; i < a.extent(0); ++i) sum += a(i, i);
+  return sum;
+}
+inline double squared_norm(const tensor<double, 2>& a) { return dot(a.data(), a.data(), a.size()); }
+inline void add_to_diagonal(tensor<double, 2>& a, double value) {
+  for (index_t i = 0; i < a.extent(0); ++i) a(i, i) += value;
+}
+
+/// Ridges as shares of the mean eigenvalue of a moment: for gradients, so that L is invertible; for inputs,
+/// so that directions without any input are ordered by their size in W.
+inline constexpr double gradient_ridge = 1e-3;
+inline constexpr double input_ridge = 1e-6;
+
+/// A vector as a column.
+inline product_operand vector_operand(const std::vector<double>& v) {
+  return tensor_view<const double, 2>(v.data(), {static_cast<index_t>(v.size()), 1});
+}
+
+/// Moments of the inputs x of W and of its outputs y = W x: `root` or `token_root` or, without records of
+/// inputs, `output_moment`. All are empty without statistics.
+struct input_moments {
+  tensor<double, 2> root;           ///< R with E[x x^T] = R R^T
+  std::vector<double> token_root;   ///< the diagonal of R for tokens
+  tensor<double, 2> output_moment;  ///< E[y y^T]
+  std::vector<double> mean;         ///< E[y]; empty for tokens
+
+  input_moments() = default;
+  /// `bias`: the part of the recorded outputs that is not W x, or empty. `centered`: moments about the mean.
+  input_moments(const product_operand& weight, const output_statistics& seen, bool centered,
+                const std::vector<double>& bias) {
+    if (seen.has_tokens()) {
+      token_root = seen.token_shares();
+      for (double& share : token_root) share = std::sqrt(share);
+      return;
+    }
+    const bool by_inputs = seen.has_inputs();
+    tensor<double, 2> moment = by_inputs ? seen.input_moment() : seen.output_moment();
+    std::vector<double> average = by_inputs ? seen.input_mean() : seen.output_mean();
+    if (centered) {
+      for (index_t i = 0; i < moment.extent(0); ++i) {
+        add_scaled(-average[static_cast<std::size_t>(i)], average.data(),
+                   moment.data() + i * moment.extent(0), moment.extent(0));
+      }
+    } else if (!by_inputs && !bias.empty()) {
+      remove_bias(moment, average, bias);
+    }
+    const double size = std::max(1.0, static_cast<double>(weight.extent[1]));
+    if (by_inputs) {
+      const double ridge = input_ridge * trace(moment) / size;
+      add_to_diagonal(moment, ridge > 0.0 ? ridge : 1.0);
+      root = cholesky(moment);
+      const tensor<double, 2> outputs = product_tn(weight.transposed(), vector_operand(average));
+      mean.assign(outputs.data(), outputs.data() + outputs.size());
+    } else {
+      // x x^T is unknown. Its ridge is c I, with c such that the trace of c W W^T is input_ridge times the
+      // trace of the moment of y.
+      const tensor<double, 2> gram = product_tn(weight.transposed(), weight.transposed());
+      const double norm = trace(gram), energy = trace(moment);
+      const double ridge = energy > 0.0 ? input_ridge * energy : 1.0;
+      if (norm > 0.0) add_scaled(ridge / norm, gram.data(), moment.data(), gram.size());
+      output_moment = std::move(moment);
+      mean = std::move(average);
+      for (std::size_t i = 0; i < bias.size(); ++i) mean[i] -= bias[i];
+    }
+  }
+
+  bool known() const { return output_moment.size() > 0 || root.size() > 0 || !token_root.empty(); }
+
+  /// L^T W R. Its singular values are those of the weighted problem.
+  tensor<double, 2> rooted(const product_operand& w, const error_weight& l) const {
+    tensor<double, 2> weighted = l.transposed_times(w);
+    if (!token_root.empty()) {
+      for (index_t i = 0; i < weighted.extent(0); ++i) {
+        for (index_t j = 0; j < weighted.extent(1); ++j) {
+          weighted(i, j) *= token_root[static_cast<std::size_t>(j)];
+        }
+      }
+      return weighted;
+    }
+    return product_tn(product_operand(weighted).transposed(), root);
+  }
+
+ private:
+  // Converts moment and mean of y + b to those of y = W x.
+  static void remove_bias(tensor<double, 2>& moment, const std::vector<double>& average,
+                          const std::vector<double>& bias) {
+    const auto n = static_cast<index_t>(bias.size());
+    for (index_t i = 0; i < n; ++i) {
+      for (index_t j = 0; j < n; ++j) {
+        const auto a = static_cast<std::size_t>(i), b = static_cast<std::size_t>(j);
+        moment(i, j) -= average[a] * bias[b] + bias[a] * average[b] - bias[a] * bias[b];
+      }
+    }
+  }
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
