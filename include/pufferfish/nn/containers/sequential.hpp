@@ -4,15 +4,14 @@
 /// \file
 /// `Sequential`: named layers, one after the other.
 
-#include <algorithm>
 #include <string>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/core/move_mark.hpp>
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/nn/containers/any_layer.hpp>
-#include <pufferfish/nn/containers/inner_places.hpp>
+#include <pufferfish/nn/containers/sequence_plan.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -45,11 +44,7 @@ class Sequential {
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
-  /// A layer and its name, which is unique in the Sequential.
-  struct child {
-    std::string name;
-    layer_type layer;
-  };
+  using child = detail::named_layer<T, Device>;
 
   Sequential() = default;
   Sequential(const Sequential&) = default;
@@ -115,15 +110,16 @@ class Sequential {
   layer_abilities abilities() const {
     layer_abilities result;
     if (empty()) return result;
+    const plan_type plan(children_);
     const layer_abilities first = children_.front().layer.abilities();
     result.fuses = children_.back().layer.abilities().fuses;
     result.adds_gradient = first.adds_gradient;
     result.gradient_over_input = first.gradient_over_input;
     result.reads_input = first.reads_input;
-    result.reads_output = reads_output(group_to(size()));
+    result.reads_output = plan.reads_output(plan.ending_at(size()));
     result.gradient_in_place = true;
-    for (group g = group_from(0); g.begin < size(); g = group_from(g.end)) {
-      result.gradient_in_place = result.gradient_in_place && leader(g).abilities().gradient_in_place;
+    for (group g = plan.starting_at(0); g.begin < size(); g = plan.starting_at(g.end)) {
+      result.gradient_in_place = result.gradient_in_place && plan.leader(g).abilities().gradient_in_place;
     }
     return result;
   }
@@ -139,37 +135,38 @@ class Sequential {
       check_output(x.shape(), y.shape());
       return copy_dense(ctx, x, y);
     }
+    const plan_type plan(children_);
     scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const extents<4>* shapes = shapes_for(notes, x.shape());
     check_output(shapes[size()], y.shape());
-    inner_output* outputs = nullptr;
+    output_state* outputs = nullptr;
     if (ctx.training()) {
-      outputs = ctx.tape().template push_notes<inner_output>(static_cast<index_t>(size()) + 1);
+      outputs = ctx.tape().template push_notes<output_state>(static_cast<index_t>(size()) + 1);
     }
-    const detail::inner_places<T> places = place_outputs(ctx, frame, notes, shapes, outputs, y.data());
+    const detail::inner_places<T> places = plan.place_outputs(ctx, frame, notes, shapes, outputs, y.data());
     const auto output_of = [&](const group& g) { return tensor_view<T, 4>(places[g.end], shapes[g.end]); };
     const auto fusion_of = [&](const group& g) {
       forward_fusion<T> own;
       if (g.end == size()) own = fusion;
-      if (ctx.training() && is_recomputed(g)) own.record = &outputs[g.end].record;
+      if (ctx.training() && plan.is_recomputed(g)) own.record = &outputs[g.end].record;
       return own;
     };
     tensor_view<const T, 4> input = x;
-    for (group g = group_from(0); g.begin < size(); g = group_from(g.end)) {
+    for (group g = plan.starting_at(0); g.begin < size(); g = plan.starting_at(g.end)) {
       const tensor_view<T, 4> output = output_of(g);
-      const group next = group_from(g.end);
-      if (!ctx.training() || !moments_pass(g, next)) {
-        run(ctx, g, input, output, fusion_of(g), nullptr);
+      const group next = plan.starting_at(g.end);
+      if (!ctx.training() || !plan.moments_pass(g, next)) {
+        run(ctx, plan.leader(g), g.relu, input, output, fusion_of(g), nullptr);
         input = output;
         continue;
       }
       scratch_frame collected(ctx.scratch());
       ops::moment_parts<T> moments(collected);
-      run(ctx, g, input, output, fusion_of(g), &moments);
+      run(ctx, plan.leader(g), g.relu, input, output, fusion_of(g), &moments);
       const tensor_view<T, 4> normalised = output_of(next);
       forward_fusion<T> with_moments = fusion_of(next);
       with_moments.moments = &moments;
-      run(ctx, next, output, normalised, with_moments, nullptr);
+      run(ctx, plan.leader(next), next.relu, output, normalised, with_moments, nullptr);
       input = normalised;
       g = next;
     }
@@ -186,6 +183,7 @@ class Sequential {
       check_gradient(dy.shape(), dx);
       return dx.is_null() ? void() : copy_dense(ctx, dy, dx);
     }
+    const plan_type plan(children_);
     scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const auto [x_shape, outputs] = ctx.tape().template pop_value<kept>(*this);
     detail::check_dense(*this, "dy", dy);
@@ -194,23 +192,26 @@ class Sequential {
     check_output(shapes[size()], dy.shape());
     const bool over_dy = !fusion.add && !dx.is_null() && dx.data() == dy.data();
     const detail::inner_places<T> places =
-        place_gradients(frame, notes, shapes, outputs, over_dy ? dx.data() : nullptr);
+        plan.place_gradients(frame, notes, shapes, outputs, over_dy ? dx.data() : nullptr);
     tensor_view<const T, 4> gradient = dy;
-    for (group g = group_to(size()); g.end > 0; g = group_to(g.begin)) {
+    for (group g = plan.ending_at(size()); g.end > 0; g = plan.ending_at(g.begin)) {
       backward_fusion<T> own;
       if (g.end == size()) own.mask = fusion.mask;
       if (g.begin == 0) own.add = fusion.add;
       if (g.relu) own.mask = ctx.tape().template pop_value<ops::relu_mask<T>>(*this);
       const tensor_view<T, 4> next = g.begin == 0 ? dx : tensor_view<T, 4>(places[g.begin], shapes[g.begin]);
-      if (reads_recomputed(g)) recompute_input(ctx, g, outputs[g.begin].record, next);
-      leader(g).backward_fused(ctx, gradient, next, own);
+      if (plan.reads_recomputed(g)) {
+        plan.leader(plan.ending_at(g.begin)).recompute(ctx, outputs[g.begin].record, next);
+        ctx.tape().replace_value(tensor_view<const T, 4>(next));  // the layer's view of its input is on top
+      }
+      plan.leader(g).backward_fused(ctx, gradient, next, own);
       if (g.relu) ctx.tape().template pop<mask_word>(mask_size(shapes[g.end]));
       gradient = next;
     }
     for (std::size_t i = 1; i < size(); ++i) {
       if (outputs[i].kept != nullptr) ctx.tape().template pop<T>(shapes[i]);
     }
-    ctx.tape().template pop<inner_output>(static_cast<index_t>(size()) + 1);
+    ctx.tape().template pop<output_state>(static_cast<index_t>(size()) + 1);
   }
 
   /// The visits and trace show the layers in order, under the prefix and the layer's name.
@@ -286,126 +287,29 @@ class Sequential {
     return shapes;
   }
 
-  // Children begin .. end - 1 that run as one: a layer, or a layer that fuses with the ReLU after it.
-  struct group {
-    std::size_t begin, end;
-    bool relu;
-  };
-  bool fused_at(std::size_t i) const {
-    return i + 1 < size() && children_[i + 1].layer.abilities().is_relu &&
-           children_[i].layer.abilities().fuses;
-  }
-  group group_from(std::size_t begin) const {
-    const bool relu = fused_at(begin);
-    return {begin, std::min(size(), begin + (relu ? 2 : 1)), relu};
-  }
-  group group_to(std::size_t end) const {
-    const bool relu = end >= 2 && fused_at(end - 2);
-    return {end - std::min<std::size_t>(end, relu ? 2 : 1), end, relu};
-  }
-
   using mask_word = typename ops::relu_mask<T>::word;
+  using plan_type = detail::sequence_plan<T, Device>;
+  using group = typename plan_type::group;
+  using output_state = typename plan_type::output_state;
+  struct kept {
+    extents<4> x_shape;
+    output_state* outputs;  // index: the child that reads the output
+  };
+
   static index_t mask_size(const extents<4>& shape) {
     return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
   }
 
-  // The layer whose passes compute a group.
-  const layer_type& leader(const group& g) const { return children_[g.begin].layer; }
-
-  // State, on the tape, of the output of an inner group in a training step.
-  struct inner_output {
-    T* kept = nullptr;  // address on the tape if the output is kept
-    forward_record<T> record;
-  };
-  struct kept {
-    extents<4> x_shape;
-    inner_output* outputs;  // index: the child that reads the output
-  };
-
-  // With a ReLU the layer's own output is never written.
-  bool reads_output(const group& g) const { return !g.relu && leader(g).abilities().reads_output; }
-
-  // Whether the output of an inner group is kept on the tape; if not, is_recomputed tells whether
-  // it is recomputed. A layer whose own input may have moved by then does not recompute.
-  bool is_kept(const group& g) const {
-    return reads_output(g) || (leader(group_from(g.end)).abilities().reads_input && !is_recomputed(g));
-  }
-  // On a device, recomputing costs more time than the saved memory is worth.
-  bool is_recomputed(const group& g) const {
-    if (!std::is_same_v<Device, device::cpu> || g.end == size() || reads_output(g)) return false;
-    const layer_abilities writer = leader(g).abilities(), reader = leader(group_from(g.end)).abilities();
-    return writer.recomputes && !writer.input_may_move && reader.reads_input && reader.input_may_move;
-  }
-  bool reads_recomputed(const group& g) const { return g.begin > 0 && is_recomputed(group_to(g.begin)); }
-
-  bool moments_pass(const group& from, const group& to) const {
-    return !from.relu && !is_recomputed(from) && to.begin < size() &&
-           leader(from).abilities().gives_moments && leader(to).abilities().takes_moments;
-  }
-
-  void run(context<Device>& ctx, const group& g, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
-           forward_fusion<T> fusion, ops::moment_parts<T>* moments) const {
-    if (g.relu) {
+  // `relu`: whether the layer fuses with the ReLU after it.
+  void run(context<Device>& ctx, const layer_type& layer, bool relu, const tensor_view<const T, 4>& x,
+           const tensor_view<T, 4>& y, forward_fusion<T> fusion, ops::moment_parts<T>* moments) const {
+    if (relu) {
       fusion.relu = true;
       if (ctx.training()) fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
     }
-    leader(g).forward_fused(ctx, x, y, fusion, moments);
+    layer.forward_fused(ctx, x, y, fusion, moments);
     // On top of the tape, because the backward pass needs the mask first.
-    if (!fusion.mask.is_null() && g.relu) ctx.tape().push_value(*this, fusion.mask);
-  }
-
-  // Recomputes the input of a group, and updates the view of it that its layer has on top of the tape.
-  void recompute_input(context<Device>& ctx, const group& g, const forward_record<T>& record,
-                       const tensor_view<T, 4>& to) const {
-    leader(group_to(g.begin)).recompute(ctx, record, to);
-    ctx.tape().replace_value(tensor_view<const T, 4>(to));
-  }
-
-  // Places of outputs: on the tape if kept. Otherwise in the place of the next output, if the layer between
-  // works in place, or in two blocks in turn. The last output is y. `outputs`: nullptr in inference.
-  detail::inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, scratch_frame& notes,
-                                        const extents<4>* shapes, inner_output* outputs, T* y) const {
-    detail::inner_places<T> places(frame, notes, size());
-    places.put(size(), y);
-    if (outputs != nullptr) std::fill_n(outputs, size() + 1, inner_output{});
-    for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {
-      const index_t elements = volume<4>(shapes[g.begin]);
-      if (outputs != nullptr && is_kept(group_to(g.begin))) {
-        outputs[g.begin].kept = ctx.tape().template push<T>(elements);
-        places.put(g.begin, outputs[g.begin].kept);
-      } else if (leader(g).abilities().output_in_place) {
-        places.stay(g.begin, elements);
-      } else {
-        places.next(g.begin, elements);
-      }
-    }
-    places.take_blocks();
-    return places;
-  }
-
-  // Places of gradients: over the output that a gradient belongs to, if the layers allow it. Otherwise dx
-  // overwrites dy if the layer can (memory that is only written must be fetched first), or gradients use two
-  // blocks in turn. The caller owns the outermost dy; it is overwritten with dx only if `over_dy` is set.
-  detail::inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes,
-                                          const extents<4>* shapes, const inner_output* outputs,
-                                          T* over_dy) const {
-    detail::inner_places<T> places(frame, notes, size());
-    places.put(size(), over_dy);
-    bool may_stay = over_dy != nullptr;
-    for (group g = group_to(size()); g.begin > 0; g = group_to(g.begin)) {
-      const layer_abilities can = leader(g).abilities();
-      T* const x = outputs[g.begin].kept;
-      if (can.gradient_over_input && x != nullptr && !reads_output(group_to(g.begin))) {
-        places.put(g.begin, x);
-      } else if (may_stay && can.gradient_in_place && !reads_recomputed(g)) {
-        places.stay(g.begin, volume<4>(shapes[g.begin]));
-      } else {
-        places.next(g.begin, volume<4>(shapes[g.begin]));
-      }
-      may_stay = true;
-    }
-    places.take_blocks();
-    return places;
+    if (!fusion.mask.is_null() && relu) ctx.tape().push_value(*this, fusion.mask);
   }
 
   std::vector<child> children_;

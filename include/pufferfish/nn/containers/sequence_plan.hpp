@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: which layers of a Sequential share a pass, and where the tensors between them are stored.
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/nn/containers/any_layer.hpp>
+#include <pufferfish/nn/containers/inner_places.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A layer and its name, which is unique in the Sequential.
+template <class T, class Device>
+struct named_layer {
+  std::string name;
+  any_layer<T, Device> layer;
+};
+
+/// The layers of a Sequential, divided into groups. Refers to the list of layers.
+template <class T, class Device>
+class sequence_plan {
+ public:
+  explicit sequence_plan(const std::vector<named_layer<T, Device>>& layers) : layers_(layers) {}
+
+  std::size_t size() const { return layers_.size(); }
+
+  /// Layers begin .. end - 1, which run as one: a layer, or a layer that fuses with the ReLU after it.
+  struct group {
+    std::size_t begin, end;
+    bool relu;
+  };
+  /// The group that begins or ends at a layer.
+  group starting_at(std::size_t begin) const {
+    const bool relu = fused_at(begin);
+    return {begin, std::min(size(), begin + (relu ? 2 : 1)), relu};
+  }
+  group ending_at(std::size_t end) const {
+    const bool relu = end >= 2 && fused_at(end - 2);
+    return {end - std::min<std::size_t>(end, relu ? 2 : 1), end, relu};
+  }
+
+  /// The layer whose passes compute a group.
+  const any_layer<T, Device>& leader(const group& g) const { return layers_[g.begin].layer; }
+
+  /// State, on the tape, of the output of an inner group in a training step.
+  struct output_state {
+    T* kept = nullptr;  ///< address on the tape if the output is kept
+    forward_record<T> record;
+  };
+
+  /// Whether the leader's backward pass reads its output. With a ReLU the layer's own output is never
+  /// written.
+  bool reads_output(const group& g) const { return !g.relu && leader(g).abilities().reads_output; }
+
+  /// Whether the output of an inner group is kept on the tape; if not, is_recomputed tells whether
+  /// it is recomputed. A layer whose own input may have moved by then does not recompute.
+  bool is_kept(const group& g) const {
+    return reads_output(g) || (leader(starting_at(g.end)).abilities().reads_input && !is_recomputed(g));
+  }
+  /// On a device, recomputing costs more time than the saved memory is worth.
+  bool is_recomputed(const group& g) const {
+    if (!std::is_same_v<Device, device::cpu> || g.end == size() || reads_output(g)) return false;
+    const layer_abilities writer = leader(g).abilities(), reader = leader(starting_at(g.end)).abilities();
+    return writer.recomputes && !writer.input_may_move && reader.reads_input && reader.input_may_move;
+  }
+  bool reads_recomputed(const group& g) const { return g.begin > 0 && is_recomputed(ending_at(g.begin)); }
+
+  /// Whether the first group computes the moments of its output for the second one.
+  bool moments_pass(const group& writer, const group& reader) const {
+    return !writer.relu && !is_recomputed(writer) && reader.begin < size() &&
+           leader(writer).abilities().gives_moments && leader(reader).abilities().takes_moments;
+  }
+
+  /// Places of outputs: on the tape if kept. Otherwise in the place of the next output, if the layer between
+  /// works in place, or in two blocks in turn. The last output is y. `outputs`: nullptr in inference.
+  inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, scratch_frame& notes,
+                                const extents<4>* shapes, output_state* outputs, T* y) const {
+    inner_places<T> places(frame, notes, size());
+    places.put(size(), y);
+    if (outputs != nullptr) std::fill_n(outputs, size() + 1, output_state{});
+    for (group g = ending_at(size()); g.begin > 0; g = ending_at(g.begin)) {
+      const index_t elements = volume<4>(shapes[g.begin]);
+      if (outputs != nullptr && is_kept(ending_at(g.begin))) {
+        outputs[g.begin].kept = ctx.tape().template push<T>(elements);
+        places.put(g.begin, outputs[g.begin].kept);
+      } else if (leader(g).abilities().output_in_place) {
+        places.stay(g.begin, elements);
+      } else {
+        places.next(g.begin, elements);
+      }
+    }
+    places.take_blocks();
+    return places;
+  }
+
+  /// Places of gradients: over the output that a gradient belongs to, if the layers allow it. Otherwise dx
+  /// overwrites dy if the layer can (memory that is only written must be fetched first), or gradients use two
+  /// blocks in turn. The caller owns the outermost dy; it is overwritten with dx only if `over_dy` is set.
+  inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes, const extents<4>* shapes,
+                                  const output_state* outputs, T* over_dy) const {
+    inner_places<T> places(frame, notes, size());
+    places.put(size(), over_dy);
+    bool may_stay = over_dy != nullptr;
+    for (group g = ending_at(size()); g.begin > 0; g = ending_at(g.begin)) {
+      const layer_abilities can = leader(g).abilities();
+      T* const x = outputs[g.begin].kept;
+      if (can.gradient_over_input && x != nullptr && !reads_output(ending_at(g.begin))) {
+        places.put(g.begin, x);
+      } else if (may_stay && can.gradient_in_place && !reads_recomputed(g)) {
+        places.stay(g.begin, volume<4>(shapes[g.begin]));
+      } else {
+        places.next(g.begin, volume<4>(shapes[g.begin]));
+      }
+      may_stay = true;
+    }
+    places.take_blocks();
+    return places;
+  }
+
+ private:
+  bool fused_at(std::size_t i) const {
+    return i + 1 < size() && layers_[i + 1].layer.abilities().is_relu && layers_[i].layer.abilities().fuses;
+  }
+
+  const std::vector<named_layer<T, Device>>& layers_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
