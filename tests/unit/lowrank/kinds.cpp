@@ -88,25 +88,6 @@ std::vector<double> values_of(Layer& layer) {
   return all;
 }
 
-/// The rank group of each matrix.
-template <layer_kind Kind>
-std::vector<std::size_t> groups_of(const host::Layer<Kind>& dense) {
-  if (Kind == layer_kind::lstm) return {0, 0, 0, 0, 1, 1, 1, 1};
-  if (Kind == layer_kind::attention) return {0, 1, 2, 3};
-  return std::vector<std::size_t>(dense.matrices.size(), 0);
-}
-
-/// The lengths of a layer's biases.
-template <layer_kind Kind>
-std::vector<index_t> outputs_of(const host::Layer<Kind>& dense) {
-  if (Kind == layer_kind::embedding) return {};
-  if (Kind == layer_kind::conv) return {dense.shape.out_channels};
-  std::vector<index_t> all;
-  for (const auto& matrix : dense.matrices) all.push_back(matrix.extent(0));
-  all.resize(std::min<std::size_t>(all.size(), 4));
-  return all;
-}
-
 std::vector<double> random_bias(index_t size, std::uint64_t stream) {
   std::vector<double> bias(static_cast<std::size_t>(size));
   fill_normal<double>(bias, 1.0, {33, stream});
@@ -116,7 +97,7 @@ std::vector<double> random_bias(index_t size, std::uint64_t stream) {
 
 template <layer_kind Kind>
 host::Layer<Kind> with_biases(host::Layer<Kind> dense) {
-  for (const index_t size : outputs_of(dense)) {
+  for (const index_t size : dense.outputs) {
     dense.biases.push_back(random_bias(size, dense.biases.size()));
   }
   return dense;
@@ -144,16 +125,14 @@ const factorize_options growing{.name = "it", .allow_growth = true};
 
 /// Inputs of a matrix with columns of very different sizes, as rows. Those of an embedding are rows of the
 /// identity, some tokens far more often than others.
-template <layer_kind Kind>
-tensor<double, 2> uneven_inputs(const tensor<double, 2>& matrix, std::uint64_t stream) {
+tensor<double, 2> uneven_inputs(const tensor<double, 2>& matrix, bool by_token, std::uint64_t stream) {
   const index_t columns = matrix.extent(1);
   std::vector<index_t> tokens;
   for (index_t t = 0; t < columns; ++t) {
     tokens.insert(tokens.end(), static_cast<std::size_t>(t % 5 == 0 ? 200 : 1 + t % 3), t);
   }
-  tensor<double, 2> x(
-      {Kind == layer_kind::embedding ? static_cast<index_t>(tokens.size()) : 3 * columns, columns});
-  if (Kind == layer_kind::embedding) {
+  tensor<double, 2> x({by_token ? static_cast<index_t>(tokens.size()) : 3 * columns, columns});
+  if (by_token) {
     for (std::size_t n = 0; n < tokens.size(); ++n) x(static_cast<index_t>(n), tokens[n]) = 1.0;
     return x;
   }
@@ -178,13 +157,13 @@ double output_error(const tensor<double, 2>& a, const tensor<double, 2>& b, cons
 }
 
 TEST_CASE("svd_factorize of every kind with statistics: a smaller error of the outputs than without") {
-  host::for_each_kind([]<layer_kind Kind>(const host::Layer<Kind>& dense) {
+  host::for_each_kind([](const auto& dense) {
     layer_statistics seen;
     std::vector<tensor<double, 2>> inputs;
     for (const tensor<double, 2>& matrix : dense.matrices) {
-      inputs.push_back(uneven_inputs<Kind>(matrix, inputs.size()));
+      inputs.push_back(uneven_inputs(matrix, dense.by_token, inputs.size()));
       output_statistics& one = seen.matrices.emplace_back(matrix.extent(0), matrix.extent(1));
-      if (Kind == layer_kind::embedding) {
+      if (dense.by_token) {
         std::vector<std::int32_t> tokens;
         for (index_t n = 0; n < inputs.back().extent(0); ++n) {
           index_t token = 0;
@@ -309,7 +288,7 @@ TEST_CASE("svd_factorize of every kind: a rank group has the largest rank that t
       }
     }
     store(dense);
-    const std::vector<std::size_t> groups = groups_of(dense);
+    const std::vector<std::size_t>& groups = dense.groups;
     const rank_policy policy = energy_kept{0.995};
     rank_list own, expected(groups.back() + 1);
     for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -340,7 +319,7 @@ TEST_CASE("svd_factorize of every kind: a rank group has the largest rank that t
 TEST_CASE(
     "svd_factorize of every kind: biases are copied, added where there are two, zero where there are none") {
   host::for_each_kind([](const auto& plain) {
-    const std::vector<index_t> outputs = outputs_of(plain);
+    const std::vector<index_t>& outputs = plain.outputs;
     const auto made_of = [](const auto& dense) {
       auto layer = svd_factorize(dense, fixed_rank{2}, growing);
       const std::vector<double> made = biases_of(layer);
@@ -358,8 +337,7 @@ TEST_CASE(
       }
       return made;
     };
-    using dense_type = std::remove_cvref_t<decltype(plain)>;
-    constexpr bool always = dense_type::kind == layer_kind::lstm;  // an LSTM has biases in any case
+    const bool always = plain.always_biased;
     auto dense = plain;
     std::vector<double> zeros, first, sum, second;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -553,9 +531,8 @@ TEST_CASE("svd_factorize of every kind: into a layer that does not fit, or that 
 
   host::for_each_kind([](const auto& plain) {
     const auto dense = with_biases(plain);
-    using dense_type = std::remove_cvref_t<decltype(dense)>;
     auto existing = svd_factorize(plain, fixed_rank{2}, growing);
-    if (dense_type::kind != layer_kind::lstm && dense_type::kind != layer_kind::embedding) {
+    if (!dense.biases.empty() && !dense.always_biased) {
       const std::string text = error_text([&] { svd_factorize(dense, existing, growing); });
       CHECK(contains(text, "it: "));
       CHECK(contains(text, ", with biases, does not fit " + existing.describe()));

@@ -49,7 +49,11 @@ struct Layer {
   std::vector<pufferfish::tensor<double, 2>> matrices;
   std::vector<std::string> names;  ///< what reports append to the layer's name; one matrix: nothing
   std::vector<Strided<dimensions>> weights;
+  std::vector<std::size_t> groups;          ///< the rank group of each matrix
+  std::vector<index_t> outputs;             ///< the lengths of the biases
   std::vector<std::vector<double>> biases;  ///< an empty vector: a null view
+  bool by_token = false;                    ///< the inputs are tokens, and the weight is the transpose
+  bool always_biased = false;               ///< the low-rank layer has biases even if this one has none
   pufferfish::conv_shape shape;
   index_t heads = 1;
   std::int32_t padding = pufferfish::no_token;
@@ -84,7 +88,7 @@ void store(Layer<Kind>& layer) {
     }
   } else {
     for (const pufferfish::tensor<double, 2>& matrix : layer.matrices) {
-      const bool turned = Kind == layer_kind::embedding;  // the table is [vocabulary][width]
+      const bool turned = layer.by_token;
       const index_t rows = matrix.extent(turned ? 1 : 0), cols = matrix.extent(turned ? 0 : 1);
       const auto weight = layer.weights.emplace_back(pufferfish::extents<2>{rows, cols}).view();
       for (index_t r = 0; r < rows; ++r) {
@@ -98,6 +102,7 @@ template <layer_kind Kind>
 Layer<Kind> with_matrices(std::vector<std::string> names, const std::vector<pufferfish::extents<2>>& sizes) {
   Layer<Kind> layer;
   layer.names = std::move(names);
+  layer.groups.assign(sizes.size(), 0);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     layer.matrices.push_back(random_matrix(sizes[i][0], sizes[i][1], i));
   }
@@ -106,6 +111,7 @@ Layer<Kind> with_matrices(std::vector<std::string> names, const std::vector<puff
 
 inline Layer<layer_kind::linear> linear(index_t in, index_t out) {
   auto layer = with_matrices<layer_kind::linear>({"weight"}, {{out, in}});
+  layer.outputs = {out};
   store(layer);
   return layer;
 }
@@ -119,6 +125,7 @@ inline Layer<layer_kind::conv> conv(index_t in, index_t out, const pufferfish::s
   auto layer =
       with_matrices<layer_kind::conv>(groups == 1 ? std::vector<std::string>{"weight"} : names, sizes);
   layer.shape = {in, out, kernel, {1, 1}, {1, 0}, {1, 1}, groups};
+  layer.outputs = {out};
   store(layer);
   return layer;
 }
@@ -127,6 +134,9 @@ inline Layer<layer_kind::lstm> lstm(index_t input, index_t hidden) {
   std::vector<pufferfish::extents<2>> sizes(4, {hidden, input});
   sizes.resize(8, {hidden, hidden});
   auto layer = with_matrices<layer_kind::lstm>({"ii", "if", "ig", "io", "hi", "hf", "hg", "ho"}, sizes);
+  layer.groups = {0, 0, 0, 0, 1, 1, 1, 1};
+  layer.outputs.assign(4, hidden);
+  layer.always_biased = true;
   store(layer);
   return layer;
 }
@@ -135,6 +145,8 @@ inline Layer<layer_kind::attention> attention(index_t model, index_t heads, inde
   auto layer = with_matrices<layer_kind::attention>(
       {"query", "key", "value", "output"},
       {{heads * key, model}, {heads * key, model}, {heads * value, model}, {model, heads * value}});
+  layer.groups = {0, 1, 2, 3};
+  layer.outputs = {heads * key, heads * key, heads * value, model};
   layer.heads = heads;
   store(layer);
   return layer;
@@ -142,6 +154,7 @@ inline Layer<layer_kind::attention> attention(index_t model, index_t heads, inde
 
 inline Layer<layer_kind::embedding> embedding(index_t vocabulary, index_t width) {
   auto layer = with_matrices<layer_kind::embedding>({"table"}, {{width, vocabulary}});
+  layer.by_token = true;
   layer.padding = 1;
   store(layer);
   return layer;
