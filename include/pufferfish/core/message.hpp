@@ -40,7 +40,9 @@ class message_part {
   message_part(const char* text) : message_part(std::string_view(text)) {}
   message_part(const std::string& text) : text_(text.data()), count_(text.size()) {}
   template <class I, std::enable_if_t<std::is_integral_v<I>, int> = 0>
-  message_part(I number) : what_(kind::integer), integer_(static_cast<long long>(number)) {}
+  message_part(I number)
+      : what_(std::is_signed_v<I> ? kind::integer : kind::natural),
+        integer_(static_cast<long long>(number)) {}
   message_part(double number) : what_(kind::real), real_(number) {}
   template <std::size_t N>
   message_part(const std::array<std::ptrdiff_t, N>& extents)
@@ -54,6 +56,9 @@ class message_part {
       case kind::integer:
         text += std::to_string(integer_);
         break;
+      case kind::natural:
+        text += std::to_string(static_cast<unsigned long long>(integer_));
+        break;
       case kind::real:
         text += shortest_number(real_);
         break;
@@ -64,7 +69,7 @@ class message_part {
   }
 
  private:
-  enum class kind { text, integer, real, extents };
+  enum class kind { text, integer, natural, real, extents };
 
   kind what_ = kind::text;
   union {

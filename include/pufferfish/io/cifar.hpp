@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/gzip.hpp>
 
@@ -33,8 +33,8 @@ inline cifar_batch parse_cifar10(std::span<const std::uint8_t> bytes, const std:
   constexpr std::size_t plane = 32 * 32;
   constexpr std::size_t record = 1 + channels * plane;
   if (bytes.size() % record != 0) {
-    PUFFERFISH_THROW(io_error(name + ": " + std::to_string(bytes.size()) +
-                              " bytes are not a whole number of CIFAR-10 records of 3073 bytes"));
+    detail::throw_error<io_error>(
+        {name, ": ", bytes.size(), " bytes are not a whole number of CIFAR-10 records of 3073 bytes"});
   }
   const std::size_t count = bytes.size() / record;
   cifar_batch result;
@@ -43,8 +43,7 @@ inline cifar_batch parse_cifar10(std::span<const std::uint8_t> bytes, const std:
   for (std::size_t n = 0; n < count; ++n) {
     const auto source = bytes.subspan(n * record, record);
     if (source[0] > 9) {
-      PUFFERFISH_THROW(io_error(name + ": the label of record " + std::to_string(n) + " is " +
-                                std::to_string(source[0]) + ", not in 0..9"));
+      detail::throw_error<io_error>({name, ": the label of record ", n, " is ", source[0], ", not in 0..9"});
     }
     result.labels[n] = source[0];
     std::uint8_t* const image = result.pixels.data() + n * channels * plane;

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/cifar.hpp>
 #include <pufferfish/io/error_text.hpp>
@@ -26,25 +26,22 @@ namespace detail {
 inline std::string find_plain_or_gzip(const std::string& path) {
   if (is_regular_file(path)) return path;
   if (is_regular_file(path + ".gz")) return path + ".gz";
-  PUFFERFISH_THROW(io_error(path + ": neither this file nor " + path + ".gz exists"));
+  throw_error<io_error>({path, ": neither this file nor ", path, ".gz exists"});
 }
 
 /// Checks the labels of an IDX array of one dimension and copies them into the set.
 /// Throws io_error unless `labels` has one dimension, set.count elements, and values below set.classes.
 inline void set_labels(image_set& set, const idx_array& labels, const std::string& path) {
   if (labels.extents.size() != 1) {
-    PUFFERFISH_THROW(
-        io_error(path + ": labels need 1 dimension, the file has shape " + shape_text(labels.extents)));
+    throw_error<io_error>(
+        {path, ": labels need 1 dimension, the file has shape ", shape_text(labels.extents)});
   }
   if (labels.extents[0] != set.count) {
-    PUFFERFISH_THROW(io_error(path + ": " + std::to_string(labels.extents[0]) + " labels for " +
-                              std::to_string(set.count) + " images"));
+    throw_error<io_error>({path, ": ", labels.extents[0], " labels for ", set.count, " images"});
   }
   for (std::size_t i = 0; i < labels.values.size(); ++i) {
     if (labels.values[i] >= set.classes) {
-      PUFFERFISH_THROW(io_error(path + ": label " + std::to_string(i) + " is " +
-                                std::to_string(labels.values[i]) + ", not in 0.." +
-                                std::to_string(set.classes - 1)));
+      throw_error<io_error>({path, ": label ", i, " is ", labels.values[i], ", not in 0..", set.classes - 1});
     }
   }
   set.labels.assign(labels.values.begin(), labels.values.end());
@@ -62,12 +59,12 @@ inline void set_labels(image_set& set, const idx_array& labels, const std::strin
 /// \endcode
 inline image_set load_idx_pair(const std::string& images_path, const std::string& labels_path,
                                index_t classes) {
-  if (classes < 1) PUFFERFISH_THROW(value_error("load_idx_pair: " + std::to_string(classes) + " classes"));
+  if (classes < 1) detail::throw_error<value_error>({"load_idx_pair: ", classes, " classes"});
   idx_array images = read_idx(images_path);
   const std::size_t rank = images.extents.size();
   if (rank < 3) {
-    PUFFERFISH_THROW(io_error(images_path + ": images need 3 or 4 dimensions, the file has shape " +
-                              detail::shape_text(images.extents)));
+    detail::throw_error<io_error>({images_path, ": images need 3 or 4 dimensions, the file has shape ",
+                                   detail::shape_text(images.extents)});
   }
   image_set set;
   set.count = images.extents[0];

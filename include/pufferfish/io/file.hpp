@@ -25,7 +25,7 @@
 #include <vector>
 
 #include <pufferfish/core/config.hpp>
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -36,7 +36,7 @@ inline constexpr std::uint64_t default_read_limit = std::uint64_t{1} << 32;
 namespace detail {
 
 [[noreturn]] inline void throw_system_error(const std::string& path, const std::string& what, int code) {
-  PUFFERFISH_THROW(io_error(path + ": " + what + ": " + std::generic_category().message(code)));
+  throw_error<io_error>({path, ": ", what, ": ", std::generic_category().message(code)});
 }
 
 /// Owns a file descriptor and closes it.
@@ -113,8 +113,7 @@ inline void read_all_at(int fd, std::uint64_t offset, std::span<std::uint8_t> ou
       throw_system_error(path, "cannot read at byte " + std::to_string(offset), code);
     }
     if (got == 0) {
-      PUFFERFISH_THROW(io_error(path + ": ends at byte " + std::to_string(offset) + ", " +
-                                std::to_string(out.size()) + " bytes too early"));
+      throw_error<io_error>({path, ": ends at byte ", offset, ", ", out.size(), " bytes too early"});
     }
     offset += static_cast<std::uint64_t>(got);
     out = out.subspan(static_cast<std::size_t>(got));
@@ -213,10 +212,10 @@ inline file_descriptor open_for_reading(const std::string& path, struct stat& st
   if (S_ISDIR(status.st_mode)) throw_system_error(path, "cannot read", EISDIR);
   // A device may never end: reading up to a limit of gigabytes could exhaust the memory first.
   if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode)) {
-    PUFFERFISH_THROW(io_error(path + ": a device, not a file"));
+    throw_error<io_error>({path, ": a device, not a file"});
   }
   if (!S_ISREG(status.st_mode)) {
-    if (!names_descriptor(path)) PUFFERFISH_THROW(io_error(path + ": a named pipe, not a file"));
+    if (!names_descriptor(path)) throw_error<io_error>({path, ": a named pipe, not a file"});
     const int flags = ::fcntl(file.get(), F_GETFL);
     if (flags < 0 || ::fcntl(file.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) {
       throw_system_error(path, "cannot wait for its bytes", errno);
@@ -242,7 +241,7 @@ inline std::vector<std::uint8_t> read_file(const std::string& path,
   const auto size = S_ISREG(status.st_mode) ? static_cast<std::uint64_t>(status.st_size) : std::uint64_t{0};
   const std::string above = " is above the limit of " + std::to_string(limit) + " bytes";
   if (size > limit) {
-    PUFFERFISH_THROW(io_error(path + ": its size of " + std::to_string(size) + " bytes" + above));
+    detail::throw_error<io_error>({path, ": its size of ", size, " bytes", above});
   }
   // One byte more than the size, so that the end is detected without growing the buffer.
   std::vector<std::uint8_t> bytes(std::max<std::size_t>(static_cast<std::size_t>(size) + 1, 4096));
@@ -258,7 +257,7 @@ inline std::vector<std::uint8_t> read_file(const std::string& path,
     }
     if (got == 0) break;
     used += static_cast<std::size_t>(got);
-    if (used > limit) PUFFERFISH_THROW(io_error(path + ": its length" + above));
+    if (used > limit) detail::throw_error<io_error>({path, ": its length", above});
   }
   bytes.resize(used);
   return bytes;
@@ -289,7 +288,7 @@ class atomic_writer {
       detail::throw_system_error(path_, "cannot write", EISDIR);
     }
     if (replaces && !S_ISREG(old.st_mode)) {
-      PUFFERFISH_THROW(io_error(path_ + ": cannot replace what is not a regular file"));
+      detail::throw_error<io_error>({path_, ": cannot replace what is not a regular file"});
     }
     folder_ = folder;
     detail::remove_stale_temporaries(folder, name);
@@ -370,7 +369,7 @@ class atomic_writer {
 
   void check_open() const {
     if (!file_.is_open())
-      PUFFERFISH_THROW(state_error(path_ + ": atomic_writer used after commit or an error"));
+      detail::throw_error<state_error>({path_, ": atomic_writer used after commit or an error"});
   }
 
   /// The rename is durable only once the folder is synced. Some file systems cannot sync a folder (EINVAL).

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/io/file.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -41,7 +41,7 @@ class inflater {
  public:
   inflater(std::span<const std::uint8_t> input, const std::string& name) : input_(input), name_(name) {
     const int code = inflateInit2(&stream_, 15 + 16);  // largest window; gzip framing only
-    if (code != Z_OK) PUFFERFISH_THROW(io_error(name_ + ": " + zlib_reason(stream_, code)));
+    if (code != Z_OK) throw_error<io_error>({name_, ": ", zlib_reason(stream_, code)});
   }
   inflater(const inflater&) = delete;
   inflater& operator=(const inflater&) = delete;
@@ -86,8 +86,8 @@ class inflater {
   }
 
   [[noreturn]] void fail(const std::string& what, const std::string& why) const {
-    PUFFERFISH_THROW(io_error(name_ + ": gzip data " + what + " at byte " + std::to_string(read_) + " of " +
-                              std::to_string(input_.size()) + ": " + why));
+    throw_error<io_error>(
+        {name_, ": gzip data ", what, " at byte ", read_, " of ", input_.size(), ": ", why});
   }
 
   std::span<const std::uint8_t> input_;
@@ -109,7 +109,7 @@ class inflater {
 /// \endcode
 inline std::vector<std::uint8_t> gunzip(std::span<const std::uint8_t> bytes, const std::string& name,
                                         std::uint64_t limit = default_read_limit) {
-  if (!is_gzip(bytes)) PUFFERFISH_THROW(io_error(name + ": is not gzip data"));
+  if (!is_gzip(bytes)) detail::throw_error<io_error>({name, ": is not gzip data"});
   detail::inflater source(bytes, name);
   std::vector<std::uint8_t> result;
   std::size_t used = 0;
@@ -118,9 +118,9 @@ inline std::vector<std::uint8_t> gunzip(std::span<const std::uint8_t> bytes, con
     const std::size_t got = source.fill(std::span(result).subspan(used));
     used += got;
     if (used > limit) {
-      PUFFERFISH_THROW(io_error(name + ": " + std::to_string(bytes.size()) +
-                                " bytes of gzip data decompress to more than the limit of " +
-                                std::to_string(limit) + " bytes"));
+      detail::throw_error<io_error>({name, ": ", bytes.size(),
+                                     " bytes of gzip data decompress to more than the limit of ", limit,
+                                     " bytes"});
     }
     if (used < result.size()) break;
   }
@@ -143,11 +143,11 @@ inline std::vector<std::uint8_t> read_plain_or_gzip(const std::string& path,
 /// zlib fails.
 inline std::vector<std::uint8_t> gzip(std::span<const std::uint8_t> bytes, int level = 9) {
   if (level < 0 || level > 9) {
-    PUFFERFISH_THROW(value_error("gzip: level " + std::to_string(level) + " is not in 0..9"));
+    detail::throw_error<value_error>({"gzip: level ", level, " is not in 0..9"});
   }
   z_stream stream{};
   int code = deflateInit2(&stream, level, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-  if (code != Z_OK) PUFFERFISH_THROW(io_error("gzip: " + detail::zlib_reason(stream, code)));
+  if (code != Z_OK) detail::throw_error<io_error>({"gzip: ", detail::zlib_reason(stream, code)});
   struct closer {
     z_stream* stream;
     ~closer() { deflateEnd(stream); }
@@ -168,7 +168,7 @@ inline std::vector<std::uint8_t> gzip(std::span<const std::uint8_t> bytes, int l
     read += in_before - stream.avail_in;
     used += out_before - stream.avail_out;
   } while (code == Z_OK || code == Z_BUF_ERROR);
-  if (code != Z_STREAM_END) PUFFERFISH_THROW(io_error("gzip: " + detail::zlib_reason(stream, code)));
+  if (code != Z_STREAM_END) detail::throw_error<io_error>({"gzip: ", detail::zlib_reason(stream, code)});
   result.resize(used);
   return result;
 }

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/error_text.hpp>
 #include <pufferfish/io/gzip.hpp>
@@ -34,20 +34,17 @@ inline constexpr std::size_t idx_max_rank = 4;
 /// Checks the four magic bytes; returns the number of dimensions.
 inline std::size_t idx_rank(std::span<const std::uint8_t> bytes, const std::string& name) {
   if (bytes.size() < 4) {
-    PUFFERFISH_THROW(
-        io_error(name + ": " + std::to_string(bytes.size()) + " bytes are too few for an IDX file"));
+    throw_error<io_error>({name, ": ", bytes.size(), " bytes are too few for an IDX file"});
   }
   if (bytes[0] != 0 || bytes[1] != 0) {
-    PUFFERFISH_THROW(io_error(name + ": is not an IDX file: its first two bytes are " +
-                              std::to_string(bytes[0]) + " and " + std::to_string(bytes[1]) +
-                              " instead of 0 and 0"));
+    throw_error<io_error>({name, ": is not an IDX file: its first two bytes are ", bytes[0], " and ",
+                           bytes[1], " instead of 0 and 0"});
   }
   if (bytes[2] != 0x08) {
-    PUFFERFISH_THROW(io_error(name + ": IDX type code " + std::to_string(bytes[2]) +
-                              " is not supported, only 8 (unsigned bytes)"));
+    throw_error<io_error>({name, ": IDX type code ", bytes[2], " is not supported, only 8 (unsigned bytes)"});
   }
   if (bytes[3] < 1 || bytes[3] > idx_max_rank) {
-    PUFFERFISH_THROW(io_error(name + ": " + std::to_string(bytes[3]) + " IDX dimensions are not in 1..4"));
+    throw_error<io_error>({name, ": ", bytes[3], " IDX dimensions are not in 1..4"});
   }
   return bytes[3];
 }
@@ -62,8 +59,8 @@ inline idx_array parse_idx(std::span<const std::uint8_t> bytes, const std::strin
   const std::size_t rank = detail::idx_rank(bytes, name);
   const std::size_t header = 4 + 4 * rank;
   if (bytes.size() < header) {
-    PUFFERFISH_THROW(io_error(name + ": " + std::to_string(bytes.size()) + " bytes, but the IDX header of " +
-                              std::to_string(rank) + " dimensions has " + std::to_string(header)));
+    detail::throw_error<io_error>(
+        {name, ": ", bytes.size(), " bytes, but the IDX header of ", rank, " dimensions has ", header});
   }
   idx_array result;
   std::uint64_t expected = 1;
@@ -76,16 +73,16 @@ inline idx_array parse_idx(std::span<const std::uint8_t> bytes, const std::strin
     result.extents.push_back(static_cast<index_t>(extent));
   }
   if (overflow || expected > static_cast<std::uint64_t>(PTRDIFF_MAX)) {
-    PUFFERFISH_THROW(
-        io_error(name + ": the IDX shape " + detail::shape_text(result.extents) + " does not fit in memory"));
+    detail::throw_error<io_error>(
+        {name, ": the IDX shape ", detail::shape_text(result.extents), " does not fit in memory"});
   }
   for (const index_t extent : result.extents) {
     if (extent == 0) expected = 0;
   }
   const std::size_t found = bytes.size() - header;
   if (found != expected) {
-    PUFFERFISH_THROW(io_error(name + ": the IDX shape " + detail::shape_text(result.extents) + " needs " +
-                              std::to_string(expected) + " values, the file has " + std::to_string(found)));
+    detail::throw_error<io_error>({name, ": the IDX shape ", detail::shape_text(result.extents), " needs ",
+                                   expected, " values, the file has ", found});
   }
   const auto values = bytes.subspan(header);
   result.values.assign(values.begin(), values.end());
@@ -109,7 +106,7 @@ inline std::vector<std::uint8_t> encode_idx(const std::vector<index_t>& extents,
                                             std::span<const std::uint8_t> values) {
   const std::string shape = "encode_idx: shape " + detail::shape_text(extents);
   if (extents.empty() || extents.size() > detail::idx_max_rank) {
-    PUFFERFISH_THROW(shape_error(shape + " has " + std::to_string(extents.size()) + " dimensions, not 1..4"));
+    detail::throw_error<shape_error>({shape, " has ", extents.size(), " dimensions, not 1..4"});
   }
   std::uint64_t count = 1;
   bool fits = true;
@@ -122,7 +119,7 @@ inline std::vector<std::uint8_t> encode_idx(const std::vector<index_t>& extents,
     }
   }
   if (!fits || count != values.size()) {
-    PUFFERFISH_THROW(shape_error(shape + " does not fit " + std::to_string(values.size()) + " values"));
+    detail::throw_error<shape_error>({shape, " does not fit ", values.size(), " values"});
   }
   bytes.insert(bytes.end(), values.begin(), values.end());
   return bytes;

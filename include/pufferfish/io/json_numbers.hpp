@@ -14,7 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/error_text.hpp>
 #include <pufferfish/io/safetensors_header.hpp>
@@ -96,10 +96,10 @@ inline std::string encode_json_numbers(const named_numbers& pairs, const std::st
 inline named_numbers parse_json_numbers(std::string_view text, const std::string& where) {
   detail::json_numbers_sax sax;
   if (text.find('\0') != std::string_view::npos || text.substr(0, 1) != "{") {
-    PUFFERFISH_THROW(io_error(where + " is not a JSON object"));
+    detail::throw_error<io_error>({where, " is not a JSON object"});
   }
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &sax)) {
-    PUFFERFISH_THROW(io_error(where + " " + sax.problem));
+    detail::throw_error<io_error>({where, " ", sax.problem});
   }
   return std::move(sax.pairs);
 }

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/error_text.hpp>
 #include <pufferfish/io/file.hpp>
@@ -83,8 +83,8 @@ class safetensors_file {
   const tensor_info& tensor(std::string_view tensor) const {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end()) {
-      PUFFERFISH_THROW(io_error(name_ + ": has no tensor " + detail::quote_name(tensor) + " among its " +
-                                std::to_string(tensors_.size())));
+      detail::throw_error<io_error>(
+          {name_, ": has no tensor ", detail::quote_name(tensor), " among its ", tensors_.size()});
     }
     return found->second;
   }
@@ -117,9 +117,8 @@ inline const tensor_info& tensor_of_count(const safetensors_file& file, std::str
                                           std::size_t count) {
   const tensor_info& info = file.tensor(name);
   if (static_cast<std::size_t>(info.count()) != count) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has shape " +
-                              shape_text(info.shape) + ", that is " + std::to_string(info.count()) +
-                              " elements; wanted are " + std::to_string(count)));
+    throw_error<io_error>({file.name(), ": tensor ", quote_name(name), " has shape ", shape_text(info.shape),
+                           ", that is ", info.count(), " elements; wanted are ", count});
   }
   return info;
 }
@@ -133,9 +132,8 @@ template <class T>
 void read_tensor(const safetensors_file& file, std::string_view name, std::span<T> out) {
   const tensor_info& info = detail::tensor_of_count(file, name, out.size());
   if (info.dtype != dtype_of_v<T>) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + detail::quote_name(name) + " has dtype " +
-                              std::string(to_string(info.dtype)) + "; wanted is " +
-                              std::string(to_string(dtype_of_v<T>))));
+    detail::throw_error<io_error>({file.name(), ": tensor ", detail::quote_name(name), " has dtype ",
+                                   to_string(info.dtype), "; wanted is ", to_string(dtype_of_v<T>)});
   }
   if (!out.empty()) std::memcpy(out.data(), info.bytes.data(), info.bytes.size());
 }
@@ -164,7 +162,7 @@ inline std::vector<const tensor_entry*> ordered_entries(std::span<const tensor_e
   for (std::size_t i = 0; i < order.size(); ++i) {
     const tensor_entry& entry = *order[i];
     if (entry.name == metadata_key || (i > 0 && order[i - 1]->name == entry.name)) {
-      PUFFERFISH_THROW(io_error(file + ": tensor name " + quote_name(entry.name) + " is taken"));
+      throw_error<io_error>({file, ": tensor name ", quote_name(entry.name), " is taken"});
     }
     check_entry(entry, file);
   }
@@ -212,8 +210,8 @@ std::string safetensors_header(const Tensors& tensors, const safetensors_metadat
   text.resize((std::max(text.size(), at_least) + 7) / 8 * 8, ' ');
   const std::uint64_t length = text.size() - sizeof(length);
   if (length > safetensors_max_header) {
-    PUFFERFISH_THROW(io_error(file + ": a safetensors header of " + std::to_string(length) +
-                              " bytes is above the format's 100000000"));
+    throw_error<io_error>(
+        {file, ": a safetensors header of ", length, " bytes is above the format's 100000000"});
   }
   std::memcpy(text.data(), &length, sizeof(length));
   return text;

@@ -20,7 +20,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/error_text.hpp>
 #include <pufferfish/io/tensor_dtype.hpp>
@@ -170,20 +170,18 @@ inline std::size_t safetensors_header_length(std::span<const std::uint8_t> start
                                              const std::string& file) {
   std::uint64_t header = 0;
   if (size < sizeof(header) || start.size() < sizeof(header)) {
-    PUFFERFISH_THROW(io_error(file + ": " + std::to_string(size) + " bytes are too few for safetensors" +
-                              foreign_format(start)));
+    throw_error<io_error>({file, ": ", size, " bytes are too few for safetensors", foreign_format(start)});
   }
   std::memcpy(&header, start.data(), sizeof(header));
   const std::uint64_t rest = size - sizeof(header);
   if (header > rest || header > safetensors_max_header) {
-    PUFFERFISH_THROW(io_error(file + ": a safetensors header of " + std::to_string(header) +
-                              " bytes, but the file has " + std::to_string(rest) +
-                              " after the length and 100000000 are allowed" + foreign_format(start)));
+    throw_error<io_error>({file, ": a safetensors header of ", header, " bytes, but the file has ", rest,
+                           " after the length and 100000000 are allowed", foreign_format(start)});
   }
   if (header == 0 || start.size() <= sizeof(header) || start[sizeof(header)] != '{') {
     // The parser skips white space, which the format forbids here.
-    PUFFERFISH_THROW(io_error(file + ": the safetensors header of " + std::to_string(header) +
-                              " bytes is not a JSON object" + foreign_format(start)));
+    throw_error<io_error>(
+        {file, ": the safetensors header of ", header, " bytes is not a JSON object", foreign_format(start)});
   }
   return static_cast<std::size_t>(header);
 }
@@ -192,12 +190,11 @@ inline std::size_t safetensors_header_length(std::span<const std::uint8_t> start
 inline safetensors_header_sax parse_safetensors_header(std::string_view text, const std::string& file) {
   // The parser would treat a NUL as the end of the text.
   if (text.find('\0') != std::string_view::npos) {
-    PUFFERFISH_THROW(io_error(file + ": the safetensors header of " + std::to_string(text.size()) +
-                              " bytes is not a JSON object"));
+    throw_error<io_error>({file, ": the safetensors header of ", text.size(), " bytes is not a JSON object"});
   }
   safetensors_header_sax sax;
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &sax)) {
-    PUFFERFISH_THROW(io_error(file + ": " + sax.problem));
+    throw_error<io_error>({file, ": ", sax.problem});
   }
   return sax;
 }
@@ -216,37 +213,36 @@ inline void check_safetensors_layout(std::vector<safetensors_item>& items, std::
     const std::string what = file + ": tensor " + quote_name(item.name) + " at bytes " +
                              std::to_string(begin) + " to " + std::to_string(end);
     if (begin > end || end > data_size) {
-      PUFFERFISH_THROW(io_error(what + " is not within the data of " + std::to_string(data_size) + " bytes"));
+      throw_error<io_error>({what, " is not within the data of ", data_size, " bytes"});
     }
     if (begin != covered) {
-      PUFFERFISH_THROW(io_error(what + (begin > covered ? " leaves a hole" : " overlaps another tensor") +
-                                ": the data before it ends at byte " + std::to_string(covered)));
+      throw_error<io_error>({what, begin > covered ? " leaves a hole" : " overlaps another tensor",
+                             ": the data before it ends at byte ", covered});
     }
     const std::optional<std::uint64_t> bytes = tensor_bytes(*item.dtype, *item.shape);
     if (!bytes || *bytes != end - begin) {
-      PUFFERFISH_THROW(io_error(what + " has dtype " + std::string(to_string(*item.dtype)) + " and shape " +
-                                shape_text(*item.shape) + ", which needs " +
-                                (bytes ? std::to_string(*bytes) : std::string("too many")) + " bytes"));
+      throw_error<io_error>({what, " has dtype ", to_string(*item.dtype), " and shape ",
+                             shape_text(*item.shape), ", which needs ",
+                             bytes ? std::to_string(*bytes) : std::string("too many"), " bytes"});
     }
     covered = end;
   }
   if (covered != data_size) {
-    PUFFERFISH_THROW(io_error(file + ": the tensors end at byte " + std::to_string(covered) + " of " +
-                              std::to_string(data_size) + " bytes of data"));
+    throw_error<io_error>({file, ": the tensors end at byte ", covered, " of ", data_size, " bytes of data"});
   }
   std::vector<std::string_view> names;
   for (const safetensors_item& item : items) names.push_back(item.name);
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end()) {
-    PUFFERFISH_THROW(io_error(file + ": tensor " + quote_name(*twice) + " is there twice"));
+    throw_error<io_error>({file, ": tensor ", quote_name(*twice), " is there twice"});
   }
 }
 
 /// A string as JSON. Throws io_error unless it is UTF-8, since it could not be read back otherwise.
 inline std::string json_string(const std::string& text, const std::string& file) {
   if (first_invalid_utf8(text) != text.size()) {
-    PUFFERFISH_THROW(io_error(file + ": the name or metadata " + quote_name(text) + " is not UTF-8"));
+    throw_error<io_error>({file, ": the name or metadata ", quote_name(text), " is not UTF-8"});
   }
   return nlohmann::json(text).dump();
 }

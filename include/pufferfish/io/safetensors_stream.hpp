@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/io/file.hpp>
 #include <pufferfish/io/safetensors.hpp>
 
@@ -51,7 +51,7 @@ class safetensors_reader {
   explicit safetensors_reader(const std::string& path) : name_(path) {
     struct stat status {};
     file_ = detail::open_for_reading(path, status);
-    if (!S_ISREG(status.st_mode)) PUFFERFISH_THROW(io_error(path + ": not a regular file"));
+    if (!S_ISREG(status.st_mode)) detail::throw_error<io_error>({path, ": not a regular file"});
     size_ = static_cast<std::uint64_t>(status.st_size);
 
     std::array<std::uint8_t, detail::format_bytes> begin_of_file{};
@@ -84,9 +84,9 @@ class safetensors_reader {
   /// if the file has become shorter; value_error for bytes beyond the tensor.
   void read(const tensor_place& tensor, std::uint64_t from, std::span<std::uint8_t> out) const {
     if (from > tensor.bytes || out.size() > tensor.bytes - from) {
-      PUFFERFISH_THROW(value_error(name_ + ": tensor " + detail::quote_name(tensor.name) + " has " +
-                                   std::to_string(tensor.bytes) + " bytes; asked for are " +
-                                   std::to_string(out.size()) + " from byte " + std::to_string(from)));
+      detail::throw_error<value_error>({name_, ": tensor ", detail::quote_name(tensor.name), " has ",
+                                        tensor.bytes, " bytes; asked for are ", out.size(), " from byte ",
+                                        from});
     }
     detail::read_all_at(file_.get(), data_ + tensor.offset + from, out, name_);
   }
@@ -134,8 +134,8 @@ class safetensors_writer {
     check_complete();
     const std::optional<std::uint64_t> bytes = detail::tensor_bytes(dtype, shape);
     if (!bytes || shape.size() > detail::max_tensor_rank) {
-      PUFFERFISH_THROW(shape_error(name_ + ": tensor " + detail::quote_name(name) + " cannot have shape " +
-                                   detail::shape_text(shape)));
+      detail::throw_error<shape_error>(
+          {name_, ": tensor ", detail::quote_name(name), " cannot have shape ", detail::shape_text(shape)});
     }
     missing_ = *bytes;
     tensors_.push_back({std::move(name), dtype, std::move(shape), offset_, *bytes});
@@ -146,8 +146,8 @@ class safetensors_writer {
   /// Appends bytes of the tensor begun last. Throws io_error; shape_error for more than its shape has.
   void write(std::span<const std::uint8_t> bytes) {
     if (bytes.size() > missing_) {
-      PUFFERFISH_THROW(shape_error(name_ + ": " + std::to_string(bytes.size()) +
-                                   " bytes where a tensor has " + std::to_string(missing_) + " left"));
+      detail::throw_error<shape_error>(
+          {name_, ": ", bytes.size(), " bytes where a tensor has ", missing_, " left"});
     }
     writer_.write(bytes);
     missing_ -= bytes.size();
@@ -169,12 +169,12 @@ class safetensors_writer {
     std::sort(names.begin(), names.end());
     const auto twice = std::adjacent_find(names.begin(), names.end());
     if (twice != names.end()) {
-      PUFFERFISH_THROW(io_error(name_ + ": tensor name " + detail::quote_name(*twice) + " is taken"));
+      detail::throw_error<io_error>({name_, ": tensor name ", detail::quote_name(*twice), " is taken"});
     }
     const std::string header = detail::safetensors_header(tensors_, metadata, name_, room_);
     if (header.size() != room_) {
-      PUFFERFISH_THROW(io_error(name_ + ": a header of " + std::to_string(header.size()) +
-                                " bytes where room was left for " + std::to_string(room_)));
+      detail::throw_error<io_error>(
+          {name_, ": a header of ", header.size(), " bytes where room was left for ", room_});
     }
     writer_.overwrite(0, {reinterpret_cast<const std::uint8_t*>(header.data()), header.size()});
     writer_.commit();
@@ -183,8 +183,8 @@ class safetensors_writer {
  private:
   void check_complete() const {
     if (missing_ == 0) return;
-    PUFFERFISH_THROW(shape_error(name_ + ": tensor " + detail::quote_name(tensors_.back().name) + " lacks " +
-                                 std::to_string(missing_) + " of its bytes"));
+    detail::throw_error<shape_error>(
+        {name_, ": tensor ", detail::quote_name(tensors_.back().name), " lacks ", missing_, " of its bytes"});
   }
 
   std::string name_;

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/error.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/io/error_text.hpp>
@@ -76,9 +76,9 @@ inline void check_entry(const tensor_entry& entry, const std::string& file) {
   if (tensor_bytes(entry.dtype, entry.shape) == entry.bytes.size() && entry.shape.size() <= max_tensor_rank) {
     return;
   }
-  PUFFERFISH_THROW(shape_error(file + ": tensor " + quote_name(entry.name) + " of dtype " +
-                               std::string(to_string(entry.dtype)) + " and shape " + shape_text(entry.shape) +
-                               " cannot have " + std::to_string(entry.bytes.size()) + " bytes"));
+  throw_error<shape_error>({file, ": tensor ", quote_name(entry.name), " of dtype ", to_string(entry.dtype),
+                            " and shape ", shape_text(entry.shape), " cannot have ", entry.bytes.size(),
+                            " bytes"});
 }
 
 /// Calls visit(T()) with the scalar of F32, F64, F16 or BF16. Other dtypes: no call, returns false.

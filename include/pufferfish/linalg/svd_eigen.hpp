@@ -38,8 +38,8 @@ svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& o
   }
   const Eigen::BDCSVD<Eigen::MatrixXd> decomposition(matrix, Eigen::ComputeThinU | Eigen::ComputeThinV);
   if (decomposition.info() != Eigen::Success) {
-    PUFFERFISH_THROW(
-        backend_error("svd_with_eigen: Eigen's BDCSVD failed for a matrix " + to_string<2>(a.shape())));
+    detail::throw_error<backend_error>(
+        {"svd_with_eigen: Eigen's BDCSVD failed for a matrix ", to_string<2>(a.shape())});
   }
   result.squared_norm = detail::sum_of_squares(a);
   for (index_t i = 0; i < std::min(rows, columns); ++i) {

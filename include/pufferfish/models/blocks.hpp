@@ -24,8 +24,7 @@ inline constexpr index_t largest_option = index_t{1} << 20;
 /// The text names the model, the option, its value and the limits.
 inline void check_option(const char* model, const char* option, index_t value, index_t low, index_t high) {
   if (value >= low && value <= high) return;
-  PUFFERFISH_THROW(value_error(std::string(model) + ": " + option + " is " + std::to_string(value) +
-                               ", not in " + std::to_string(low) + " .. " + std::to_string(high)));
+  throw_error<value_error>({std::string(model), ": ", option, " is ", value, ", not in ", low, " .. ", high});
 }
 
 /// Appends a convolution called `name`, with a bias, or without one and with a batch norm called `norm_name`.

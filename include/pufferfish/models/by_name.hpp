@@ -89,7 +89,7 @@ network<T, Device> dense_model(std::string_view name, const extents<4>& image, i
   }
   std::string known;
   for (const std::string& other : model_names()) known += (known.empty() ? "" : ", ") + other;
-  PUFFERFISH_THROW(value_error("no model is called " + std::string(name) + "; there are " + known));
+  throw_error<value_error>({"no model is called ", std::string(name), "; there are ", known});
 }
 
 }  // namespace detail

@@ -96,7 +96,7 @@ network<T, Device> imagenet_resnet(const imagenet_resnet_shape& shape,
   check_option(shape.name, "classes", options.classes, 1, largest_option);
   check_option(shape.name, "width", options.width, 1, largest_option);
   if (options.factor_bn && shape.bottleneck) {
-    PUFFERFISH_THROW(value_error(std::string(shape.name) + ": factor_bn is for basic blocks"));
+    throw_error<value_error>({std::string(shape.name), ": factor_bn is for basic blocks"});
   }
   std::array<index_t, 4> blocks = options.blocks;
   if (blocks == std::array<index_t, 4>{}) blocks = shape.blocks;

@@ -286,8 +286,8 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
 
   const any_layer<T, Device>& recurrent(std::size_t i) const {
     if (layers_[i].recurrent() != nullptr) return layers_[i];
-    PUFFERFISH_THROW(state_error(describe() + ": layer " + layer_name(i) + " is no recurrent layer but " +
-                                 layers_[i].describe()));
+    detail::throw_error<state_error>(
+        {describe(), ": layer ", layer_name(i), " is no recurrent layer but ", layers_[i].describe()});
   }
 
   const token_layer<T, Device>& embedding() const { return detail::embedding_in(*this, embedding_); }

@@ -134,7 +134,7 @@ class transformer_decoding {
     return {block.data(), {rows_, rows_ == 0 ? 0 : block.size() / rows_}};
   }
   void require_inference(const context<Device>& ctx) const {
-    if (ctx.training()) PUFFERFISH_THROW(state_error(net_->describe() + ": decoding is for inference"));
+    if (ctx.training()) detail::throw_error<state_error>({net_->describe(), ": decoding is for inference"});
   }
   // Throws shape_error for sizes that differ, a sentence that does not exist, and a token beyond the
   // reserved length.

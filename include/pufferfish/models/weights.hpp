@@ -62,14 +62,13 @@ inline void check_convertible(const safetensors_file& file, const std::string& n
   if (info.shape != shape && !(count == 1 && info.count() == 1)) {
     const bool factor = stem_before(name, "down.weight") || stem_before(name, "up.weight") ||
                         stem_before(name, "down") || stem_before(name, "up");
-    PUFFERFISH_THROW(
-        io_error(file.name() + ": tensor " + quote_name(name) + " has shape " + shape_text(info.shape) +
-                 ", the model's has " + shape_text(shape) +
-                 (factor ? "; the ranks of file and model must be the same: see apply_ranks" : "")));
+    throw_error<io_error>({file.name(), ": tensor ", quote_name(name), " has shape ", shape_text(info.shape),
+                           ", the model's has ", shape_text(shape),
+                           factor ? "; the ranks of file and model must be the same: see apply_ranks" : ""});
   }
   if (!is_floating(info.dtype) && info.dtype != tensor_dtype::i64) {
-    PUFFERFISH_THROW(io_error(file.name() + ": tensor " + quote_name(name) + " has dtype " +
-                              std::string(to_string(info.dtype)) + ", not F32, F64, F16, BF16 or I64"));
+    throw_error<io_error>({file.name(), ": tensor ", quote_name(name), " has dtype ", to_string(info.dtype),
+                           ", not F32, F64, F16, BF16 or I64"});
   }
 }
 
@@ -173,10 +172,10 @@ void load_weights(model<Root, Device>& net, const safetensors_file& file) {
   if (!missing.empty() || !unexpected.empty()) {
     std::sort(missing.begin(), missing.end());
     std::sort(unexpected.begin(), unexpected.end());
-    PUFFERFISH_THROW(io_error(
-        file.name() + ": the file is of another model" + detail::factor_advice(file, missing, unexpected) +
-        (missing.empty() ? "" : "; missing in the file: " + detail::quoted_names(missing)) +
-        (unexpected.empty() ? "" : "; unknown to the model: " + detail::quoted_names(unexpected))));
+    detail::throw_error<io_error>(
+        {file.name(), ": the file is of another model", detail::factor_advice(file, missing, unexpected),
+         missing.empty() ? "" : "; missing in the file: " + detail::quoted_names(missing),
+         unexpected.empty() ? "" : "; unknown to the model: " + detail::quoted_names(unexpected)});
   }
 
   const auto shape_of = [](const logical_layout& layout) {

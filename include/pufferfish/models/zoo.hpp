@@ -173,8 +173,8 @@ const zoo_model<T, Device>& zoo_model_called(std::string_view name) {
     if (model.name == name) return model;
     known.append(known.empty() ? "" : ", ").append(model.name);
   }
-  PUFFERFISH_THROW(
-      value_error("no model of the zoo is called " + std::string(name) + "; there are " + known));
+  detail::throw_error<value_error>(
+      {"no model of the zoo is called ", std::string(name), "; there are ", known});
 }
 
 PUFFERFISH_NAMESPACE_END

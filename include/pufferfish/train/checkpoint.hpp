@@ -143,9 +143,8 @@ class checkpoint_file {
   const std::string& fact(const std::string& fact_name) const {
     const auto found = facts_.find(fact_name);
     if (found == facts_.end()) {
-      PUFFERFISH_THROW(io_error(name() + ": the checkpoint says nothing about " +
-                                detail::quote_name(fact_name) + " among its " +
-                                std::to_string(facts_.size()) + " facts"));
+      detail::throw_error<io_error>({name(), ": the checkpoint says nothing about ",
+                                     detail::quote_name(fact_name), " among its ", facts_.size(), " facts"});
     }
     return found->second;
   }
@@ -168,8 +167,8 @@ class checkpoint_file {
     for (const auto& [stored, size] : states_) {
       if (stored == state) return size;
     }
-    PUFFERFISH_THROW(io_error(name() + ": the checkpoint has no state " + detail::quote_name(state) +
-                              " among its " + std::to_string(states_.size())));
+    detail::throw_error<io_error>(
+        {name(), ": the checkpoint has no state ", detail::quote_name(state), " among its ", states_.size()});
   }
 
   /// Sets the network to the stored structure (which layers are low-rank, and their ranks) and then to the
@@ -215,8 +214,8 @@ class checkpoint_file {
   explicit checkpoint_file(safetensors_file file) : file_(std::move(file)) {
     const std::string& format = own_entry("format");
     if (format != detail::checkpoint_format) {
-      PUFFERFISH_THROW(io_error(name() + ": checkpoint format " + detail::quote_name(format) +
-                                "; this library reads format " + std::string(detail::checkpoint_format)));
+      detail::throw_error<io_error>({name(), ": checkpoint format ", detail::quote_name(format),
+                                     "; this library reads format ", std::string(detail::checkpoint_format)});
     }
     version_ = own_entry("version");
     layout_ = own_entry("layout");
@@ -234,9 +233,8 @@ class checkpoint_file {
     states_ = parse_json_numbers(own_entry("states"), name() + ": the list of states");
     for (const auto& [state, size] : states_) {
       if (file_.tensor(state).count() != size) {
-        PUFFERFISH_THROW(io_error(name() + ": state " + detail::quote_name(state) + " has " +
-                                  std::to_string(file_.tensor(state).count()) + " elements, its list says " +
-                                  std::to_string(size)));
+        detail::throw_error<io_error>({name(), ": state ", detail::quote_name(state), " has ",
+                                       file_.tensor(state).count(), " elements, its list says ", size});
       }
       state_names_.push_back(state);
     }
@@ -253,8 +251,8 @@ class checkpoint_file {
   const std::string& own_entry(std::string_view key) const {
     const auto found = file_.metadata().find(detail::metadata_name(key));
     if (found == file_.metadata().end()) {
-      PUFFERFISH_THROW(io_error(name() + ": not a checkpoint of this library: its metadata lack " +
-                                detail::metadata_name(key)));
+      detail::throw_error<io_error>(
+          {name(), ": not a checkpoint of this library: its metadata lack ", detail::metadata_name(key)});
     }
     return found->second;
   }
@@ -281,7 +279,7 @@ class checkpoint_file {
       if (!ranks_.empty()) apply_ranks(result, ranks_);
       if (!annealed_.empty()) apply_residuals(result, annealed_);
     } catch (const error& e) {
-      PUFFERFISH_THROW(io_error(name() + ": the network is of another model: " + e.what()));
+      detail::throw_error<io_error>({name(), ": the network is of another model: ", e.what()});
     }
     return result;
   }
@@ -299,10 +297,10 @@ class checkpoint_file {
   void check_tensor(const std::string& tensor, const std::vector<index_t>& shape) const {
     const tensor_info& info = file_.tensor(tensor);
     if (info.shape != shape || info.dtype != dtype_of_v<T>) {
-      PUFFERFISH_THROW(io_error(name() + ": tensor " + detail::quote_name(tensor) + " is " +
-                                std::string(to_string(info.dtype)) + " " + detail::shape_text(info.shape) +
-                                " in the file, " + std::string(to_string(dtype_of_v<T>)) + " " +
-                                detail::shape_text(shape) + " here"));
+      detail::throw_error<io_error>({name(), ": tensor ", detail::quote_name(tensor), " is ",
+                                     to_string(info.dtype), " ", detail::shape_text(info.shape),
+                                     " in the file, ", to_string(dtype_of_v<T>), " ",
+                                     detail::shape_text(shape), " here"});
     }
   }
 
@@ -323,10 +321,10 @@ class checkpoint_file {
       }
     }
     if (!missing.empty() || !unexpected.empty()) {
-      PUFFERFISH_THROW(io_error(
-          name() + ": the file is of another network" +
-          (missing.empty() ? "" : "; missing in the file: " + detail::list_names(missing)) +
-          (unexpected.empty() ? "" : "; unknown to the network: " + detail::list_names(unexpected))));
+      detail::throw_error<io_error>(
+          {name(), ": the file is of another network",
+           missing.empty() ? "" : "; missing in the file: " + detail::list_names(missing),
+           unexpected.empty() ? "" : "; unknown to the network: " + detail::list_names(unexpected)});
     }
     for (const auto& entry : net.store().parameters()) {
       check_tensor<T>(entry.name, detail::shape_of(entry.thing->layout()));
@@ -335,9 +333,9 @@ class checkpoint_file {
       check_tensor<T>(entry.name, detail::shape_of(entry.thing->layout()));
     }
     if (!states.empty() && detail::layout_digest(net) != layout_) {
-      PUFFERFISH_THROW(io_error(name() + ": the network lays its parameters out in another order (digest " +
-                                detail::layout_digest(net) + ", in the file " + layout_ +
-                                "): stored optimizer state does not fit"));
+      detail::throw_error<io_error>(
+          {name(), ": the network lays its parameters out in another order (digest ",
+           detail::layout_digest(net), ", in the file ", layout_, "): stored optimizer state does not fit"});
     }
   }
 
@@ -408,8 +406,8 @@ void save_checkpoint(const std::string& path, const model<Root, Device>& net,
   safetensors_metadata metadata;
   for (const auto& [key, value] : facts) {
     if (key.compare(0, detail::checkpoint_prefix.size(), detail::checkpoint_prefix) == 0) {
-      PUFFERFISH_THROW(value_error(path + ": the fact " + detail::quote_name(key) +
-                                   " has a name that is kept for the library"));
+      detail::throw_error<value_error>(
+          {path, ": the fact ", detail::quote_name(key), " has a name that is kept for the library"});
     }
     metadata.emplace(key, value);
   }

@@ -44,24 +44,23 @@ inline void check_image_set(const image_set& set, const char* who) {
     return std::to_string(have) + ", not " + std::to_string(want);
   };
   if (set.count < 1 || set.height < 1 || set.width < 1 || set.channels < 1) {
-    PUFFERFISH_THROW(value_error(name + ": an image set of " +
-                                 to_string<4>({set.count, set.height, set.width, set.channels}) +
-                                 " (NHWC) has no pixels"));
+    throw_error<value_error>({name, ": an image set of ",
+                              to_string<4>({set.count, set.height, set.width, set.channels}),
+                              " (NHWC) has no pixels"});
   }
   const index_t pixels = set.count * set.height * set.width * set.channels;
   if (static_cast<index_t>(set.pixels.size()) != pixels) {
-    PUFFERFISH_THROW(shape_error(name + ": the number of pixel values is " +
-                                 numbers(static_cast<index_t>(set.pixels.size()), pixels)));
+    throw_error<shape_error>(
+        {name, ": the number of pixel values is ", numbers(static_cast<index_t>(set.pixels.size()), pixels)});
   }
   if (static_cast<index_t>(set.labels.size()) != set.count) {
-    PUFFERFISH_THROW(shape_error(name + ": the number of labels is " +
-                                 numbers(static_cast<index_t>(set.labels.size()), set.count)));
+    throw_error<shape_error>(
+        {name, ": the number of labels is ", numbers(static_cast<index_t>(set.labels.size()), set.count)});
   }
   for (std::size_t i = 0; i < set.labels.size(); ++i) {
     if (set.labels[i] < 0 || set.labels[i] >= set.classes) {
-      PUFFERFISH_THROW(value_error(name + ": label " + std::to_string(i) + " is " +
-                                   std::to_string(set.labels[i]) + ", not in 0 .. " +
-                                   std::to_string(set.classes - 1)));
+      throw_error<value_error>(
+          {name, ": label ", i, " is ", set.labels[i], ", not in 0 .. ", set.classes - 1});
     }
   }
 }
@@ -158,9 +157,8 @@ class loader {
   /// range.
   batch_place place(index_t epoch, index_t step) const {
     if (epoch < 0 || step < 0 || step >= steps_per_epoch()) {
-      PUFFERFISH_THROW(value_error("loader: epoch " + std::to_string(epoch) + ", step " +
-                                   std::to_string(step) + "; steps are 0 .. " +
-                                   std::to_string(steps_per_epoch() - 1)));
+      detail::throw_error<value_error>(
+          {"loader: epoch ", epoch, ", step ", step, "; steps are 0 .. ", steps_per_epoch() - 1});
     }
     const index_t count = std::min(options_.batch, set_->count - step * options_.batch);
     const index_t first = count * options_.rank / options_.ranks;
@@ -174,9 +172,9 @@ class loader {
     const extents<4> expected{part.count, set_->height, set_->width, set_->channels};
     if (images[0] < part.count || static_cast<index_t>(labels) < part.count ||
         !std::equal(images.begin() + 1, images.end(), expected.begin() + 1)) {
-      PUFFERFISH_THROW(shape_error("loader: a batch of " + to_string<4>(expected) + " (NHWC) and " +
-                                   std::to_string(part.count) + " labels does not fit into " +
-                                   to_string<4>(images) + " and " + std::to_string(labels)));
+      detail::throw_error<shape_error>({"loader: a batch of ", to_string<4>(expected), " (NHWC) and ",
+                                        part.count, " labels does not fit into ", to_string<4>(images),
+                                        " and ", labels});
     }
     return part;
   }
@@ -268,31 +266,30 @@ class loader {
 
   void check_options() const {
     const loader_options& o = options_;
-    if (o.batch < 1) PUFFERFISH_THROW(value_error("loader: a batch of " + std::to_string(o.batch)));
+    if (o.batch < 1) detail::throw_error<value_error>({"loader: a batch of ", o.batch});
     if (o.ranks < 1 || o.rank < 0 || o.rank >= o.ranks) {
-      PUFFERFISH_THROW(
-          value_error("loader: rank " + std::to_string(o.rank) + " of " + std::to_string(o.ranks)));
+      detail::throw_error<value_error>({"loader: rank ", o.rank, " of ", o.ranks});
     }
     const index_t pad = o.augment.pad_crop;
     if (pad < 0 || (o.augment.reflect && pad >= std::min(set_->height, set_->width))) {
-      PUFFERFISH_THROW(value_error("loader: cannot pad images of " + std::to_string(set_->height) + " x " +
-                                   std::to_string(set_->width) + " pixels by " + std::to_string(pad) +
-                                   (o.augment.reflect ? " reflected pixels" : " pixels")));
+      detail::throw_error<value_error>({"loader: cannot pad images of ", set_->height, " x ", set_->width,
+                                        " pixels by ", pad,
+                                        o.augment.reflect ? " reflected pixels" : " pixels"});
     }
     const auto channels = o.normalize.mean.empty() && o.normalize.deviation.empty()
                               ? 0
                               : static_cast<std::size_t>(set_->channels);
     if (o.normalize.mean.size() != channels || o.normalize.deviation.size() != channels) {
-      PUFFERFISH_THROW(shape_error("loader: normalization has " + std::to_string(o.normalize.mean.size()) +
-                                   " means and " + std::to_string(o.normalize.deviation.size()) +
-                                   " deviations for " + std::to_string(set_->channels) + " channels"));
+      detail::throw_error<shape_error>({"loader: normalization has ", o.normalize.mean.size(), " means and ",
+                                        o.normalize.deviation.size(), " deviations for ", set_->channels,
+                                        " channels"});
     }
     for (std::size_t c = 0; c < channels; ++c) {
       const float deviation = o.normalize.deviation[c];
       if (!std::isfinite(o.normalize.mean[c]) || !(deviation > 0.0F && std::isfinite(deviation))) {
-        PUFFERFISH_THROW(value_error("loader: channel " + std::to_string(c) + " has mean " +
-                                     detail::shortest_number(o.normalize.mean[c]) + " and deviation " +
-                                     detail::shortest_number(deviation)));
+        detail::throw_error<value_error>({"loader: channel ", c, " has mean ",
+                                          detail::shortest_number(o.normalize.mean[c]), " and deviation ",
+                                          detail::shortest_number(deviation)});
       }
     }
   }

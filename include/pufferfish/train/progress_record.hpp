@@ -136,7 +136,7 @@ struct training_record {
       position = position || kind == "position";
     });
     if (!position || record.epoch < 0 || record.step < 0) {
-      PUFFERFISH_THROW(io_error(source + ": the training record has no valid position"));
+      detail::throw_error<io_error>({source, ": the training record has no valid position"});
     }
     record.finite_steps = record.total_steps;
     return record;

@@ -48,7 +48,7 @@ std::string on_root(Comm& comm, Work&& work) {
   comm.broadcast(std::span<std::uint64_t>(failed), 0);
   text = broadcast_text(comm, mine.failure ? mine.text : text, 0);
   if (mine.failure) std::rethrow_exception(mine.failure);
-  if (failed[0] != 0) PUFFERFISH_THROW(state_error("rank 0 failed: " + text));
+  if (failed[0] != 0) throw_error<state_error>({"rank 0 failed: ", text});
   return text;
 }
 
@@ -125,9 +125,9 @@ class rank_states {
       const std::string next = name_of(state.name, static_cast<std::size_t>(comm_->size()));
       for (const auto& [stored, size] : file.states()) {
         if (stored != next) continue;
-        PUFFERFISH_THROW(state_error(file.name() + ": has " + quote_name(next) +
-                                     ", of a rank that this run has not; " +
-                                     "resume it with as many ranks as it had"));
+        throw_error<state_error>({file.name(), ": has ", quote_name(next),
+                                  ", of a rank that this run has not; ",
+                                  "resume it with as many ranks as it had"});
       }
     }
   }

@@ -203,7 +203,8 @@ class training_run {
   /// or under a communicator's default timeout (mpi::communicator::may_lose_ranks).
   void save_alone(const std::string& path, std::map<std::string, std::string> facts = {}) {
     if (interrupted_) {
-      PUFFERFISH_THROW(state_error(path + ": ranks were lost " + interrupted_ + "; go on from a checkpoint"));
+      detail::throw_error<state_error>(
+          {path, ": ranks were lost ", interrupted_, "; go on from a checkpoint"});
     }
     found_skipped_ += steps_.settle_alone(parts(), record_);
     bound_.outer.abandon(ctx_);

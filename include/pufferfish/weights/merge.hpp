@@ -122,9 +122,9 @@ class pair_finder {
       if (!pair || pair->rank != rank || (parts != lists.parts.end() && parts->second != pair->parts)) {
         const std::string matrices =
             parts == lists.parts.end() ? "" : std::to_string(parts->second) + " matrices of ";
-        PUFFERFISH_THROW(io_error(file_.name() + ": " + quote_name(weight) + " should have factors of " +
-                                  (embedding ? "an embedding of " : matrices) + "rank " +
-                                  std::to_string(rank) + ", by the file's metadata; there are none"));
+        throw_error<io_error>({file_.name(), ": ", quote_name(weight), " should have factors of ",
+                               embedding ? "an embedding of " : matrices, "rank ", rank,
+                               ", by the file's metadata; there are none"});
       }
       pairs.push_back(std::move(*pair));
     }

@@ -66,8 +66,8 @@ struct factor_lists {
     factor_lists lists{list_of(ranks_key), list_of(parts_key), list_of(embeddings_key)};
     const auto refuse = [&](std::string_view key, const std::string& name, index_t number,
                             const std::string& why) {
-      PUFFERFISH_THROW(io_error(where + ": metadata " + std::string(key) + ": " + quote_name(name) + " has " +
-                                std::to_string(number) + "; " + why));
+      throw_error<io_error>(
+          {where, ": metadata ", std::string(key), ": ", quote_name(name), " has ", number, "; ", why});
     };
     const std::string unlisted = std::string(ranks_key) + " has no such name";
     for (const auto& [name, count] : lists.parts) {

@@ -162,9 +162,7 @@ class weight_matrices {
       for (const double sigma : result.singular_values) values.push_back(sigma * sigma);
       norm2 += result.squared_norm;
     }
-    PUFFERFISH_DETAIL_CATCH(value_error, e) {
-      PUFFERFISH_THROW(value_error(options_.name + ": " + e.what()));
-    }
+    PUFFERFISH_DETAIL_CATCH(value_error, e) { throw_error<value_error>({options_.name, ": ", e.what()}); }
     return values;
   }
 
