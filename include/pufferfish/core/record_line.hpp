@@ -57,6 +57,31 @@ void for_each_line(std::string_view text, F&& f) {
   }
 }
 
+inline void add_word(std::string& text, std::string_view name) { text.append(" ").append(quote_word(name)); }
+inline void add_word(std::string& text, double value) { text.append(" ").append(hexadecimal_number(value)); }
+template <std::integral Integer>
+void add_word(std::string& text, Integer value) {
+  text.append(" ").append(std::to_string(value));
+}
+template <class Value>
+void add_word(std::string& text, const std::vector<Value>& values) {
+  for (const Value& value : values) add_word(text, value);
+}
+
+/// Appends a line that record_line reads: `first` unchanged, then each value as a word: a name in
+/// quote_word's format, an integer in decimal, bool as 0 or 1, double in hexadecimal; of a vector all values.
+///
+/// \code
+/// std::string text;
+/// add_line(text, "layer", "conv1", 0.5, 16);  // "layer conv1 0x1p-1 16\n"
+/// \endcode
+template <class... Values>
+void add_line(std::string& text, std::string_view first, const Values&... values) {
+  text += first;
+  (add_word(text, values), ...);
+  text += "\n";
+}
+
 /// Reads the words of a line from left to right; words are separated by one space. After the first word of an
 /// unexpected form, nothing more is read and complete() stays false.
 /// The text must exist as long as the object. Values after a failure are unspecified, so a caller tests

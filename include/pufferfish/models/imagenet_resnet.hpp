@@ -82,7 +82,7 @@ Residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride)
 template <class T, int Last>
 void imagenet_values(const std::string& name, parameter<parameter_t<T>>& p, random_stream random) {
   kaiming_convolutions<T>(name, p, random);
-  if (name.compare(0, 5, "layer") == 0 && ends_with(name, ".bn" + std::to_string(Last) + ".weight")) {
+  if (name.starts_with("layer") && name.ends_with(".bn" + std::to_string(Last) + ".weight")) {
     init::constant(p, 0.0);
   }
 }
@@ -141,7 +141,7 @@ inline factorize_policy stage4_policy(const imagenet_resnet_shape& shape) {
   policy.first_layer = 2 + convolutions * (shape.blocks[0] + shape.blocks[1] + shape.blocks[2]);
   policy.shortcuts_dense = !shape.bottleneck;
   policy.also_if = [](const std::string& name, matrix_size) {
-    return !is_downsample(name) || name.compare(0, 7, "layer4.") == 0;
+    return !is_downsample(name) || name.starts_with("layer4.");
   };
   return policy;
 }
@@ -233,7 +233,7 @@ std::vector<layer_rank> reference_ranks(const network<T, Device>& net) {
       if (wanted.name != name) continue;
       const index_t out = layer.first_matrix().rows;
       if (detail::is_downsample(name)) wanted.ranks = {std::max<index_t>(1, out / 16)};
-      if (detail::ends_with(name, ".conv1")) wanted.ranks = {std::max<index_t>(1, out / 4)};
+      if (name.ends_with(".conv1")) wanted.ranks = {std::max<index_t>(1, out / 4)};
     }
   });
   return ranks;

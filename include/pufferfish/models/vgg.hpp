@@ -83,7 +83,7 @@ void lottery_ticket_values(const std::string& name, parameter<parameter_t<T>>& p
   if (p.layout().dims > 1) {
     const double fan_in = static_cast<double>(init::fans_of(p.layout()).in);
     init::normal(p, std::sqrt(2.0 / fan_in), random);
-  } else if (p.role() == parameter_role::norm && ends_with(name, ".weight")) {
+  } else if (p.role() == parameter_role::norm && name.ends_with(".weight")) {
     init::uniform(p, 0.0, 1.0, random);
   }
 }

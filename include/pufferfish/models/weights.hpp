@@ -15,19 +15,11 @@
 
 #include <pufferfish/io/safetensors.hpp>
 #include <pufferfish/lowrank/selection.hpp>
+#include <pufferfish/models/file_names.hpp>
 #include <pufferfish/nn/model.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
-
-/// Names in quotes, at most ten of them.
-inline std::string quoted_names(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 10); ++i) {
-    text += (i > 0 ? ", " : "") + quote_name(names[i]);
-  }
-  return text + (names.size() > 10 ? " and " + std::to_string(names.size() - 10) + " more" : "");
-}
 
 /// Elements of a tensor converted to T, in the file's order. I64 is allowed, for PyTorch's batch counters.
 template <class T>
@@ -48,9 +40,7 @@ aligned_buffer<T> converted_tensor(const safetensors_file& file, const std::stri
 inline std::optional<std::string> stem_before(const std::string& name, std::string_view ending) {
   if (name == ending) return "";
   const std::string dotted = "." + std::string(ending);
-  if (name.size() <= dotted.size() || name.compare(name.size() - dotted.size(), dotted.size(), dotted) != 0) {
-    return std::nullopt;
-  }
+  if (name.size() == dotted.size() || !name.ends_with(dotted)) return std::nullopt;
   return name.substr(0, name.size() - dotted.size());
 }
 
@@ -157,36 +147,23 @@ inline std::vector<layer_rank> factor_ranks(const safetensors_file& file) {
 template <class Root, class Device>
 void load_weights(model<Root, Device>& net, const safetensors_file& file) {
   using T = parameter_t<typename Root::value_type>;
-  std::vector<std::string> known, missing, unexpected;
-  const auto look_for = [&](const std::string& name) {
-    known.push_back(name);
-    if (!file.contains(name) && name.find("num_batches_tracked") == std::string::npos)
-      missing.push_back(name);
-  };
-  for (const auto& entry : net.store().parameters()) look_for(entry.name);
-  for (const auto& entry : net.store().buffer_entries()) look_for(entry.name);
-  std::sort(known.begin(), known.end());
-  for (const std::string& name : file.tensor_names()) {
-    if (!std::binary_search(known.begin(), known.end(), name)) unexpected.push_back(name);
+  detail::name_difference names = detail::compare_names(
+      net.store(), file,
+      [&](const std::string& name) {
+        return !file.contains(name) && name.find("num_batches_tracked") == std::string::npos;
+      },
+      [](const std::string&) { return false; });
+  if (!names.empty()) {
+    std::sort(names.missing.begin(), names.missing.end());
+    std::sort(names.unexpected.begin(), names.unexpected.end());
+    detail::throw_error<io_error>({file.name(), ": the file is of another model",
+                                   detail::factor_advice(file, names.missing, names.unexpected),
+                                   names.text("model")});
   }
-  if (!missing.empty() || !unexpected.empty()) {
-    std::sort(missing.begin(), missing.end());
-    std::sort(unexpected.begin(), unexpected.end());
-    detail::throw_error<io_error>(
-        {file.name(), ": the file is of another model", detail::factor_advice(file, missing, unexpected),
-         missing.empty() ? "" : "; missing in the file: " + detail::quoted_names(missing),
-         unexpected.empty() ? "" : "; unknown to the model: " + detail::quoted_names(unexpected)});
-  }
-
-  const auto shape_of = [](const logical_layout& layout) {
-    return std::vector<index_t>(layout.shape.begin(), layout.shape.begin() + layout.dims);
-  };
-  const auto check = [&](const auto& entry) {
+  detail::for_each_entry(net.store(), [&](const auto& entry) {
     if (!file.contains(entry.name)) return;
-    detail::check_convertible(file, entry.name, shape_of(entry.thing->layout()), entry.thing->size());
-  };
-  for (const auto& entry : net.store().parameters()) check(entry);
-  for (const auto& entry : net.store().buffer_entries()) check(entry);
+    detail::check_convertible(file, entry.name, detail::shape_of(entry.thing->layout()), entry.thing->size());
+  });
 
   net.on_host([&](Root&) {
     for (const auto& entry : net.store().parameters()) {

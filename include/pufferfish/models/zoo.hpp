@@ -124,7 +124,7 @@ network<T, Device> zoo_reference_ranks(index_t channels_in, index_t classes) {
 }
 
 inline bool counts_none(const std::string&) { return false; }
-inline bool counts_classifier(const std::string& layer) { return layer.compare(0, 11, "classifier.") == 0; }
+inline bool counts_classifier(const std::string& layer) { return layer.starts_with("classifier."); }
 
 inline constexpr extents<4> cifar_image{1, 32, 32, 3};
 inline constexpr extents<4> imagenet_image{1, 224, 224, 3};

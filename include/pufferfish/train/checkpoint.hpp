@@ -21,14 +21,15 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/hash.hpp>
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/io/json_numbers.hpp>
 #include <pufferfish/io/safetensors.hpp>
+#include <pufferfish/models/file_names.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/switch/annealing.hpp>
 #include <pufferfish/nn/switch/factor_norms.hpp>
 #include <pufferfish/train/host_mirror.hpp>
+#include <pufferfish/train/run/checkpoint_entries.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -40,94 +41,6 @@ struct named_state {
   std::string name;
   std::span<T> values;
 };
-
-namespace detail {
-
-inline constexpr std::string_view checkpoint_prefix = "pufferfish.";
-inline constexpr std::string_view checkpoint_format = "1";
-
-inline std::string metadata_name(std::string_view name) {
-  return std::string(checkpoint_prefix).append(name);
-}
-
-inline std::vector<index_t> shape_of(const logical_layout& layout) {
-  return {layout.shape.begin(), layout.shape.begin() + layout.dims};
-}
-
-/// Names joined by commas, at most ten of them.
-inline std::string list_names(const std::vector<std::string>& names) {
-  std::string text;
-  for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 10); ++i) {
-    text += (i > 0 ? ", " : "") + quote_name(names[i]);
-  }
-  return text + (names.size() > 10 ? " and " + std::to_string(names.size() - 10) + " more" : "");
-}
-
-/// Digest of the arena layout: the offsets of flat state are valid for one layout only.
-template <class Root, class Device>
-std::string layout_digest(const model<Root, Device>& net) {
-  return std::to_string(digest(std::string_view(net.structure())));
-}
-
-/// Ranks of a layer in a checkpoint's list: the first is "name", further ones are "name:2", "name:3", ... (in
-/// old files "name:hidden"). A layer's own name that ends like that, perhaps followed by ":layer" any number
-/// of times, is stored with one more ":layer".
-inline constexpr std::string_view layer_suffix = ":layer";
-inline constexpr std::string_view old_second_suffix = ":hidden";
-
-inline bool looks_like_further_rank(std::string_view name) {
-  while (name.ends_with(layer_suffix)) name.remove_suffix(layer_suffix.size());
-  if (name.ends_with(old_second_suffix)) return true;
-  const std::size_t colon = name.rfind(':');
-  return colon != std::string_view::npos && colon + 1 < name.size() &&
-         name.find_first_not_of("0123456789", colon + 1) == std::string_view::npos;
-}
-
-/// The list that is stored for these layers; ranks_from_numbers is its inverse.
-inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
-  named_numbers numbers;
-  for (const layer_rank& layer : ranks) {
-    for (std::size_t i = 0; i < layer.ranks.size(); ++i) {
-      std::string name = layer.name;
-      if (i > 0) {
-        name.append(1, ':').append(std::to_string(i + 1));
-      } else if (looks_like_further_rank(name)) {
-        name.append(layer_suffix);
-      }
-      numbers.emplace_back(std::move(name), layer.ranks[i]);
-    }
-  }
-  return numbers;
-}
-/// Never throws: names that end in a further rank's suffix, but follow no such layer, are layers of their
-/// own.
-inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) {
-  std::vector<layer_rank> ranks;
-  const auto is_further = [&ranks](const std::string& name) {
-    if (ranks.empty() || name.compare(0, ranks.back().name.size(), ranks.back().name) != 0) return false;
-    const std::string_view suffix = std::string_view(name).substr(ranks.back().name.size());
-    const std::size_t known = ranks.back().ranks.size();
-    return suffix == ":" + std::to_string(known + 1) || (known == 1 && suffix == old_second_suffix);
-  };
-  for (const auto& [name, number] : numbers) {
-    if (is_further(name)) {
-      ranks.back().ranks.push_back(number);
-    } else {
-      const bool escaped = looks_like_further_rank(name) && name.ends_with(layer_suffix);
-      ranks.push_back({name.substr(0, name.size() - (escaped ? layer_suffix.size() : 0)), number});
-    }
-  }
-  return ranks;
-}
-
-/// Ranks sorted by the names of the layers.
-inline std::vector<layer_rank> sorted_ranks(std::vector<layer_rank> ranks) {
-  std::sort(ranks.begin(), ranks.end(),
-            [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
-  return ranks;
-}
-
-}  // namespace detail
 
 /// An open checkpoint. It was checked as a safetensors file and a checkpoint, but not yet against a network.
 /// The file's bytes are held in memory; the file itself is not open any more. References that members return
@@ -240,12 +153,8 @@ class checkpoint_file {
     }
     std::sort(state_names_.begin(), state_names_.end());
     for (const auto& [key, value] : file_.metadata()) {
-      if (!is_own(key)) facts_.emplace(key, value);
+      if (!key.starts_with(detail::checkpoint_prefix)) facts_.emplace(key, value);
     }
-  }
-
-  static bool is_own(std::string_view key) {
-    return key.substr(0, detail::checkpoint_prefix.size()) == detail::checkpoint_prefix;
   }
 
   const std::string& own_entry(std::string_view key) const {
@@ -308,30 +217,16 @@ class checkpoint_file {
   // with `states` the same order of the arenas.
   template <class Root, class Device, class T>
   void check(const model<Root, Device>& net, std::span<const named_state<T>> states) const {
-    std::vector<std::string> missing, unexpected, known;
-    for (const auto& entry : net.store().parameters()) known.push_back(entry.name);
-    for (const auto& entry : net.store().buffer_entries()) known.push_back(entry.name);
-    for (const std::string& tensor : known) {
-      if (!file_.contains(tensor) || is_state(tensor)) missing.push_back(tensor);
+    const detail::name_difference names = detail::compare_names(
+        net.store(), file_,
+        [this](const std::string& tensor) { return !file_.contains(tensor) || is_state(tensor); },
+        [this](const std::string& tensor) { return is_state(tensor); });
+    if (!names.empty()) {
+      detail::throw_error<io_error>({name(), ": the file is of another network", names.text("network")});
     }
-    std::sort(known.begin(), known.end());
-    for (const std::string& tensor : file_.tensor_names()) {
-      if (!is_state(tensor) && !std::binary_search(known.begin(), known.end(), tensor)) {
-        unexpected.push_back(tensor);
-      }
-    }
-    if (!missing.empty() || !unexpected.empty()) {
-      detail::throw_error<io_error>(
-          {name(), ": the file is of another network",
-           missing.empty() ? "" : "; missing in the file: " + detail::list_names(missing),
-           unexpected.empty() ? "" : "; unknown to the network: " + detail::list_names(unexpected)});
-    }
-    for (const auto& entry : net.store().parameters()) {
+    detail::for_each_entry(net.store(), [this](const auto& entry) {
       check_tensor<T>(entry.name, detail::shape_of(entry.thing->layout()));
-    }
-    for (const auto& entry : net.store().buffer_entries()) {
-      check_tensor<T>(entry.name, detail::shape_of(entry.thing->layout()));
-    }
+    });
     if (!states.empty() && detail::layout_digest(net) != layout_) {
       detail::throw_error<io_error>(
           {name(), ": the network lays its parameters out in another order (digest ",
@@ -405,7 +300,7 @@ void save_checkpoint(const std::string& path, const model<Root, Device>& net,
                      const std::map<std::string, std::string>& facts = {}) {
   safetensors_metadata metadata;
   for (const auto& [key, value] : facts) {
-    if (key.compare(0, detail::checkpoint_prefix.size(), detail::checkpoint_prefix) == 0) {
+    if (key.starts_with(detail::checkpoint_prefix)) {
       detail::throw_error<value_error>(
           {path, ": the fact ", detail::quote_name(key), " has a name that is kept for the library"});
     }

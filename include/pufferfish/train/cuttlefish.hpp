@@ -217,11 +217,8 @@ class cuttlefish_tracker {
     for (const one_layer& layer : layers_) {
       for (std::size_t g = 0; g < layer.series.size(); ++g) {
         const auto& [size, count] = layer.groups[g];
-        text += "series " + detail::quote_word(layer.name) +
-                detail::message(
-                    {" ", g, " ", size.rows, " ", size.cols, " ", count, " ", layer.series[g].latched});
-        for (const double s : layer.series[g].values) text.append(" ").append(detail::hexadecimal_number(s));
-        text += "\n";
+        detail::add_line(text, "series", layer.name, g, size.rows, size.cols, count, layer.series[g].latched,
+                         layer.series[g].values);
       }
     }
     return text;

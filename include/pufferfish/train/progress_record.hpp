@@ -26,9 +26,7 @@ namespace detail {
 inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   std::string text;
   for (const layer_rank& layer : ranks) {
-    text += quote_word(layer.name);
-    for (const index_t rank : layer.ranks) text.append(" ").append(std::to_string(rank));
-    text += "\n";
+    add_line(text, quote_word(layer.name), layer.ranks);
   }
   return text;
 }
@@ -78,40 +76,26 @@ struct training_record {
 
   /// Lines of "kind numbers", floating-point numbers in hexadecimal.
   std::string to_text() const {
-    using detail::hexadecimal_number;
-    std::string text = "position " + std::to_string(epoch) + " " + std::to_string(step) + " " +
-                       std::to_string(total_steps) + " " + std::to_string(optimizer_steps) + " " +
-                       std::to_string(low_rank ? 1 : 0) + "\n";
-    text += "seen " + hexadecimal_number(seen.loss_sum) + " " + std::to_string(seen.correct) + " " +
-            std::to_string(seen.count) + " " + hexadecimal_number(exchange_ms) + "\n";
-    if (saved_by >= 0) text += "alone " + std::to_string(saved_by) + "\n";
-    if (skipped_steps > 0) text += "skipped " + std::to_string(skipped_steps) + "\n";
+    using detail::add_line;
+    std::string text;
+    add_line(text, "position", epoch, step, total_steps, optimizer_steps, low_rank);
+    add_line(text, "seen", seen.loss_sum, seen.correct, seen.count, exchange_ms);
+    if (saved_by >= 0) add_line(text, "alone", saved_by);
+    if (skipped_steps > 0) add_line(text, "skipped", skipped_steps);
     for (const epoch_result& e : history) {
-      text += "epoch " + std::to_string(e.epoch) + " " + std::to_string(e.low_rank ? 1 : 0);
-      for (double value : {e.learning_rate, e.train_loss, e.train_accuracy, e.test_loss, e.test_accuracy,
-                           e.seconds, e.step_ms, e.exchange_ms}) {
-        text.append(" ").append(hexadecimal_number(value));
-      }
-      text += "\n";
+      add_line(text, "epoch", e.epoch, e.low_rank, e.learning_rate, e.train_loss, e.train_accuracy,
+               e.test_loss, e.test_accuracy, e.seconds, e.step_ms, e.exchange_ms);
     }
     if (switched) {
-      text += "switch " + std::to_string(switched->epoch) + " " + hexadecimal_number(switched->milliseconds) +
-              " " + std::to_string(switched->factors.parameters_before) + " " +
-              std::to_string(switched->factors.parameters_after) + "\n";
+      add_line(text, "switch", switched->epoch, switched->milliseconds, switched->factors.parameters_before,
+               switched->factors.parameters_after);
       for (const factor_report& layer : switched->factors.layers) {
-        text += "layer " + detail::quote_word(layer.name);
-        for (index_t value : {layer.rows, layer.cols, layer.rank})
-          text.append(" ").append(std::to_string(value));
-        for (double value :
-             {layer.squared_norm, layer.kept_energy, layer.truncation_error, layer.relative_error}) {
-          text.append(" ").append(hexadecimal_number(value));
-        }
-        text += "\n";
+        add_line(text, "layer", layer.name, layer.rows, layer.cols, layer.rank, layer.squared_norm,
+                 layer.kept_energy, layer.truncation_error, layer.relative_error);
         if (std::isnan(layer.predicted_loss)) continue;
-        text += "weighted " + hexadecimal_number(layer.weighted_energy) + " " +
-                hexadecimal_number(layer.predicted_loss) + "\n";
+        add_line(text, "weighted", layer.weighted_energy, layer.predicted_loss);
       }
-      if (!switched->why.empty()) text += "why " + detail::quote_word(switched->why) + "\n";
+      if (!switched->why.empty()) add_line(text, "why", switched->why);
       add_test(text, "before", switched->before);
       add_test(text, "after", switched->after);
       add_test(text, "estimated", switched->estimated);
@@ -189,9 +173,7 @@ struct training_record {
   }
 
   static void add_test(std::string& text, const char* name, const std::optional<evaluation>& tested) {
-    if (!tested) return;
-    text += std::string("tested ") + name + " " + detail::hexadecimal_number(tested->loss_sum) + " " +
-            std::to_string(tested->correct) + " " + std::to_string(tested->count) + "\n";
+    if (tested) detail::add_line(text, "tested", name, tested->loss_sum, tested->correct, tested->count);
   }
 
   // Whether a matrix of this size can have this rank, and the numbers of parameters fit in index_t.

@@ -205,11 +205,10 @@ class switch_clock {
   /// The state as text. Empty before the first call of decide().
   std::string state() const {
     if (decided_ < 0) return {};
-    std::string text = detail::message({"decided ", decided_, "\n"});
-    if (due_) text += detail::message({"due ", *due_, " "}) + detail::quote_word(reason_) + "\n";
-    for (const auto& [epoch, loss] : losses_) {
-      text += detail::message({"loss ", epoch, " "}) + detail::hexadecimal_number(loss) + "\n";
-    }
+    std::string text;
+    detail::add_line(text, "decided", decided_);
+    if (due_) detail::add_line(text, "due", *due_, reason_);
+    for (const auto& [epoch, loss] : losses_) detail::add_line(text, "loss", epoch, loss);
     return text + tracker_.state();
   }
   /// Replaces the state by that of a clock of the same moment. Throws io_error, naming `source` and the line,

@@ -81,10 +81,10 @@ inline bool shrinks(const factor_pair& pair) {
 inline std::string weight_of_down(const std::string& name) {
   if (is_weight_name(name)) {
     const std::string_view stem = stem_of(name);
-    if (stem != "down" && !ends_with(stem, ".down")) return "";
+    if (stem != "down" && !stem.ends_with(".down")) return "";
     return joined(stem_of(stem), "weight");
   }
-  if (!ends_with(name, ".down")) return "";
+  if (!name.ends_with(".down")) return "";
   const std::string_view weight = stem_of(name), last = last_of(weight);
   return last == packed_projections || !recurrent_name(last).first.empty() ? std::string(weight) : "";
 }

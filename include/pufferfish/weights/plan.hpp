@@ -100,12 +100,8 @@ struct weight_decision {
 
 namespace detail {
 
-inline bool ends_with(std::string_view text, std::string_view ending) {
-  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
-}
-
 /// is_weight_name: "weight" or "NAME.weight". stem_of: "layer1.conv.weight" -> "layer1.conv", "weight" -> "".
-inline bool is_weight_name(std::string_view name) { return name == "weight" || ends_with(name, ".weight"); }
+inline bool is_weight_name(std::string_view name) { return name == "weight" || name.ends_with(".weight"); }
 inline std::string_view stem_of(std::string_view name) {
   const std::size_t dot = name.rfind('.');
   return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
@@ -175,9 +171,9 @@ inline int end_of_network(std::string_view stem) {
 /// Recognizes embeddings by the names they have in common networks.
 inline bool looks_like_embedding(std::string_view stem) {
   const std::string_view own = stem.substr(stem.rfind('.') + 1);  // all of it if there is no dot
-  return own == "wte" || own == "wpe" || own == "shared" || own == "emb" || own.substr(0, 6) == "embed_" ||
-         ends_with(own, "embedding") || ends_with(own, "embeddings") || ends_with(own, "embed") ||
-         ends_with(own, "_emb");
+  return own == "wte" || own == "wpe" || own == "shared" || own == "emb" || own.starts_with("embed_") ||
+         own.ends_with("embedding") || own.ends_with("embeddings") || own.ends_with("embed") ||
+         own.ends_with("_emb");
 }
 
 /// Rank policy of one weight when there is no budget.
@@ -304,7 +300,7 @@ class weight_planner {
   /// that a file can be factorized again.
   bool is_factor(const std::string& name) const {
     const std::string_view stem = stem_of(name);
-    const bool down = stem == "down" || ends_with(stem, ".down"), up = stem == "up" || ends_with(stem, ".up");
+    const bool down = stem == "down" || stem.ends_with(".down"), up = stem == "up" || stem.ends_with(".up");
     if (!down && !up) return false;
     const std::string_view outer = stem_of(stem);
     return find(joined(joined(outer, down ? "up" : "down"), "weight")) != nullptr;

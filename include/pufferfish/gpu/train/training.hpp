@@ -3,7 +3,7 @@
 
 /// \file
 /// The device's parts of a training_run (train/training_run.hpp): device versions of train/device_parts.hpp
-/// and train/run_steps.hpp.
+/// and train/run/steps.hpp.
 
 #include <algorithm>
 #include <array>
@@ -27,7 +27,7 @@
 #include <pufferfish/gpu/train/augment.hpp>
 #include <pufferfish/gpu/train/host_rows.hpp>
 #include <pufferfish/gpu/train/input_place.hpp>
-#include <pufferfish/train/run_steps.hpp>
+#include <pufferfish/train/run/steps.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {

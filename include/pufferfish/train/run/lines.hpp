@@ -104,9 +104,7 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
   if (policy.budget || needs_spectrum(policy.rank) || by_spectrum) return text;
   try {
     for (const layer_rank& layer : planned_ranks(net, policy)) {
-      text += "factorized " + quote_word(layer.name) + " rank";
-      for (const index_t rank : layer.ranks) text.append(" ").append(std::to_string(rank));
-      text += "\n";
+      add_line(text, "factorized", layer.name, "rank", layer.ranks);
     }
   } catch (const error& e) {  // thrown again where the layers are factorized, on all ranks
     text += std::string("factorized: ") + e.what() + "\n";

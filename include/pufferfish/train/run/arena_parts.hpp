@@ -14,10 +14,10 @@
 #include <vector>
 
 #include <pufferfish/train/rank_states.hpp>
-#include <pufferfish/train/run_outer.hpp>
-#include <pufferfish/train/run_pruning.hpp>
-#include <pufferfish/train/run_states.hpp>
-#include <pufferfish/train/run_steps.hpp>
+#include <pufferfish/train/run/outer.hpp>
+#include <pufferfish/train/run/pruning.hpp>
+#include <pufferfish/train/run/states.hpp>
+#include <pufferfish/train/run/steps.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

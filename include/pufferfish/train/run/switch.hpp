@@ -24,8 +24,8 @@
 #include <pufferfish/train/estimate_norms.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/rank_states.hpp>
-#include <pufferfish/train/run_states.hpp>
-#include <pufferfish/train/run_steps.hpp>
+#include <pufferfish/train/run/states.hpp>
+#include <pufferfish/train/run/steps.hpp>
 #include <pufferfish/train/switch_moment.hpp>
 #include <pufferfish/train/switch_statistics.hpp>
 

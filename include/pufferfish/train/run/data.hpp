@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the data of a training run, and the operations that several members of training_run are made of.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/train/options.hpp>
+#include <pufferfish/train/progress_record.hpp>
+#include <pufferfish/train/run/agreement.hpp>
+#include <pufferfish/train/run/arena_parts.hpp>
+#include <pufferfish/train/run/lines.hpp>
+#include <pufferfish/train/run/switch.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Data of a run. `bound` refers to the arenas of `net`: after a change of the arenas it is made again by
+/// bind_to_arenas() or start_exchange().
+template <class Task, class Comm>
+struct run_data {
+  using model_type = typename Task::model_type;
+  using device_type = typename model_type::device_type;
+  using T = stored_t<model_type>;
+  using machine_options = typename device_parts<device_type>::machine_options;
+  using all_parts = run_parts<Task, Comm>;
+  using switch_type = run_switch<Task, Comm>;
+
+  /// As the constructor of training_run. Collective.
+  run_data(model_type dense, Comm& ranks, Task of, const run_options& how, const machine_options& machine)
+      : net(std::move(dense)),
+        resume_lines(detail::resume_lines(net, of, how)),
+        comm(agree_on_run(ranks, net, resume_lines, how)),
+        task(std::move(of)),
+        options(how),
+        tune_first(how.tune_exchange),
+        rate_plateau(how.rate_plateau),
+        switching(how),
+        ctx(with_seed(machine, how.seed)),
+        bound(how),
+        steps(how) {
+    all_or_none(*comm, "training_run", [this] {
+      device_parts<device_type>::check_place(ctx, net.store().values().data());
+      if (options.mode != training_mode::dense) check_reachable(net, switching.policy_at_switch());
+      if (options.mode == training_mode::lowrank) switching.start_low_rank(ctx, net);
+    });
+    if (options.mode == training_mode::lowrank) agree_on_lines(*comm, "network", net.structure());
+    broadcast_state();
+    record.low_rank = options.mode == training_mode::lowrank;
+    bind_to_arenas();
+  }
+
+  static memory_source& memory() { return memory_of<device_type>::source(); }
+  all_parts parts() { return bound.parts(ctx, task, net, *comm, options); }
+
+  /// State that the task carries from step to step on this rank, in the model's compute type; nullopt: none.
+  std::optional<std::span<typename model_type::value_type>> carried() {
+    if constexpr (requires { task.carried(); }) return task.carried();
+    return std::nullopt;
+  }
+
+  /// Copies the parameters and buffers of rank 0 to all ranks. Collective.
+  void broadcast_state() {
+    broadcast_from(*comm, 0, memory(), net.store().values());
+    broadcast_from(*comm, 0, memory(), net.store().buffers());
+    net.store().round();
+  }
+  /// Averages batch-norm statistics over the ranks. Collective.
+  void average_buffers() { detail::average_buffers(*comm, memory(), net.store().buffers()); }
+
+  /// Makes an optimizer and an exchange for the model's current arenas.
+  void bind_to_arenas() {
+    unbind();
+    bound.optimizer.emplace(switching.make_target(net), options.optimizer);
+    bound.decay = switching.make_decay(net);
+    start_exchange();
+  }
+  void start_exchange() {
+    bound.make_exchange(net.store(), *comm, options, record.low_rank);
+    start_steps();
+  }
+  void start_steps() {
+    bound.set_epoch(record.epoch, learning_rate(record.step));  // the rate of the epoch's first step
+    steps.start(parts(), record);
+  }
+  void unbind() {
+    steps.stop();
+    bound.drop_exchange();
+  }
+
+  /// As training_run::settle and training_run::synchronize.
+  void settle() { found_skipped += steps.settle(parts(), record); }
+  void synchronize() {
+    settle();
+    bound.outer.synchronize(ctx);
+    average_buffers();
+  }
+
+  /// A device's results lag. Waits for them only if ranks compare or the limit may be reached. Collective.
+  run_condition check_condition() {
+    const std::int64_t most = options.divergence_steps;
+    const std::uint64_t unknown = record.total_steps - record.finite_steps;
+    if (comm->size() > 1 || (most > 0 && unknown >= static_cast<std::uint64_t>(most))) settle();
+    bound.outer.await();
+    return agreement.check(*comm, record, most, learning_rate(1));
+  }
+  /// Throws state_error on all ranks unless their parameters are bit-identical. Collective.
+  void check_ranks_agree(const std::string& when) {
+    agree(*comm, "parameters " + when, parameter_digest(net));
+  }
+
+  /// Learning rate of the step that is `steps_back` before the record's.
+  double learning_rate(index_t steps_back = 0) const {
+    return rate_of_step(options, record, task.steps_per_epoch(), steps_back) *
+           (rate_plateau ? rate_plateau->factor() : 1.0);
+  }
+
+  model_type net;
+  std::string resume_lines;  ///< of the dense model
+  Comm* comm;
+  Task task;
+  run_options options;
+  bool tune_first;                    ///< tune before the next step
+  const char* interrupted = nullptr;  ///< why save_alone must refuse; nullptr: it need not
+  std::optional<plateau> rate_plateau;
+  switch_type switching;
+  context<device_type> ctx;
+  arena_parts<Task, Comm> bound;
+  run_steps<Task, Comm, device_type> steps;
+  training_record record;
+  run_agreement agreement;
+  int found_skipped = 0;  ///< skipped steps that were not yet reported to the observer
+  std::vector<double> step_ms;
+
+ private:
+  static machine_options with_seed(machine_options machine, std::uint64_t seed) {
+    machine.seed = seed;
+    return machine;
+  }
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

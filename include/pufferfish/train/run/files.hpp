@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: a training run in checkpoints. The contracts are those of the members of training_run.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/train/checkpoint.hpp>
+#include <pufferfish/train/run/data.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+template <class Data>
+std::string ranks_text(const Data& run) {
+  return std::to_string(run.comm->size());
+}
+
+/// Adds the text entries of a checkpoint.
+template <class Data>
+void add_facts(const Data& run, std::map<std::string, std::string>& facts, const training_record& record) {
+  facts["training.record"] = record.to_text();
+  facts["training.options"] = run.resume_lines;
+  facts["training.ranks"] = ranks_text(run);
+  run.bound.add_facts(facts);
+  if (run.rate_plateau) facts["training.plateau"] = run.rate_plateau->state();
+  if (const std::string state = run.steps.state(); !state.empty()) facts["training.steps"] = state;
+}
+
+/// States beside the network, for this optimizer and these states of compressors.
+template <class Data, class Optimizer, class T = typename Data::T>
+auto states_of(Data& run, Optimizer& optimizer, std::vector<compressor_state<T>> compressed,
+               std::vector<T>& measured, bool own_optimizer) {
+  using carried = typename Data::model_type::value_type;
+  return run_states<T, std::remove_pointer_t<decltype(run.comm)>, carried>(
+      *run.comm, run.memory(), optimizer, std::move(compressed), run.carried(), measured, own_optimizer);
+}
+
+/// training_run::save.
+template <class Data>
+void save_run(Data& run, const std::string& path, std::map<std::string, std::string> facts) {
+  using T = typename Data::T;
+  run.synchronize();
+  training_record whole = run.record;
+  whole.seen = reduce(*run.comm, run.record.seen);
+  whole.optimizer_steps = run.bound.optimizer->steps();
+  std::vector<T> measured;
+  run.switching.save(*run.comm, facts, measured);
+  auto beside = states_of(run, *run.bound.optimizer, run.bound.states(), measured, run.bound.outer.runs());
+  beside.gather();
+  exchange_room<T> room{{}, {}, run.bound.pruning.numbers()};
+  on_root(*run.comm, [&] {
+    add_facts(run, facts, whole);
+    save_checkpoint(path, run.net, room.list(beside.list()), facts);
+    return std::string();
+  });
+}
+
+/// training_run::save_alone.
+template <class Data>
+void save_run_alone(Data& run, const std::string& path, std::map<std::string, std::string> facts) {
+  using T = typename Data::T;
+  if (run.interrupted) {
+    throw_error<state_error>({path, ": ranks were lost ", run.interrupted, "; go on from a checkpoint"});
+  }
+  run.found_skipped += run.steps.settle_alone(run.parts(), run.record);
+  run.bound.outer.abandon(run.ctx);
+  training_record mine = run.record;
+  mine.optimizer_steps = run.bound.optimizer->steps();
+  mine.saved_by = run.comm->rank();
+  run.switching.add_clock(facts);
+  add_facts(run, facts, mine);
+  optimizer_mirror<T> of_optimizer(run.memory(), *run.bound.optimizer);
+  exchange_room<T> room{{}, {}, run.bound.pruning.numbers()};
+  save_checkpoint(path, run.net, room.list(of_optimizer.list()), facts);
+}
+
+/// training_run::resume.
+template <class Data>
+void resume_run(Data& r, const std::string& path) {
+  using T = typename Data::T;
+  using pruning_type = run_pruning<T>;
+  using switch_type = typename Data::switch_type;
+  r.settle();
+  typename Data::model_type loaded = r.net;
+  std::optional<checkpoint_file> file;  // open on rank 0 only
+  const std::string text = on_root(*r.comm, [&] {
+    file.emplace(open_checkpoint(path));
+    check_same_lines(path, file->fact("training.options"), r.resume_lines, file->library_version());
+    if (r.rate_plateau) static_cast<void>(file->fact("training.plateau"));
+    file->restore(loaded);
+    return file->fact("training.record");
+  });
+  const auto fact = [&](const char* name) { return shared_fact(*r.comm, file, name); };
+  const std::string statistics = fact(switch_type::statistics_fact);
+  training_record record = training_record::from_text(text, path);
+  // Otherwise only parameters and rank 0's optimizer: save_alone, or `rare` with another number of ranks.
+  const bool whole = record.saved_by < 0 && (!r.options.rare || fact("training.ranks") == ranks_text(r));
+  record.saved_by = -1;
+  const std::optional<exchange_plan> plan = usable_plan(fact("training.exchange"), path, r.comm->size());
+  share_structure(*r.comm, loaded);
+  typename Data::all_parts::optimizer_type restored(r.switching.make_target(loaded), r.options.optimizer);
+  exchange_room<T> room{
+      make_run_compressor(*r.comm, loaded.store(), r.options, record.low_rank,
+                          plan ? plan : r.options.exchange.plan),
+      r.bound.outer.momentum_room(r.options, loaded.store()),
+      fact(pruning_type::fact).empty() ? std::vector<T>() : pruning_type::room(loaded.store())};
+  std::vector<T> measured = r.switching.prepare(statistics, path, loaded);
+  auto beside = states_of(r, restored, room.states(), measured, r.options.rare.has_value());
+  on_root(*r.comm, [&] {
+    if (whole) beside.check_ranks(*file);
+    file->restore(loaded, room.list(whole ? beside.list() : beside.list_optimizer()));
+    return std::string();
+  });
+  pruning_type pruning(r.options);
+  pruning.restore(*r.comm, loaded.store(), room.mask);
+  r.unbind();
+  r.bound.pruning = pruning;
+  r.net = std::move(loaded);
+  r.bound.optimizer.emplace(std::move(restored));
+  r.bound.decay = r.switching.make_decay(r.net);
+  if (plan) r.options.exchange.plan = plan;
+  r.broadcast_state();
+  r.bound.make_exchange(r.net.store(), *r.comm, r.options, std::move(room.compressor));
+  // Tuning makes a new exchange, which would discard the restored compressor state.
+  r.tune_first = r.tune_first && !plan && !beside.has_compressed();
+  beside.spread(whole);
+  if (whole) r.bound.outer.set_momentum(room.outer_momentum);
+  r.bound.outer.set_steps(steps_from(fact(r.bound.outer.fact), path));
+  r.switching.restore(fact(switch_type::clock_fact), statistics, path, r.net, std::move(measured));
+  r.bound.optimizer->set_steps(record.optimizer_steps);
+  r.bound.exchange->set_steps(record.optimizer_steps);  // neither counts skipped steps
+  if (r.rate_plateau) r.rate_plateau->set_state(fact("training.plateau"));
+  r.record = record;
+  if (r.comm->rank() != 0) r.record.seen = {};
+  r.found_skipped = 0;
+  r.ctx.tape().clear();
+  r.steps.set_state(fact("training.steps"), path);
+  r.start_steps();
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
