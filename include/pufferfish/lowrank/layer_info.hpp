@@ -29,6 +29,7 @@ struct matrix_size {
 struct matrix_group {
   matrix_size size;
   index_t count = 1;
+  friend bool operator==(const matrix_group&, const matrix_group&) = default;
 };
 
 /// Position of a layer in its network: on the main path, on the shortcut of a residual

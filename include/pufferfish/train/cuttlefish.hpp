@@ -131,7 +131,12 @@ class cuttlefish_tracker {
   /// ranks are scaled. The tracker is unchanged if anything is thrown.
   bool observe(index_t epoch, const std::vector<layer_stable_rank>& measured) {
     check(epoch, measured);
-    if (epoch == 0) take_layers(measured);
+    if (epoch == 0) {
+      layers_.clear();
+      for (const layer_stable_rank& layer : measured) {
+        layers_.push_back({layer.name, layer.groups, std::vector<one_series>(layer.values.size())});
+      }
+    }
     const double most = tolerance();
     const bool due = epoch > 0 && left() == 0;
     ++measurements_;
@@ -285,12 +290,7 @@ class cuttlefish_tracker {
       detail::throw_error<state_error>({"cuttlefish: ", layer.name, " has ", layer.values.size(),
                                         " stable ranks for ", layer.groups.size(), " rank groups"});
     }
-    const auto same_group = [](const matrix_group& a, const matrix_group& b) {
-      return a.size == b.size && a.count == b.count;
-    };
-    if (epoch > 0 && (layers_[i].name != layer.name ||
-                      !std::equal(layer.groups.begin(), layer.groups.end(), layers_[i].groups.begin(),
-                                  layers_[i].groups.end(), same_group))) {
+    if (epoch > 0 && (layers_[i].name != layer.name || layers_[i].groups != layer.groups)) {
       detail::throw_error<state_error>({"cuttlefish: layer ", i, " is ", layer.name, " at epoch ", epoch,
                                         ", was ", layers_[i].name, ", or has matrices of other sizes"});
     }
@@ -303,13 +303,6 @@ class cuttlefish_tracker {
                                                "than zero (keep the layer dense, "
                                                "or use vanilla ranks)"
                                              : ""});
-    }
-  }
-
-  void take_layers(const std::vector<layer_stable_rank>& measured) {
-    layers_.clear();
-    for (const layer_stable_rank& layer : measured) {
-      layers_.push_back({layer.name, layer.groups, std::vector<one_series>(layer.values.size())});
     }
   }
 

@@ -44,6 +44,23 @@ evaluation reduce(Comm& comm, evaluation local) {
 
 namespace detail {
 
+/// Sums of the pairs of results of all steps, (sum of losses, number of tokens or hits); waits for the
+/// device.
+struct result_sums {
+  double loss = 0.0;
+  std::int64_t second = 0;
+};
+inline result_sums sum_of_results(const memory_block<double>& results) {
+  std::vector<double> seen(static_cast<std::size_t>(results.size()));
+  results.to_host(seen);
+  result_sums sum;
+  for (std::size_t i = 0; i < seen.size(); i += 2) {
+    sum.loss += seen[i];
+    sum.second += static_cast<std::int64_t>(seen[i + 1]);
+  }
+  return sum;
+}
+
 /// Runs all batches of a source through the network.
 template <class T, class Device, class Comm, class Source>
 evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, Source& source) {
@@ -58,7 +75,7 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
   memory_block<double> results(memory, 2 * steps);  // of all batches: the host reads them once
   const tensor_view<T, 4> x(images.data(), shape), y(logits.data(), output_shape);
   const mode_scope<Device> inference(ctx, run_mode::inference);
-  evaluation local;
+  std::int64_t images_seen = 0;
   const SoftmaxCrossEntropy<T> criterion;
   for (index_t step = 0; step < steps; ++step) {
     const index_t count = source.load(ctx, 0, step, x, labels.span()).count;
@@ -67,15 +84,10 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
     net.forward(ctx, x.slice(0, 0, count), part);
     criterion(ctx, part, labels.span().first(static_cast<std::size_t>(count)), 1.0, {},
               results.data() + 2 * step);
-    local.count += count;
+    images_seen += count;
   }
-  std::vector<double> seen(static_cast<std::size_t>(results.size()));
-  results.to_host(seen);
-  for (std::size_t i = 0; i < seen.size(); i += 2) {
-    local.loss_sum += seen[i];
-    local.correct += static_cast<std::int64_t>(seen[i + 1]);
-  }
-  return reduce(comm, local);
+  const result_sums sum = sum_of_results(results);
+  return reduce(comm, {sum.loss, sum.second, images_seen});
 }
 
 }  // namespace detail
@@ -94,13 +106,12 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
 template <class T, class Device, class Comm>
 evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, const image_set& set,
                     const normalization& normalize, index_t batch = 256) {
-  loader_options options;
-  options.batch = batch;
-  options.shuffle = false;
-  options.normalize = normalize;
-  options.rank = comm.rank();
-  options.ranks = comm.size();
-  typename detail::device_parts<Device>::image_source source(set, options);
+  typename detail::device_parts<Device>::image_source source(set, {.batch = batch,
+                                                                   .shuffle = false,
+                                                                   .augment = {},
+                                                                   .normalize = normalize,
+                                                                   .rank = comm.rank(),
+                                                                   .ranks = comm.size()});
   return detail::evaluate(ctx, net, comm, source);
 }
 

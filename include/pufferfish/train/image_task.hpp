@@ -140,10 +140,10 @@ class image_task {
   }
 
   std::string describe() const {
-    return "batch " + std::to_string(options_.batch) + "\nlabel smoothing " +
-           pufferfish::describe(options_.smoothing) + "\ncrop padding " +
-           std::to_string(options_.augment.pad_crop) + (options_.augment.reflect ? ", reflected" : "") +
-           "\nflip " + (options_.augment.flip ? "yes" : "no") + "\n";
+    return detail::message({"batch ", options_.batch, "\nlabel smoothing ",
+                            pufferfish::describe(options_.smoothing), "\ncrop padding ",
+                            options_.augment.pad_crop, options_.augment.reflect ? ", reflected" : "",
+                            "\nflip ", options_.augment.flip ? "yes\n" : "no\n"});
   }
   std::string data_lines() const { return data_line("training", source_.set()) + data_line("test", *test_); }
 
@@ -183,14 +183,12 @@ class image_task {
   }
 
   loader_options loader_for(int rank, int ranks) const {
-    loader_options result;
-    result.batch = options_.batch;
-    result.augment = options_.augment;
-    result.normalize = normalize_;
-    result.seed = options_.seed;
-    result.rank = rank;
-    result.ranks = ranks;
-    return result;
+    return {.batch = options_.batch,
+            .augment = options_.augment,
+            .normalize = normalize_,
+            .seed = options_.seed,
+            .rank = rank,
+            .ranks = ranks};
   }
 
   const image_set* test_;

@@ -59,18 +59,6 @@ class segment_place {
   view inputs_, targets_;
 };
 
-/// Sums the pairs (loss, tokens) of all segments in `results`.
-inline evaluation sum_of_losses(const memory_block<double>& results) {
-  std::vector<double> seen(static_cast<std::size_t>(results.size()));
-  results.to_host(seen);
-  evaluation sum;
-  for (std::size_t i = 0; i < seen.size(); i += 2) {
-    sum.loss_sum += seen[i];
-    sum.count += static_cast<std::int64_t>(seen[i + 1]);
-  }
-  return sum;
-}
-
 }  // namespace detail
 
 /// Evaluates a language model on a text: loss() of the result is the mean negative log likelihood per token.
@@ -99,7 +87,8 @@ evaluation evaluate_language(context<Device>& ctx, const model<Root, Device>& ne
     place.bring(ctx, part);
     net.root().loss(ctx, place.inputs(), place.targets(), state, results.data() + 2 * step);
   }
-  return reduce(comm, detail::sum_of_losses(results));
+  const detail::result_sums sum = detail::sum_of_results(results);
+  return reduce(comm, {sum.loss, 0, sum.second});
 }
 
 /// Trains a language model on a text cut into streams (see token_streams) by truncated backpropagation

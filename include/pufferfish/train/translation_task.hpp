@@ -160,29 +160,22 @@ template <class T, class Device, class Comm>
 evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T, Device>, Device>& net,
                                 Comm& comm, const sentence_pairs& pairs, index_t batch,
                                 const special_tokens& special = {}) {
-  pair_batch_options options;
-  options.batch = batch;
-  options.shuffle = false;
-  options.rank = comm.rank();
-  options.ranks = comm.size();
-  options.special = special;
-  pair_batches source(pairs, options);
+  pair_batches source(
+      pairs,
+      {.batch = batch, .shuffle = false, .rank = comm.rank(), .ranks = comm.size(), .special = special});
   detail::check_pairs("evaluate_translation", pairs, special, net.root().options());
   const mode_scope<Device> inference(ctx, run_mode::inference);
   const index_t steps = source.steps_per_epoch();
   memory_block<double> results(memory_of<Device>::source(), steps * 2);  // the host reads them once
   detail::pairs_place<Device> place(source, net.root().options());
-  evaluation local;
+  std::int64_t tokens = 0;
   for (index_t step = 0; step < steps; ++step) {
     const pair_batch part = source.load(0, step);
     if (part.count == 0) continue;
-    local.count += place.bring(ctx, part, 1.0);
+    tokens += place.bring(ctx, part, 1.0);
     net.root().loss(ctx, place.pairs(), {}, results.data() + 2 * step);
   }
-  std::vector<double> seen(static_cast<std::size_t>(results.size()));
-  results.to_host(seen);
-  for (std::size_t i = 0; i < seen.size(); i += 2) local.loss_sum += seen[i];
-  return reduce(comm, local);
+  return reduce(comm, {detail::sum_of_results(results).loss, 0, tokens});
 }
 
 /// Returns the best translation of each sentence (see beam_search), computed on this rank alone. Sentences
@@ -333,14 +326,12 @@ class translation_task {
 
   static pair_batch_options batches(const translation_task_options& options, std::uint64_t seed, int rank,
                                     int ranks) {
-    pair_batch_options result;
-    result.batch = options.batch;
-    result.bucket_batches = options.bucket_batches;
-    result.seed = seed;
-    result.rank = rank;
-    result.ranks = ranks;
-    result.special = options.special;
-    return result;
+    return {.batch = options.batch,
+            .bucket_batches = options.bucket_batches,
+            .seed = seed,
+            .rank = rank,
+            .ranks = ranks,
+            .special = options.special};
   }
 
   const sentence_pairs* test_;
