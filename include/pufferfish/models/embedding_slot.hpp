@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/containers/slot.hpp>
 #include <pufferfish/nn/init.hpp>
@@ -51,6 +52,15 @@ template <class T, class Device>
 layer_cost cost_of_embedding(const std::string& name, const token_layer<T, Device>& table, index_t tokens) {
   const index_t macs = tokens * table.macs();
   return {name, table.describe(), table.parameters(), 0, macs, macs, table.rank()};
+}
+
+/// Throws shape_error unless the gradient of a model's logits is dense and has the shape of the logits.
+template <class T, class Model>
+void check_dlogits(const Model& model, const tensor_view<const T, 2>& dlogits, const extents<2>& logits) {
+  if (dlogits.shape() != logits) {
+    throw_error<shape_error>({model.describe(), ": gradient ", dlogits.shape(), " of logits ", logits});
+  }
+  check_dense(model, "dlogits", dlogits);
 }
 
 }  // namespace detail

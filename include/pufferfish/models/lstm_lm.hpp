@@ -21,6 +21,7 @@
 
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/models/embedding_slot.hpp>
+#include <pufferfish/models/lstm_lm_state.hpp>
 #include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/init.hpp>
@@ -36,52 +37,6 @@ struct lstm_lm_options {
   index_t width = 1500;        ///< of the embedding and of every layer: the tied output needs them equal
   index_t layers = 2;          ///< LSTM layers, at least 1
   double dropout = 0.65;       ///< of the embedding's output, between layers, and of the last layer's output
-};
-
-/// Hidden state and cell of every layer for a batch of sequences, carried from one segment to the next
-/// in the memory of the device. A value type that starts with zeros. Copying waits for the device.
-/// It has 2 * layers * batch * width elements. layer() of a state that was moved from throws state_error.
-template <class T, class Device = device::cpu>
-class lstm_lm_state {
- public:
-  lstm_lm_state(index_t layers, index_t batch, index_t width)
-      : shape_{2 * layers, batch, width}, values_(memory_of<Device>::source(), volume<3>(shape_)) {}
-  lstm_lm_state(const lstm_lm_state& other)
-      : shape_(other.shape_), values_(memory_of<Device>::source(), volume<3>(shape_), uninitialized) {
-    std::vector<T> copy(static_cast<std::size_t>(values_.size()));
-    other.values_.to_host(copy);
-    values_.from_host(copy);
-  }
-  lstm_lm_state(lstm_lm_state&&) noexcept = default;
-  lstm_lm_state& operator=(lstm_lm_state other) noexcept {
-    shape_ = other.shape_;
-    values_ = std::move(other.values_);
-    return *this;
-  }
-  ~lstm_lm_state() = default;
-
-  index_t layers() const { return shape_[0] / 2; }
-  index_t batch() const { return shape_[1]; }
-  recurrent_state<T> layer(index_t i) { return {matrix(2 * i), matrix(2 * i + 1)}; }
-
-  /// Sets the state to zero, for the start of a new text.
-  void reset(context<Device>& ctx) { ops::fill<T>(ctx, values_.span(), T{}); }
-
-  /// The whole state, for checkpoints: layer by layer, hidden state, then cell.
-  memory_block<T>& memory() { return values_; }
-  std::span<T> values() requires(std::is_same_v<Device, device::cpu>) { return values_.span(); }
-  void reset() requires(std::is_same_v<Device, device::cpu>) {
-    std::fill(values().begin(), values().end(), T{});
-  }
-
- private:
-  tensor_view<T, 2> matrix(index_t i) {
-    if (values_.data() == nullptr && volume<3>(shape_) > 0) detail::moved_from("lstm_lm_state");
-    return {values_.data() + i * shape_[1] * shape_[2], {shape_[1], shape_[2]}};
-  }
-
-  extents<3> shape_;
-  memory_block<T> values_;
 };
 
 /// Computes the logits of the tokens that follow given tokens: embedding, `layers` LSTM layers, and
@@ -197,11 +152,7 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
   /// unless the last pass was `forward` in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
     const auto top = ctx.tape().template pop_value<output_input>(*this);
-    const extents<2> expected{top.states.extent(0), options_.vocabulary};
-    if (dlogits.shape() != expected) {
-      detail::throw_error<shape_error>({describe(), ": gradient ", dlogits.shape(), " of logits ", expected});
-    }
-    detail::check_dense(*this, "dlogits", dlogits);
+    detail::check_dlogits<T>(*this, dlogits, {top.states.extent(0), options_.vocabulary});
     scratch_frame frame(ctx.scratch());
     const token_layer<T, Device>& table = embedding();
     const tensor_view<T, 2> gradient = frame.take<T>(top.states.shape());

@@ -15,43 +15,24 @@
 ///
 /// Decoding token by token is in models/transformer_decoding.hpp.
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/models/bring_pairs.hpp>
 #include <pufferfish/models/embedding_slot.hpp>
 #include <pufferfish/models/transformer_layers.hpp>
+#include <pufferfish/models/transformer_options.hpp>
 #include <pufferfish/models/transformer_policy.hpp>
-#include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/layers/positional_encoding.hpp>
-#include <pufferfish/ops/copy/upload.hpp>
 #include <pufferfish/ops/loss/output_loss.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-struct transformer_options {
-  index_t vocabulary = 9521;  ///< words of both languages together; default: those of Multi30k
-  index_t width = 512;
-  index_t hidden = 2048;  ///< hidden features of the feed-forward blocks
-  index_t layers = 6;     ///< layers of the encoder; the decoder has as many
-  index_t heads = 8;
-  index_t key = 64;  ///< width of a head's queries and keys
-  index_t value = 64;
-  index_t positions = 200;  ///< longest sentence
-  double dropout = 0.1;     ///< of embeddings, block outputs and attention weights
-  /// Standard deviation of the table's initial values; 0: Xavier's, as in the paper's code. Xavier's makes
-  /// word embeddings fifty times smaller than positional encodings, which takes many epochs to make up.
-  double embedding_deviation = 0.0;
-  std::int32_t padding = 1;  ///< token that pads sentences; no_token: none
-};
 
 template <class T, class Device = device::cpu>
 class transformer_decoding;
@@ -79,7 +60,7 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
 
   /// Throws value_error for an option out of its range. Parameters are zero until initialize.
   explicit transformer(const transformer_options& options)
-      : options_(checked(options)),
+      : options_(detail::checked(options)),
         embedding_(Embedding<T>(options.vocabulary, options.width, options.padding)),
         encoding_(options.width, options.positions),
         encoder_norm_(options.width),
@@ -119,9 +100,9 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
       detail::throw_error<shape_error>(
           {describe(), ": next tokens ", next.shape(), " for target tokens ", target.shape()});
     }
-    check_tokens("next", next);
+    detail::check_ids(*this, "next", next);
     scratch_frame frame(ctx.scratch());
-    const brought_pairs batch = bring(ctx, frame, source, target, next);
+    const auto batch = detail::bring_pairs(ctx, frame, *this, encoding_, source, target, next);
     run_loss(ctx, frame, batch, smoothing, results);
     return batch.counted;
   }
@@ -159,7 +140,8 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     }
     detail::check_dense(*this, "logits", logits);
     scratch_frame frame(ctx.scratch());
-    const passed seen = pass(ctx, frame, bring(ctx, frame, source, target, {}));
+    const passed seen =
+        pass(ctx, frame, detail::bring_pairs(ctx, frame, *this, encoding_, source, target, {}));
     ops::output_logits<T>(ctx, output_on(seen.rows), logits);
     if (ctx.training()) ctx.tape().push_value(*this, seen);
   }
@@ -167,11 +149,7 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
   /// Computes all gradients from the gradient of the logits, after `forward`.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
     const auto seen = ctx.tape().template pop_value<passed>(*this);
-    const extents<2> expected{seen.target.rows(), options_.vocabulary};
-    if (dlogits.shape() != expected) {
-      detail::throw_error<shape_error>({describe(), ": gradient ", dlogits.shape(), " of logits ", expected});
-    }
-    detail::check_dense(*this, "dlogits", dlogits);
+    detail::check_dlogits<T>(*this, dlogits, {seen.target.rows(), options_.vocabulary});
     scratch_frame frame(ctx.scratch());
     const token_layer<T, Device>& table = embedding();
     detail::stack_gradient<T, Device> gradient(frame, seen.top.shape());
@@ -229,28 +207,24 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     model_cost cost;
     const token_layer<T, Device>& table = embedding();
     cost.layers.push_back(detail::cost_of_embedding("encoder.src_word_emb", table, source + target));
-    add_cost("encoder.layer_norm", encoder_norm_.describe(), 2 * options_.width, 0, cost);
-    add_stack_cost(encoder_, "encoder", source, source, cost);
-    add_cost("decoder.layer_norm", decoder_norm_.describe(), 2 * options_.width, 0, cost);
-    add_stack_cost(decoder_, "decoder", target, source, cost);
-    add_cost("trg_word_prj", "output tied to the encoder", 0, target * table.output_macs(), cost);
+    const index_t of_norm = 2 * options_.width, macs = target * table.output_macs();
+    cost.layers.push_back({"encoder.layer_norm", encoder_norm_.describe(), of_norm, 0, 0, 0, 0});
+    detail::add_stack_cost<T, Device>(encoder_, "encoder", options_.width, source, source, cost);
+    cost.layers.push_back({"decoder.layer_norm", decoder_norm_.describe(), of_norm, 0, 0, 0, 0});
+    detail::add_stack_cost<T, Device>(decoder_, "decoder", options_.width, target, source, cost);
+    cost.layers.push_back({"trg_word_prj", "output tied to the encoder", 0, 0, macs, macs, 0});
     return cost;
   }
 
  private:
   friend class transformer_decoding<T, Device>;
 
-  /// A packed batch. If `bring` packed it: the bytes of its block, and the number of tokens that count.
-  struct brought_pairs {
-    packed_pairs pairs;
-    index_t block = -1, counted = 0;
-  };
   /// Results of a forward pass that the loss and the backward pass need.
   struct passed {
     packed_tokens source, target;
     tensor_view<const T, 2> top;   ///< the decoder's output
     tensor_view<const T, 2> rows;  ///< rows that the table multiplies: token_layer::output_rows of `top`
-    index_t block;                 ///< bytes on the tape; see brought_pairs
+    index_t block;                 ///< bytes on the tape; see detail::brought_pairs
   };
   struct kept_loss {
     passed seen;
@@ -258,41 +232,6 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     label_smoothing smoothing;
     T* exponentials;
   };
-
-  static transformer_options checked(const transformer_options& o) {
-    const bool sizes = o.vocabulary > 0 && o.width > 0 && o.hidden > 0 && o.layers > 0 && o.heads > 0 &&
-                       o.key > 0 && o.value > 0 && o.positions > 0;
-    const bool padding = o.padding == no_token || (o.padding >= 0 && o.padding < o.vocabulary);
-    const bool numbers = o.dropout >= 0.0 && o.dropout < 1.0 && std::isfinite(o.embedding_deviation) &&
-                         o.embedding_deviation >= 0.0;
-    if (!sizes || !padding || !numbers) {
-      detail::throw_error<value_error>({"transformer: ",
-                                        o.layers,
-                                        " layers of width ",
-                                        o.width,
-                                        " and ",
-                                        o.hidden,
-                                        ", ",
-                                        o.heads,
-                                        " heads of ",
-                                        o.key,
-                                        " and ",
-                                        o.value,
-                                        ", ",
-                                        o.positions,
-                                        " positions, ",
-                                        o.vocabulary,
-                                        " tokens, padding ",
-                                        o.padding,
-                                        ", dropout ",
-                                        o.dropout,
-                                        ", embedding deviation ",
-                                        o.embedding_deviation,
-                                        "; sizes must be positive, the padding a token, dropout in [0, 1), ",
-                                        "the deviation not negative"});
-    }
-    return o;
-  }
 
   parameter_t<T> output_scale() const {
     return static_cast<parameter_t<T>>(1.0 / std::sqrt(static_cast<double>(options_.width)));
@@ -333,42 +272,7 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     return x;
   }
 
-  void check_tokens(const char* what, const token_matrix& ids) const {
-    detail::check_dense(*this, what, ids);
-    ops::check_tokens([&] { return describe() + ", " + what; }, ids.flat(), options_.vocabulary,
-                      options_.padding);
-  }
-  void check_sentences(const char* what, const token_matrix& ids) const {
-    check_tokens(what, ids);
-    index_t longest = 0;
-    for (index_t i = 0; i < ids.size(); ++i) {
-      if (ids.data()[i] != options_.padding) longest = std::max(longest, i % ids.extent(1) + 1);
-    }
-    encoding_.require_length(longest);
-  }
-
-  // Packs a batch on the host and uploads it; in training to the tape, from which finish_backward pops it.
-  brought_pairs bring(context<Device>& ctx, scratch_frame& frame, const token_matrix& source,
-                      const token_matrix& target, const token_matrix& next) const {
-    if (source.extent(0) != target.extent(0)) {
-      detail::throw_error<shape_error>(
-          {describe(), ": source tokens ", source.shape(), ", target tokens ", target.shape()});
-    }
-    check_sentences("source", source);
-    check_sentences("target", target);
-    const pair_packing packing(source, target, options_.padding);
-    const index_t bytes = packing.bytes();
-    auto* const block =
-        ctx.training() ? ctx.tape().template push<std::byte>(bytes) : frame.template take<std::byte>(bytes);
-    scratch_frame notes(ctx.host_scratch());
-    auto* const written = ops::upload_buffer(ctx, notes, block, bytes);
-    const index_t counted = packing.write(written, source, target, next, options_.padding, ctx.first_sample(),
-                                          options_.positions);
-    ops::upload(ctx, written, block, bytes);
-    return {packing.in(block), bytes, counted};
-  }
-
-  passed pass(context<Device>& ctx, scratch_frame& frame, const brought_pairs& batch) const {
+  passed pass(context<Device>& ctx, scratch_frame& frame, const detail::brought_pairs& batch) const {
     detail::check_not_moved(*this);
     const packed_tokens &source = batch.pairs.source, &target = batch.pairs.target;
     const tensor_view<const T, 2> encoded = encode(ctx, frame, source);
@@ -380,7 +284,7 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     return {source, target, top, embedding().output_rows(ctx, frame, top), batch.block};
   }
 
-  void run_loss(context<Device>& ctx, scratch_frame& frame, const brought_pairs& batch,
+  void run_loss(context<Device>& ctx, scratch_frame& frame, const detail::brought_pairs& batch,
                 const label_smoothing& smoothing, double* results) const {
     const passed seen = pass(ctx, frame, batch);
     const ops::output_layer<T> output = output_on(seen.rows);
@@ -422,42 +326,6 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     for (std::size_t i = encoder_.size(); i-- > 0;) encoder_[i].backward(ctx, encoded);
     embed_backward(ctx, encoder_norm_, encoded);
     if (seen.block >= 0) ctx.tape().template pop<std::byte>(seen.block);
-  }
-
-  static void add_cost(const std::string& name, const std::string& description, index_t parameters,
-                       index_t macs, model_cost& cost) {
-    cost.layers.push_back({name, description, parameters, 0, macs, macs, 0});
-  }
-  // Adds the cost of each slot, then of the block itself: its norm, and products of queries, keys and values.
-  template <class Layers>
-  void add_stack_cost(const Layers& layers, const std::string& stack, index_t tokens, index_t memory,
-                      model_cost& cost) const {
-    detail::for_each_part(const_cast<Layers&>(layers), stack, [&](const std::string& name, auto& block) {
-      const bool cross = name.size() > 8 && name.compare(name.size() - 8, 8, "enc_attn") == 0;
-      struct slots final : layer_visitor<T, Device> {
-        void on_layer(const std::string& slot, any_layer<T, Device>& layer) override {
-          const bool from_memory =
-              cross && (slot.find(".w_ks") != std::string::npos || slot.find(".w_vs") != std::string::npos);
-          const index_t width = layer.first_matrix().cols;
-          cost->layers.push_back(
-              detail::cost_of_layer(slot, layer, {1, from_memory ? memory : tokens, 1, width}, false));
-        }
-        model_cost* cost;
-        bool cross;
-        index_t tokens, memory;
-      } visitor;
-      visitor.cost = &cost;
-      visitor.cross = cross;
-      visitor.tokens = tokens;
-      visitor.memory = memory;
-      block.visit_layers(visitor, name);
-      index_t products = 0;
-      if constexpr (requires { block.shape(); }) {
-        products =
-            tokens * (cross ? memory : tokens) * (block.shape().key_width() + block.shape().value_width());
-      }
-      add_cost(name, block.describe(), 2 * options_.width, products, cost);
-    });
   }
 
   transformer_options options_;

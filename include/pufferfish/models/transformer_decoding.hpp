@@ -43,20 +43,17 @@ class transformer_decoding {
     }
     require_inference(ctx);
     scratch_frame frame(ctx.scratch());
-    net.check_sentences("source", source);
+    detail::check_sentences(net, net.encoding_, "source", source);
     detail::block_layout layout;
     const detail::token_packing packing(sentences_, detail::count_tokens(source, net.options_.padding), true,
                                         layout);
     auto* const block = frame.take<std::byte>(layout.bytes());
-    {
-      scratch_frame notes(ctx.host_scratch());
-      auto* const written = ops::upload_buffer(ctx, notes, block, layout.bytes());
-      packing.write(written, source, net.options_.padding, 0, net.options_.positions);
-      const token_runs runs = packing.in(written).runs;
+    detail::upload_written(ctx, block, layout.bytes(), [&](std::byte* here) {
+      packing.write(here, source, net.options_.padding, 0, net.options_.positions);
+      const token_runs runs = packing.in(here).runs;
       first_.assign(runs.first, runs.first + sentences_);
       count_.assign(runs.count, runs.count + sentences_);
-      ops::upload(ctx, written, block, layout.bytes());
-    }
+    });
     const packed_tokens packed = packing.in(block);
     const tensor_view<const T, 2> encoded = net.encode(ctx, frame, packed);
     for (const detail::decoder_layer<T, Device>& layer : net.decoder_) {
@@ -92,20 +89,17 @@ class transformer_decoding {
     scratch_frame frame(ctx.scratch());
     auto* const words = frame.take<std::int32_t>(2 * rows);  // tokens, then their positions
     auto* const runs = frame.take<index_t>(2 * rows);
-    {
-      scratch_frame notes(ctx.host_scratch());
-      auto* const words_here = ops::upload_buffer(ctx, notes, words, 2 * rows);
-      auto* const runs_here = ops::upload_buffer(ctx, notes, runs, 2 * rows);
-      std::copy(tokens.begin(), tokens.end(), words_here);
-      std::fill_n(words_here + rows, rows, static_cast<std::int32_t>(length()));
+    detail::upload_written(ctx, words, 2 * rows, [&](std::int32_t* here) {
+      std::copy(tokens.begin(), tokens.end(), here);
+      std::fill_n(here + rows, rows, static_cast<std::int32_t>(length()));
+    });
+    detail::upload_written(ctx, runs, 2 * rows, [&](index_t* here) {
       for (index_t i = 0; i < rows; ++i) {
         const auto sentence = static_cast<std::size_t>(sentences[static_cast<std::size_t>(i)]);
-        runs_here[i] = first_[sentence];
-        runs_here[rows + i] = count_[sentence];
+        here[i] = first_[sentence];
+        here[rows + i] = count_[sentence];
       }
-      ops::upload(ctx, words_here, words, 2 * rows);
-      ops::upload(ctx, runs_here, runs, 2 * rows);
-    }
+    });
     const token_runs memory_runs{rows, runs, runs + rows};
     packed_tokens packed;
     packed.tokens = {words, tokens.size()};

@@ -4,7 +4,11 @@
 /// \file
 /// Internal: the layers of a Transformer's two stacks over packed tokens, and memory for their activations.
 
+#include <string>
+#include <utility>
+
 #include <pufferfish/models/packed_tokens.hpp>
+#include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/layers/attention.hpp>
 #include <pufferfish/nn/layers/feed_forward.hpp>
 
@@ -129,6 +133,40 @@ void for_each_part(Layers& layers, const std::string& stack, F&& f) {
     const std::string layer = join_name(stack, "layer_stack." + std::to_string(i));
     layers[i].for_each_part([&](const char* part, auto& block) { f(join_name(layer, part), block); });
   }
+}
+
+/// Cost of the slots of a part, for `tokens` tokens; keys and values of `memory` tokens if `cross` is set.
+template <class T, class Device>
+struct slot_costs final : layer_visitor<T, Device> {
+  slot_costs(index_t token_count, index_t memory_tokens, bool from_memory, model_cost& to)
+      : tokens(token_count), memory(memory_tokens), cross(from_memory), cost(to) {}
+  void on_layer(const std::string& slot, any_layer<T, Device>& layer) override {
+    const bool of_memory =
+        cross && (slot.find(".w_ks") != std::string::npos || slot.find(".w_vs") != std::string::npos);
+    const index_t width = layer.first_matrix().cols;
+    cost.layers.push_back(cost_of_layer(slot, layer, {1, of_memory ? memory : tokens, 1, width}, false));
+  }
+  index_t tokens, memory;
+  bool cross;
+  model_cost& cost;
+};
+
+/// Adds the cost of a stack whose layers see `tokens` tokens, and `memory` tokens of the encoder's output: of
+/// each slot, then of the part itself: its norm over `width` features, and products of queries, keys and
+/// values.
+template <class T, class Device, class Layers>
+void add_stack_cost(const Layers& layers, const std::string& stack, index_t width, index_t tokens,
+                    index_t memory, model_cost& cost) {
+  for_each_part(const_cast<Layers&>(layers), stack, [&](const std::string& name, auto& part) {
+    const bool cross = name.ends_with("enc_attn");
+    slot_costs<T, Device> slots(tokens, memory, cross, cost);
+    part.visit_layers(slots, name);
+    index_t products = 0;
+    if constexpr (requires { part.shape(); }) {
+      products = tokens * (cross ? memory : tokens) * (part.shape().key_width() + part.shape().value_width());
+    }
+    cost.layers.push_back({name, part.describe(), 2 * width, 0, products, products, 0});
+  });
 }
 
 }  // namespace detail

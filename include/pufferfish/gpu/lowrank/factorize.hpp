@@ -62,7 +62,7 @@ template <class Check>
   try {
     check();
   } catch (const value_error& e) {
-    throw_error<value_error>({name, ": ", e.what()});
+    pufferfish::detail::throw_error<value_error>({name, ": ", e.what()});
   }
   pufferfish::detail::throw_error<value_error>({name, ": svd: refused"});
 }
