@@ -10,15 +10,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <functional>
-#include <limits>
-#include <mutex>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,101 +21,14 @@
 #include <pufferfish/lowrank/budget/budget.hpp>
 #include <pufferfish/lowrank/factorization/factors.hpp>
 #include <pufferfish/lowrank/factorization/layer_truncation.hpp>
+#include <pufferfish/weights/file_work.hpp>
 #include <pufferfish/weights/metadata.hpp>
 #include <pufferfish/weights/plan.hpp>
 #include <pufferfish/weights/weight_matrices.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Outcome for one tensor. A tensor that was copied has rank 0 and equal numbers of parameters; in the report
-/// of factorize_weights its `reason` says why.
-struct weight_result {
-  std::string name;  ///< name in the dense file
-  tensor_dtype dtype{};
-  std::vector<index_t> shape;
-  bool factorized = false;      ///< or merged, in the report of merge_weights
-  std::string reason;           ///< why the tensor was copied
-  index_t layer = 0;            ///< see weight_decision
-  index_t rank = 0;             ///< of each matrix
-  index_t parts = 1;            ///< number of matrices
-  bool embedding = false;       ///< see weight_decision
-  double kept_energy = 1.0;     ///< sum of kept sigma^2 / ||A||_F^2
-  double relative_error = 0.0;  ///< ||A - up down||_F / ||A||_F with the factors rounded as in the file
-  truncation kind = truncation::plain;
-  double weighted_energy = 1.0;  ///< see factor_report
-  /// Predicted growth of the mean loss, to second order; NaN: no statistics of gradients.
-  double predicted_loss = std::numeric_limits<double>::quiet_NaN();
-  index_t parameters_before = 0;
-  index_t parameters_after = 0;
-  double seconds = 0.0;  ///< of reading and computing; 0 if no factors were computed
-};
-
-/// Outcome for a file. Parameters are elements of floating-point tensors, so that integer buffers do not
-/// count. The numbers of the file are the sums of those of its tensors.
-///
-/// \code
-/// for (const weight_result& tensor : report.tensors) {
-///   if (tensor.factorized) std::printf("%s: rank %td\n", tensor.name.c_str(), tensor.rank);
-/// }
-/// \endcode
-struct weight_report {
-  std::vector<weight_result> tensors;  ///< in the order of the file that was read
-  index_t parameters_before = 0;
-  index_t parameters_after = 0;
-  double seconds = 0.0;  ///< wall-clock time of the whole call
-};
-
-/// Called after each tensor, one call at a time, with the share of the work done, 0 .. 1. Tensors come in the
-/// order in which they are written, by falling element size and cost, not in that of the file. With several
-/// threads, any of them makes the calls. An exception thrown by the observer ends the call and is rethrown to
-/// the caller; no file is written.
-using weight_observer = std::function<void(const weight_result& tensor, double share)>;
-
 namespace detail {
-
-/// Size in bytes of the pieces in which an unchanged tensor is copied.
-inline constexpr std::uint64_t copy_piece = std::uint64_t{1} << 20;
-
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// Runs make(task) on `threads` threads, and finish(task, result) in the order of the tasks, one at a time,
-/// on the thread that has completed the next missing result. Results wait in memory for those of earlier
-/// tasks. The first exception is rethrown, and no further finish is called after one of finish. Throws
-/// value_error for less than 1 thread.
-template <class Result, class Make, class Finish>
-void run_in_order(int threads, index_t tasks, const Make& make, const Finish& finish) {
-  std::vector<std::optional<Result>> waiting(static_cast<std::size_t>(tasks));
-  std::mutex mutex;
-  std::size_t next = 0;
-  bool broken = false;
-  thread_pool(threads).run(tasks, [&](index_t task, int) {
-    Result result = make(task);
-    const std::lock_guard lock(mutex);
-    waiting[static_cast<std::size_t>(task)] = std::move(result);
-    while (!broken && next < waiting.size() && waiting[next]) {
-      broken = true;  // stays true if finish throws
-      finish(static_cast<index_t>(next), std::move(*waiting[next]));
-      broken = false;
-      waiting[next++].reset();
-    }
-  });
-}
-
-/// Computes up * down, [rows x rank] times [rank x cols], in blocks of 256 rows, with sums in double, and
-/// passes each to visit(first_row, block). The block is valid during the call.
-template <class T, class Visit>
-void visit_product(const tensor_view<const T, 2>& up, const tensor_view<const T, 2>& down,
-                   const Visit& visit) {
-  constexpr index_t block_rows = 256;
-  for (index_t first = 0; first < up.extent(0); first += block_rows) {
-    const index_t rows = std::min(block_rows, up.extent(0) - first);
-    tensor<double, 2> block({rows, down.extent(1)});
-    add_product_tn(transpose(up.slice(0, first, rows)), down, block);
-    visit(first, std::as_const(block));
-  }
-}
 
 /// Factors of a tensor, as bytes in the dtype of the file.
 struct made_factors {
@@ -198,48 +105,6 @@ made_factors factorize_tensor(const safetensors_reader& file, const weight_task&
   out.result.predicted_loss = predicted;
   out.result.parameters_after = decision.parts * factor_parameters(decision.rows, decision.cols, rank);
   return out;
-}
-
-/// Shapes of the factors NAME.down and NAME.up of a weight W.
-///   parts matrices of rows x cols, stacked by rows: [parts rank][...] and [parts rows][rank][1]...,
-///   where
-///     `...` are the extents of W after the first; part p is the product of rows p rows .. of `up` and rows
-///     p rank .. of `down`
-///   embedding [vocabulary][width]: [vocabulary][rank] and [width][rank]; W = down up^T
-/// Two consecutive layers have weights of these shapes: two linear layers; a convolution and a 1x1
-/// convolution with the same number of groups; an embedding and a linear layer.
-inline std::pair<std::vector<index_t>, std::vector<index_t>> factor_shapes(const std::vector<index_t>& shape,
-                                                                           const weight_decision& decision,
-                                                                           index_t rank) {
-  if (decision.embedding) return {{shape[0], rank}, {shape[1], rank}};
-  std::vector<index_t> down = shape, up{shape[0], rank};
-  down[0] = decision.parts * rank;
-  for (std::size_t d = 2; d < shape.size(); ++d) up.push_back(1);
-  return {down, up};
-}
-
-/// Copies the bytes of a tensor into the tensor that `to` has begun, in pieces of copy_piece bytes.
-inline void copy_tensor(const safetensors_reader& from, const tensor_place& place, safetensors_writer& to) {
-  std::vector<std::uint8_t> piece;
-  for (std::uint64_t at = 0; at < place.bytes; at += piece.size()) {
-    piece.resize(static_cast<std::size_t>(std::min(copy_piece, place.bytes - at)));
-    from.read(place, at, piece);
-    to.write(piece);
-  }
-}
-
-/// Order of work, as numbers of tensors: by falling element size, so that all tensors are aligned in the new
-/// file; within a size by falling cost, so that no thread starts an expensive tensor last; of equal cost in
-/// the order of the file.
-inline std::vector<std::size_t> working_order(const std::vector<tensor_place>& tensors,
-                                              const std::vector<double>& cost) {
-  std::vector<std::size_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const std::size_t left = size_of(tensors[a].dtype), right = size_of(tensors[b].dtype);
-    return left != right ? left > right : cost[a] > cost[b];
-  });
-  return order;
 }
 
 /// Number of parameters of all factors if every rank is 1: the least that factorization can reach.
@@ -370,15 +235,11 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   index_t fixed = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const weight_decision& d = plan[i];
-    weight_result& r = report.tensors.emplace_back();
-    r.name = tensors[i].name;
-    r.dtype = tensors[i].dtype;
-    r.shape = tensors[i].shape;
+    weight_result& r = report.tensors.emplace_back(copied(tensors[i]));
     r.reason = d.reason;
     r.layer = d.layer;
     r.parts = d.parts;
     r.embedding = d.embedding;
-    r.parameters_before = r.parameters_after = is_floating(r.dtype) ? tensors[i].count() : 0;
     report.parameters_before += r.parameters_before;
     if (!d.factorize) fixed += r.parameters_before;
     if (d.factorize) {
@@ -388,8 +249,8 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     // Room for the tensor or its two factors, and for two entries in the metadata.
     room += 4 * safetensors_writer::room_for(tensors[i].name + ".down.weight", tensors[i].shape.size());
   }
-  for (const auto& [key, value] : source.metadata()) room += safetensors_writer::room_for(key + value, 0);
-  const double all = std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0));
+  room += room_for_metadata(source);
+  work_share share(cost, observer);
   const std::vector<std::size_t> order = working_order(tensors, cost);
   const index_t least = fixed + least_parameters(plan);
   if (policy.budget > 0 && policy.budget < least) {
@@ -424,7 +285,6 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
     ranks = ranks_for_budget(plan, std::move(gains), fixed, policy, report);
   }
 
-  double done = 0.0;
   std::vector<std::size_t> written(tensors.size(), 0);
   const auto make = [&](index_t task) {
     const std::size_t i = order[static_cast<std::size_t>(task)];
@@ -453,8 +313,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
       copy_tensor(source, place, sink);
     }
     report.tensors[i] = std::move(made.result);
-    done += cost[i];
-    if (observer) observer(report.tensors[i], done / all);
+    share.done(report.tensors[i], cost[i]);
   };
   run_in_order<made_factors>(policy.threads, static_cast<index_t>(order.size()), make, finish);
 

@@ -233,16 +233,11 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
   std::vector<std::size_t> row(tensors.size(), 0);
   std::size_t room = 64;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const index_t count = is_floating(tensors[i].dtype) ? tensors[i].count() : 0;
-    report.parameters_before += count;
+    weight_result r = copied(tensors[i]);
+    report.parameters_before += r.parameters_before;
     room += safetensors_writer::room_for(tensors[i].name, tensors[i].shape.size());
     row[i] = report.tensors.size();
     if (second.count(i) > 0) continue;
-    weight_result& r = report.tensors.emplace_back();
-    r.name = tensors[i].name;
-    r.dtype = tensors[i].dtype;
-    r.shape = tensors[i].shape;
-    r.parameters_before = r.parameters_after = count;
     if (const auto found = pair_of.find(i); found != pair_of.end()) {
       const factor_pair& pair = *found->second;
       r.name = pair.name;
@@ -258,9 +253,10 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
       r.name = bias->second;
     }
     report.parameters_after += r.parameters_after;
+    report.tensors.push_back(std::move(r));
   }
-  for (const auto& [key, value] : source.metadata()) room += safetensors_writer::room_for(key + value, 0);
-  const double all = std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0));
+  room += room_for_metadata(source);
+  work_share share(cost, observer);
   const std::vector<std::size_t> order = working_order(tensors, cost);
   safetensors_writer sink(out, room);
 
@@ -268,7 +264,6 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
     std::vector<std::uint8_t> bytes;
     double seconds = 0.0;
   };
-  double done = 0.0;
   const auto make = [&](index_t task) {
     merged_bytes made;
     const auto found = pair_of.find(order[static_cast<std::size_t>(task)]);
@@ -290,8 +285,7 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
       copy_tensor(source, tensors[i], sink);
     }
     r.seconds = made.seconds;
-    done += cost[i];
-    if (observer) observer(r, done / all);
+    share.done(r, cost[i]);
   };
   run_in_order<merged_bytes>(threads, static_cast<index_t>(order.size()), make, finish);
 

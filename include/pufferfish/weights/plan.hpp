@@ -6,12 +6,7 @@
 /// network, so the choice follows from names, dtypes, shapes and a policy. factorize.hpp executes the plan.
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <initializer_list>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,176 +15,18 @@
 #include <vector>
 
 #include <pufferfish/io/tensor_info.hpp>
-#include <pufferfish/linalg/svd/svd.hpp>
-#include <pufferfish/lowrank/factorization/factors.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/selection.hpp>
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/weights/policy.hpp>
+#include <pufferfish/weights/tensor_names.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which tensors of a file to factorize, and to what rank. The default is the paper's: rank ratio 1/4, the
-/// first and the last layer dense, embeddings dense.
-///
-/// \code
-/// weight_policy policy;
-/// policy.rank = energy_kept{0.9};
-/// policy.exclude = [](const std::string& name) { return name.starts_with("decoder."); };
-/// policy.threads = 4;
-/// \endcode
-struct weight_policy {
-  rank_policy rank = rank_ratio{0.25};
-  /// If not 0: upper bound of the number of floating-point elements in the new file. `allocate` then
-  /// chooses the ranks and the weights that stay dense, and `rank` is unused. It compares components by
-  /// predicted loss if there are `statistics`, otherwise by their share of the energy of their weight.
-  index_t budget = 0;
-  /// Number of layers at the start that stay dense. weight_plan defines the order of layers.
-  index_t keep_first = 1;
-  /// Whether the last layer stays dense.
-  bool keep_last = true;
-  /// If `include` is set, only weights for which it returns true are factorized. A weight for which `exclude`
-  /// returns true stays dense.
-  std::function<bool(const std::string&name)> include, exclude;
-  /// Whether embeddings stay dense. An embedding for which `include` returns true is factorized either way.
-  bool embeddings_dense = true;
-  /// Ranks of embeddings; if not set, `rank` is used. Not allowed together with a budget.
-  std::optional<rank_policy> embedding_rank;
-  /// Marks further embeddings: a weight of two dimensions for which the function returns true is an
-  /// embedding even if its name does not look like one (the table encoder.weight of a language model).
-  std::function<bool(const std::string& name)> embedding;
-  /// Whether the packed projections of query, key and value in attention, NAME.in_proj_weight, stay
-  /// dense. PyTorch's MultiheadAttention cannot load factors of them.
-  bool projections_dense = true;
-  /// Returns the number of groups of the convolution with this weight, which a file does not
-  /// record. Called for weights of four dimensions; not set: 1 group.
-  std::function<index_t(const std::string& name)> groups;
-  /// Statistics by weight name (see read_statistics), for truncations other than plain and for
-  /// predicted losses. They must outlive the call and cover every weight that is factorized; a
-  /// budget then compares predicted losses. nullptr: no statistics.
-  const network_statistics* statistics = nullptr;
-  /// Truncation of all weights; not set: the most exact one that all their statistics allow.
-  std::optional<truncation> truncate;
-  svd_method method = svd_method::automatic;  ///< of the decompositions of factorize_weights
-  std::uint64_t seed = 0;                     ///< of randomized decompositions
-  /// Number of tensors processed at once, each on its own thread, at least 1; the result does not depend on
-  /// it.
-  int threads = 1;
-};
-
-/// Name, dtype and shape of a tensor: all that a plan depends on besides the policy.
-struct weight_tensor {
-  std::string name;
-  tensor_dtype dtype{};
-  std::vector<index_t> shape;
-};
-
-/// Decision about one tensor. A factorized tensor consists of `parts` matrices of rows x cols, stacked by
-/// rows, which all get the same rank. rows, cols and parts are set for all weight matrices, also for those
-/// that stay dense because of their layer; the matrix of a convolution has in / g x height x width columns.
-struct weight_decision {
-  bool factorize = false;
-  std::string reason;  ///< why the tensor stays dense; empty if it is factorized
-  index_t layer = 0;   ///< number of the layer in the guessed order, from 1; 0: embedding, or no weight
-  index_t parts = 1;   ///< gates of a recurrent layer, groups of a convolution, 3 packed projections; else 1
-  index_t rows = 0;
-  index_t cols = 0;
-  bool embedding = false;      ///< an embedding table; detail::factor_shapes defines its factors' shapes
-  std::size_t bias_of = npos;  ///< index of the weight whose bias this tensor is; npos: none
-  static constexpr std::size_t npos = static_cast<std::size_t>(-1);
-};
-
 namespace detail {
-
-/// is_weight_name: "weight" or "NAME.weight". stem_of: "layer1.conv.weight" -> "layer1.conv", "weight" -> "".
-inline bool is_weight_name(std::string_view name) { return name == "weight" || name.ends_with(".weight"); }
-inline std::string_view stem_of(std::string_view name) {
-  const std::size_t dot = name.rfind('.');
-  return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
-}
-/// "layer1.conv1.weight" -> "weight".
-inline std::string_view last_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
-inline std::string joined(std::string_view stem, std::string_view last) {
-  return stem.empty() ? std::string(last) : std::string(stem) + "." + std::string(last);
-}
-
-/// The two names that replace a weight's: X.weight becomes X.down.weight and X.up.weight, so that a sequence
-/// of two layers called down and up loads them; a recurrent weight W becomes W.down and W.up.
-inline std::string factor_name(const std::string& weight, std::string_view side) {
-  if (!is_weight_name(weight)) return weight + "." + std::string(side);
-  return joined(joined(stem_of(weight), side), "weight");
-}
-
-/// A name's dotted components.
-inline std::vector<std::string_view> components_of(std::string_view name) {
-  std::vector<std::string_view> parts;
-  while (true) {
-    const std::size_t dot = name.find('.');
-    parts.push_back(name.substr(0, dot));
-    if (dot == std::string_view::npos) return parts;
-    name.remove_prefix(dot + 1);
-  }
-}
-
-/// Compares letter by letter, but runs of digits as numbers: layer2 comes before layer10.
-inline bool natural_less(std::string_view a, std::string_view b) {
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  std::size_t i = 0, j = 0;
-  while (i < a.size() && j < b.size()) {
-    if (is_digit(a[i]) && is_digit(b[j])) {
-      const auto number = [&](std::string_view text, std::size_t& at) {
-        while (at + 1 < text.size() && text[at] == '0' && is_digit(text[at + 1])) ++at;
-        const std::size_t begin = at;
-        while (at < text.size() && is_digit(text[at])) ++at;
-        return text.substr(begin, at - begin);
-      };
-      const std::string_view left = number(a, i), right = number(b, j);
-      if (left != right) return left.size() != right.size() ? left.size() < right.size() : left < right;
-    } else if (a[i] != b[j]) {
-      return static_cast<unsigned char>(a[i]) < static_cast<unsigned char>(b[j]);
-    } else {
-      ++i;
-      ++j;
-    }
-  }
-  return a.size() - i < b.size() - j;
-}
-
-/// Returns -1 for usual names of the first layer of a network, 1 for usual names of the last, otherwise 0.
-inline int end_of_network(std::string_view stem) {
-  std::vector<std::string_view> parts = components_of(stem);
-  while (parts.size() > 1 && (parts[0] == "module" || parts[0] == "model" || parts[0] == "backbone")) {
-    parts.erase(parts.begin());
-  }
-  const auto is_one_of = [](std::string_view name, std::initializer_list<std::string_view> names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  if (is_one_of(parts[0], {"conv1", "stem", "conv_stem", "conv_in", "patch_embed", "conv_proj"})) return -1;
-  if (is_one_of(parts[0], {"fc", "classifier", "head", "heads", "lm_head", "cls", "score"})) return 1;
-  return parts.size() == 1 && is_one_of(parts[0], {"linear", "decoder", "output", "out"}) ? 1 : 0;
-}
-
-/// Recognizes embeddings by the names they have in common networks.
-inline bool looks_like_embedding(std::string_view stem) {
-  const std::string_view own = stem.substr(stem.rfind('.') + 1);  // all of it if there is no dot
-  return own == "wte" || own == "wpe" || own == "shared" || own == "emb" || own.starts_with("embed_") ||
-         own.ends_with("embedding") || own.ends_with("embeddings") || own.ends_with("embed") ||
-         own.ends_with("_emb");
-}
 
 /// Rank policy of one weight when there is no budget.
 inline const rank_policy& rank_policy_of(const weight_policy& policy, const weight_decision& decision) {
   return decision.embedding && policy.embedding_rank ? *policy.embedding_rank : policy.rank;
-}
-
-/// Last component of the name of attention's packed projections.
-inline constexpr std::string_view packed_projections = "in_proj_weight";
-
-/// "weight_ih_l0_reverse" -> {"weight_ih", "_l0_reverse"}; empty views for all but recurrent weights.
-inline std::pair<std::string_view, std::string_view> recurrent_name(std::string_view last) {
-  const std::string_view side = last.substr(0, 9), layer = last.substr(std::min<std::size_t>(9, last.size()));
-  if (side != "weight_ih" && side != "weight_hh") return {};
-  if (!layer.empty() && layer.substr(0, 2) != "_l") return {};
-  return {side, layer};
 }
 
 /// Makes the plan of one list of tensors; operator() is called once. Each tensor first gets a reason to stay
