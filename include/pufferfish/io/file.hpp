@@ -5,7 +5,6 @@
 /// Whole files: `read_file` with a size limit, and `atomic_writer`,
 /// which replaces a file in one step or not at all. POSIX only.
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -19,212 +18,17 @@
 #include <limits>
 #include <span>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
-#include <pufferfish/core/config.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/io/descriptor.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Default size limit of the readers of this folder, for
 /// a file and for its decompressed content: 4 GiB each.
 inline constexpr std::uint64_t default_read_limit = std::uint64_t{1} << 32;
-
-namespace detail {
-
-[[noreturn]] inline void throw_system_error(const std::string& path, const std::string& what, int code) {
-  throw_error<io_error>({path, ": ", what, ": ", std::generic_category().message(code)});
-}
-
-/// Owns a file descriptor and closes it.
-/// Move-only; -1 is no descriptor.
-class file_descriptor {
- public:
-  file_descriptor() = default;
-  explicit file_descriptor(int fd) : fd_(fd) {}
-  file_descriptor(file_descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  file_descriptor& operator=(file_descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~file_descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
-
-/// open(2), repeated if a signal interrupts it. If the result is not open, errno has the reason.
-inline file_descriptor open_file(const std::string& path, int flags) {
-  for (;;) {
-    const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
-    if (fd >= 0 || errno != EINTR) return file_descriptor(fd);
-  }
-}
-
-/// Writes all bytes. Throws io_error; `path` is used only in its text.
-inline void write_all(int fd, std::span<const std::uint8_t> bytes, const std::string& path) {
-  const std::size_t total = bytes.size();
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(fd, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30));
-    if (written < 0) {
-      const int code = errno;
-      if (code == EINTR) continue;
-      throw_system_error(
-          path, "cannot write " + std::to_string(bytes.size()) + " of " + std::to_string(total) + " bytes",
-          code);
-    }
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-}
-
-/// The same at an offset of the file. The file position used by write(2) does not change.
-inline void write_all_at(int fd, std::uint64_t offset, std::span<const std::uint8_t> bytes,
-                         const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written =
-        ::pwrite(fd, bytes.data(), std::min(bytes.size(), std::size_t{1} << 30), static_cast<off_t>(offset));
-    if (written < 0) {
-      const int code = errno;
-      if (code == EINTR) continue;
-      throw_system_error(
-          path, "cannot write " + std::to_string(bytes.size()) + " bytes at byte " + std::to_string(offset),
-          code);
-    }
-    offset += static_cast<std::uint64_t>(written);
-    bytes = bytes.subspan(static_cast<std::size_t>(written));
-  }
-}
-
-/// Fills `out` from an offset of the file. Throws io_error, also if the file has become too short.
-inline void read_all_at(int fd, std::uint64_t offset, std::span<std::uint8_t> out, const std::string& path) {
-  while (!out.empty()) {
-    const ssize_t got =
-        ::pread(fd, out.data(), std::min(out.size(), std::size_t{1} << 30), static_cast<off_t>(offset));
-    if (got < 0) {
-      const int code = errno;
-      if (code == EINTR) continue;
-      throw_system_error(path, "cannot read at byte " + std::to_string(offset), code);
-    }
-    if (got == 0) {
-      throw_error<io_error>({path, ": ends at byte ", offset, ", ", out.size(), " bytes too early"});
-    }
-    offset += static_cast<std::uint64_t>(got);
-    out = out.subspan(static_cast<std::size_t>(got));
-  }
-}
-
-/// fsync(2), repeated if a signal interrupts it. False after an error, with the reason in errno.
-inline bool sync(int fd) {
-  for (;;) {
-    if (::fsync(fd) == 0) return true;
-    if (errno != EINTR) return false;
-  }
-}
-
-/// flock(2), repeated likewise. With LOCK_NB the call does not wait for another process.
-inline bool lock(int fd, int operation) {
-  for (;;) {
-    if (::flock(fd, operation) == 0) return true;
-    if (errno != EINTR) return false;
-  }
-}
-
-/// True if the path still names the file that the descriptor has open.
-inline bool names_open_file(const std::string& path, int fd) {
-  struct stat by_path {};
-  struct stat by_descriptor {};
-  return ::lstat(path.c_str(), &by_path) == 0 && ::fstat(fd, &by_descriptor) == 0 &&
-         by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev;
-}
-
-/// Folder (with its slash; "./" if the path has none) and last component.
-inline std::pair<std::string, std::string> split_path(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return {"./", path};
-  return {path.substr(0, slash + 1), path.substr(slash + 1)};
-}
-
-/// True for a regular file or a link to one; false also if the path cannot be examined.
-inline bool is_regular_file(const std::string& path) {
-  struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
-}
-
-/// True for "<target>.tmp-<digits>-<digits>".
-inline bool is_temporary_name(std::string_view name, std::string_view target) {
-  constexpr std::string_view mark = ".tmp-";
-  if (name.substr(0, target.size()) != target) return false;
-  name.remove_prefix(target.size());
-  if (name.substr(0, mark.size()) != mark) return false;
-  name.remove_prefix(mark.size());
-  const std::size_t dash = name.find('-');
-  const auto all_digits = [](std::string_view text) {
-    return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
-  };
-  return dash != std::string_view::npos && all_digits(name.substr(0, dash)) &&
-         all_digits(name.substr(dash + 1));
-}
-
-/// Removes temporaries of this target whose writers were killed. A living writer holds a lock on its
-/// temporary; process ids are no evidence, as they repeat in containers and differ between them.
-/// Files that cannot be locked or removed are kept: a leftover must not prevent the next write.
-inline void remove_stale_temporaries(const std::string& folder, const std::string& target) {
-  DIR* const listing = ::opendir(folder.c_str());
-  if (listing == nullptr) return;
-  std::vector<std::string> found;
-  while (const dirent* entry = ::readdir(listing)) {
-    if (is_temporary_name(entry->d_name, target)) found.push_back(folder + entry->d_name);
-  }
-  ::closedir(listing);
-  for (const std::string& path : found) {
-    const file_descriptor file = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
-    if (!file.is_open() || !lock(file.get(), LOCK_EX | LOCK_NB)) continue;
-    // Between the listing and the lock, the owner may have
-    // renamed this file and created another one of the same name.
-    if (names_open_file(path, file.get())) ::unlink(path.c_str());
-  }
-}
-
-}  // namespace detail
-
-namespace detail {
-
-/// True if a path names a descriptor that the process has already open:
-/// standard input, or the path to which a shell expands <(command).
-inline bool names_descriptor(std::string_view path) {
-  return path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/self/fd/");
-}
-
-/// Opens a regular file, or a pipe that the process has already open (see
-/// names_descriptor), and sets `status`. Never blocks; opening a named pipe would
-/// wait for another process to write to it. Throws io_error for anything else.
-inline file_descriptor open_for_reading(const std::string& path, struct stat& status) {
-  file_descriptor file = open_file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
-  if (!file.is_open()) throw_system_error(path, "cannot open for reading", errno);
-  if (::fstat(file.get(), &status) != 0) throw_system_error(path, "cannot read its size", errno);
-  if (S_ISDIR(status.st_mode)) throw_system_error(path, "cannot read", EISDIR);
-  // A device may never end: reading up to a limit of gigabytes could exhaust the memory first.
-  if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode)) {
-    throw_error<io_error>({path, ": a device, not a file"});
-  }
-  if (!S_ISREG(status.st_mode)) {
-    if (!names_descriptor(path)) throw_error<io_error>({path, ": a named pipe, not a file"});
-    const int flags = ::fcntl(file.get(), F_GETFL);
-    if (flags < 0 || ::fcntl(file.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) {
-      throw_system_error(path, "cannot wait for its bytes", errno);
-    }
-  }
-  return file;
-}
-
-}  // namespace detail
 
 /// The bytes of a file, read to its end, or of a pipe that the process has already open:
 /// /dev/stdin, /dev/fd/N. `limit`: largest size accepted, in bytes; a larger regular file is
@@ -248,11 +52,11 @@ inline std::vector<std::uint8_t> read_file(const std::string& path,
   std::size_t used = 0;
   for (;;) {
     if (used == bytes.size()) bytes.resize(2 * bytes.size());
-    const ssize_t got =
-        ::read(file.get(), bytes.data() + used, std::min(bytes.size() - used, std::size_t{1} << 30));
+    const ssize_t got = detail::uninterrupted([&] {
+      return ::read(file.get(), bytes.data() + used, std::min(bytes.size() - used, detail::largest_piece));
+    });
     if (got < 0) {
       const int code = errno;
-      if (code == EINTR) continue;
       detail::throw_system_error(path, "cannot read after " + std::to_string(used) + " bytes", code);
     }
     if (got == 0) break;
