@@ -50,8 +50,7 @@ template <class T>
 /// within the range of double.
 PUFFERFISH_COLD inline tensor<double, 2> in_range(const tensor_view<const double, 2>& a) {
   tensor<double, 2> scaled = product_operand(a).copy();
-  const double scale = unit_scale(largest_magnitude(scaled));
-  scale_by(scale, scaled.data(), scaled.size());
+  scale_to_unit(scaled);
   return scaled;
 }
 
