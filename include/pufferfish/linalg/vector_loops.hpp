@@ -6,6 +6,9 @@
 /// instruction set; the widest one that the processor supports is used. The order of summation depends only
 /// on lengths and instruction set.
 
+#include <cstddef>
+#include <utility>
+
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/linalg/isa.hpp>
 
