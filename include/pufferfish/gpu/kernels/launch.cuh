@@ -247,6 +247,22 @@ PUFFERFISH_HOST_DEVICE inline bool aligned16(const P*... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) | ... | std::uintptr_t{0}) & 15U) == 0;
 }
 
+/// Whether runs of `count` elements can be read and written in vectors at these addresses and after them.
+template <class T, class... P>
+PUFFERFISH_HOST_DEVICE inline bool whole_vectors(index_t count, const P*... pointers) {
+  return count % vector_width<T> == 0 && aligned16(pointers...);
+}
+
+/// Calls f with the number of elements per access, as a type: a vector's or 1.
+template <class T, class F>
+void with_width(bool vectors, F f) {
+  if (vectors) {
+    f(std::integral_constant<int, vector_width<T>>());
+  } else {
+    f(std::integral_constant<int, 1>());
+  }
+}
+
 /// Accesses of 16 bytes. The address must be a multiple of 16. For device memory and shared memory.
 template <class T>
 __device__ inline vector<T> load_vector(const T* from) {

@@ -15,46 +15,13 @@
 
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/gpu/linalg/svd.hpp>
+#include <pufferfish/gpu/lowrank/placed_layer.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
 #include <pufferfish/nn/factorize.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
-
-/// A layer outside of a network, whose parameters are in uninitialized memory of the device.
-template <class T>
-class placed_layer {
- public:
-  using layer_type = any_layer<T, device::gpu>;
-  using value_type = parameter_t<T>;
-
-  /// Binds the layer's parameters to one block of `memory`, in the order in which the layer shows them.
-  /// Buffers stay where they are. Throws what the memory source throws.
-  placed_layer(memory_source& memory, layer_type layer) : layer_(std::move(layer)) {
-    index_t size = 0, offset = 0;
-    pufferfish::detail::for_each_parameter(layer_, [&](const std::string&, auto& p) { size += p.size(); });
-    values_ = memory_block<value_type>(memory, size, uninitialized);
-    pufferfish::detail::for_each_parameter(layer_, [&](const std::string&, auto& p) {
-      p.relocate(values_.data() + offset, true);
-      offset += p.size();
-    });
-  }
-
-  layer_type& layer() { return layer_; }
-
- private:
-  layer_type layer_;
-  memory_block<value_type> values_;
-};
-
-/// A slot and its new layer; none if the slot is not chosen or would grow.
-template <class T>
-struct slot_replacement {
-  any_layer<T, device::gpu>* slot;
-  std::optional<placed_layer<T>> layer;
-  std::vector<factor_report> reports;
-};
 
 /// Throws the error that `check` throws, with a layer's name before its text.
 template <class Check>
@@ -209,23 +176,6 @@ class layer_factorizer {
   eigensolver& solver_;
   const factorize_policy& policy_;
 };
-
-/// Swaps layers into slots of a network and makes new arenas. The network is unchanged if memory for the
-/// arenas runs out. Each of `replaced` has a slot and an optional layer.
-template <class Root, class Replacements>
-void replace_layers(model<Root, device::gpu>& net, Replacements& replaced) {
-  const auto swap_all = [&] {
-    for (auto& one : replaced) {
-      if (one.layer) std::swap(*one.slot, one.layer->layer());
-    }
-  };
-  try {
-    net.rearrange([&](Root&) { swap_all(); });
-  } catch (...) {
-    swap_all();
-    throw;
-  }
-}
 
 /// A weight [out][in][height][width] of a layer of this library as the
 /// matrix [height width in][out] that is stored.

@@ -6,7 +6,6 @@
 /// and train/run/steps.hpp.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -14,12 +13,10 @@
 #include <string>
 #include <thread>
 #include <type_traits>
-#include <vector>
 
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/core/record_line.hpp>
 #include <pufferfish/gpu/comm/staging.hpp>
-#include <pufferfish/gpu/kernels/train/training.hpp>
 #include <pufferfish/gpu/lowrank/factorize.hpp>
 #include <pufferfish/gpu/optim/any_optimizer.hpp>
 #include <pufferfish/gpu/optim/frobenius_decay.hpp>
@@ -27,6 +24,7 @@
 #include <pufferfish/gpu/train/augment.hpp>
 #include <pufferfish/gpu/train/host_rows.hpp>
 #include <pufferfish/gpu/train/input_place.hpp>
+#include <pufferfish/gpu/train/step_results.hpp>
 #include <pufferfish/train/run/steps.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -36,99 +34,6 @@ template <class T>
 struct optimizer_of {
   static_assert(std::is_same_v<T, float>, "pufferfish: on a device, parameters are trained in float");
   using type = any_optimizer;
-};
-
-/// Sums over the steps of an epoch, in device memory. The host reads them some steps later, so that it waits
-/// for a step only if it is `lag` steps ahead of it. One thread at a time uses an object.
-class lagging_sums {
- public:
-  static constexpr std::uint64_t lag = 4;
-
-  lagging_sums() : sums_(device_memory(), 1), come_(pinned_memory(), lag) {}
-
-  /// Starts an epoch with these sums, and forgets the results of earlier steps.
-  void set(gpu_context& ctx, const kernels::epoch_sums& sums) {
-    kernels::set_sums(ctx.stream(), sums, sums_.data());
-    steps_ = 0;
-  }
-  /// Adds a step's results. Part of a step's work; may be captured.
-  void add_step(gpu_context& ctx, const double* results, const step_share& share, const int* skip) {
-    kernels::add_step(ctx.stream(), results, share.samples, skip, sums_.data());
-  }
-
-  /// To be called after a step's work; not to be captured. Returns the sums as of `lag` steps ago, if any.
-  std::optional<kernels::epoch_sums> after_step(gpu_context& ctx) {
-    const std::uint64_t slot = steps_ % lag;
-    std::optional<kernels::epoch_sums> seen;
-    if (steps_ >= lag) {
-      reached_[slot].synchronize();
-      seen = come_.data()[slot];
-    }
-    check(cudaMemcpyAsync(come_.data() + slot, sums_.data(), sizeof(kernels::epoch_sums),
-                          cudaMemcpyDeviceToHost, ctx.stream()),
-          "cudaMemcpyAsync of sums to the host");
-    reached_[slot].record(ctx.stream());
-    ++steps_;
-    return seen;
-  }
-  /// The sums of all steps. Waits for the device. Does not throw the failures that the context has stored.
-  kernels::epoch_sums now(gpu_context& ctx) {
-    check(cudaStreamSynchronize(ctx.stream()), "cudaStreamSynchronize");
-    kernels::epoch_sums values{};
-    sums_.to_host({&values, 1});
-    return values;
-  }
-
- private:
-  memory_block<kernels::epoch_sums> sums_, come_;
-  std::array<event, lag> reached_;
-  std::uint64_t steps_ = 0;
-};
-
-/// One graph for each kind of step in a run: whole batches, and the last one of an epoch; for sentences, one
-/// for each number of rows. Of more than `most` graphs the least recently used one is dropped.
-class graphs_by_key {
- public:
-  static constexpr std::size_t most = 64;
-
-  /// The graph of this key. A new key gets an empty graph. The reference is valid until the next call.
-  step_graph& of(step_graph::key_type key) {
-    ++time_;
-    const auto found =
-        std::find_if(graphs_.begin(), graphs_.end(), [&](const auto& e) { return e.key == key; });
-    if (found != graphs_.end()) {
-      found->used = time_;
-      return found->graph;
-    }
-    if (graphs_.size() < most) return graphs_.emplace_back(entry{key, time_, {}}).graph;
-    entry& oldest = *std::min_element(graphs_.begin(), graphs_.end(),
-                                      [](const entry& a, const entry& b) { return a.used < b.used; });
-    before_ += oldest.graph.replays();
-    oldest = {key, time_, {}};
-    return oldest.graph;
-  }
-  /// Drops all graphs, after the end of their last launches. replays() still counts them.
-  void clear() {
-    before_ = replays();
-    graphs_.clear();
-  }
-
-  /// Replays of all graphs, of dropped ones, too.
-  std::uint64_t replays() const {
-    std::uint64_t count = before_;
-    for (const entry& e : graphs_) count += e.graph.replays();
-    return count;
-  }
-
- private:
-  struct entry {
-    step_graph::key_type key;
-    std::uint64_t used;
-    step_graph graph;
-  };
-
-  std::uint64_t before_ = 0, time_ = 0;
-  std::vector<entry> graphs_;
 };
 
 }  // namespace gpu::detail
@@ -309,10 +214,7 @@ class run_steps<Task, Comm, device::gpu> {
     const std::span<T> gradients = run.net.store().gradients();
     if (!clips() && !lossy && !scaler_ && run.exchange.arrives_early()) {
       if (run.decay != nullptr) run.decay->begin_step(run.ctx, 0.0);
-      run.exchange.finish(run.ctx, [&run](const gradient_bucket& bucket) {
-        if (run.decay != nullptr) run.decay->add(run.ctx, bucket.offset, bucket.size);
-        run.optimizer.step_range(run.ctx, bucket.offset, bucket.size);
-      });
+      run.exchange.finish(run.ctx, update_bucket(run));
     } else if (finish_exchange(run)) {
       if (scaler_) {
         scaler_->unscale(run.ctx, gradients);
@@ -323,11 +225,9 @@ class run_steps<Task, Comm, device::gpu> {
       } else if (clips()) {
         gpu::gradient_norm(run.ctx, gradients, clip_norm_, facts_.data());
       }
-      if (run.decay != nullptr) {
-        run.decay->begin_step(run.ctx, 0.0);  // the rate of a decoupled decay, which a device does not have
-        run.decay->add(run.ctx, 0, static_cast<index_t>(gradients.size()));
-      }
-      run.optimizer.step_range(run.ctx, 0, static_cast<index_t>(gradients.size()));
+      // 0: the rate of a decoupled decay, which a device does not have
+      if (run.decay != nullptr) run.decay->begin_step(run.ctx, 0.0);
+      update_range(run, 0, static_cast<index_t>(gradients.size()));
       if (scaler_) scaler_->update(run.ctx);
     }
     sums_.add_step(run.ctx, results_.data(), share, skip(run));

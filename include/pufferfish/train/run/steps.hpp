@@ -43,6 +43,18 @@ struct run_parts {
   frobenius_decay<value_type, device_type>* decay = nullptr;  ///< of the factors; nullptr: none
 };
 
+/// Decay and optimizer step of elements offset .. offset + size - 1 of the arenas; and of a bucket, as the
+/// function that an exchange calls.
+template <class Parts>
+void update_range(const Parts& run, index_t offset, index_t size) {
+  if (run.decay != nullptr) run.decay->add(run.ctx, offset, size);
+  run.optimizer.step_range(run.ctx, offset, size);
+}
+template <class Parts>
+auto update_bucket(const Parts& run) {
+  return [&run](const gradient_bucket& bucket) { update_range(run, bucket.offset, bucket.size); };
+}
+
 template <class Task, class Comm, class Device>
 class run_steps;
 
@@ -107,18 +119,13 @@ class run_steps<Task, Comm, device::cpu> {
     const bool clips = run.options.clip_norm > 0.0;
     if (!clips && run.exchange.arrives_early() && !may_lose_ranks(run.comm)) {
       begin_update(run, rate);
-      return run.exchange.finish(run.ctx, [&run](const gradient_bucket& bucket) {
-        if (run.decay != nullptr) run.decay->add(run.ctx, bucket.offset, bucket.size);
-        run.optimizer.step_range(run.ctx, bucket.offset, bucket.size);
-      });
+      return run.exchange.finish(run.ctx, update_bucket(run));
     }
     if (!run.exchange.finish(run.ctx)) return false;
     const std::span<T> gradients = run.net.store().gradients();
     if (clips) clip_gradient_norm<T>(run.ctx, gradients, run.options.clip_norm);
     begin_update(run, rate);
-    const auto size = static_cast<index_t>(gradients.size());
-    if (run.decay != nullptr) run.decay->add(run.ctx, 0, size);
-    run.optimizer.step_range(run.ctx, 0, size);
+    update_range(run, 0, static_cast<index_t>(gradients.size()));
     return true;
   }
 

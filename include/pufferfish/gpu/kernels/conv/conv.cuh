@@ -18,38 +18,13 @@
 /// partial result in float; add_slices adds these in double, in a fixed order.
 
 #include <pufferfish/gpu/kernels/conv/conv.hpp>
+#include <pufferfish/gpu/kernels/conv/conv_block.cuh>
 #include <pufferfish/gpu/kernels/conv/conv_tiles.cuh>
+#include <pufferfish/gpu/kernels/conv/patch_tiles.cuh>
+#include <pufferfish/gpu/kernels/conv/result_target.cuh>
 #include <pufferfish/gpu/kernels/conv/slice_sum.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
-
-/// The product that computes a block's tile. The more rows and columns a thread or a warp has, the less is
-/// read from shared memory, and the fewer other instructions are needed. The registers bound them: two large
-/// blocks, or three or four of 128 threads, must fit on each multiprocessor. Dynamic shared memory: `slots`
-/// pairs of tiles, left (patches) then right (weight or gradient); correlation_memory and
-/// weight_gradient_memory have the sizes.
-template <bool Tensor, class T, int Rows, int Columns, int Run>
-struct conv_block {
-  static constexpr int rows = Rows, columns = Columns;
-  /// Number of elements of a patch in one copy.
-  static constexpr int run = Run;
-  /// Elements of the sum in a tile; number of tile buffers: one in use, the others being filled.
-  static constexpr int depth = static_cast<int>(conv_step * sizeof(float) / sizeof(T)), slots = 3;
-
-  static constexpr int thread_rows = Rows * Columns == 2048 ? 4 : 8;
-  static constexpr int thread_columns = Rows == 128 && Columns >= 64 ? 8 : 4;
-  static constexpr int warp_rows = Columns == 16 && Rows == 256 ? 64 : Rows == 128 && Columns >= 64 ? 64 : 32;
-  static constexpr int warp_columns = Columns == 16 ? 16 : Rows == 128 && Columns == 128 ? 64 : 32;
-
-  template <dense A, dense B>
-  using product = std::conditional_t<Tensor, tensor_product<T, Rows, Columns, warp_rows, warp_columns, A, B>,
-                                     simt_product<Rows, Columns, thread_rows, thread_columns, A, B>>;
-  static constexpr int threads = product<dense::depth, dense::width>::threads;
-  static constexpr int blocks_at_once = Rows * Columns == 128 * 128 ? 2
-                                        : Rows == 256 || (!Tensor && Rows * Columns == 128 * 64)
-                                            ? 3
-                                            : 512 / threads;
-};
 
 // ---------------------------------------------------------------------------------------------------------
 // Forward, and the gradient of the input
@@ -149,43 +124,9 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     result.store(sums, first_column, [&](int row) { return targets[row].out; });
   } else {
     result.add = false;
-    const int rows_left = remaining(pixels, first_pixel, Block::rows), columns = result.columns;
-    result.at(first_pixel * columns).store(sums, first_column, [&](int row) {
-      return row < rows_left ? row * columns : -1;
-    });
+    result.at(first_pixel * result.columns)
+        .store_rows(sums, first_column, remaining(pixels, first_pixel, Block::rows));
   }
-}
-
-/// Calls f(block) for the block of a plan. Blocks of 16 columns have RowsOf16 rows: 256 for pixels, 128 for
-/// gradients of weights. Tensors whose channels cannot be copied in vectors have few channels as a rule (an
-/// image's three), so two kinds of blocks suffice for them. f receives an object of the type conv_block.
-/// 16-bit types always compute on tensor cores.
-template <class T, int RowsOf16, class F>
-inline void with_block(const conv_plan& plan, bool in_vectors, F f) {
-  const auto kind = [&](auto tensor) {
-    constexpr bool on = decltype(tensor)::value;
-    constexpr int run = vector_width<T>;
-    const bool narrow = plan.tile == conv_tile::t256x16 || plan.tile == conv_tile::t128x16;
-    if (!in_vectors && narrow) return f(conv_block<on, T, RowsOf16, 16, 1>());
-    if (!in_vectors) return f(conv_block<on, T, 64, 64, 1>());
-    switch (plan.tile) {
-      case conv_tile::t128x128:
-        return f(conv_block<on, T, 128, 128, run>());
-      case conv_tile::t128x64:
-        return f(conv_block<on, T, 128, 64, run>());
-      case conv_tile::t64x64:
-        return f(conv_block<on, T, 64, 64, run>());
-      case conv_tile::t128x32:
-        return f(conv_block<on, T, 128, 32, run>());
-      case conv_tile::t256x16:
-      case conv_tile::t128x16:
-        return f(conv_block<on, T, RowsOf16, 16, run>());
-    }
-  };
-  if constexpr (sizeof(T) == 4) {
-    if (!plan.tensor) return kind(std::false_type());
-  }
-  kind(std::true_type());
 }
 
 /// Fills in the members that follow from the others, starts `correlate`, and adds the slices if there are
@@ -194,11 +135,11 @@ template <class T, bool Backward>
 inline void run_correlation(const launch_site& site, const conv_plan& plan, correlation<T> work) {
   const conv_geometry& g = work.geometry;
   if (work.elements == 0) return;
-  const int width = vector_width<T>;
+  const int channels = Backward ? g.out_channels : g.in_channels;
   work.slices = plan.slices;
-  work.by_channels = divider::by(Backward ? g.out_channels : g.in_channels);
-  const bool in_vectors = aligned16(work.in) && (Backward ? g.out_channels : g.in_channels) % width == 0;
-  work.weight_vectors = aligned16(work.weight) && g.out_channels % width == 0;
+  work.by_channels = divider::by(channels);
+  const bool in_vectors = whole_vectors<T>(channels, work.in);
+  work.weight_vectors = whole_vectors<T>(g.out_channels, work.weight);
   const int row_phases = Backward ? std::min(g.stride_height, g.in_height) : 1;
   const int column_phases = Backward ? std::min(g.stride_width, g.in_width) : 1;
   // The first phase has the most pixels.
@@ -220,26 +161,19 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
 template <class T>
 void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
                   const T* w, const T* bias, T* y, float* partials) {
-  correlation<T> work{};
-  work.in = x;
-  work.weight = w;
-  work.result = target_of(y, bias, plan.slices > 1 ? partials : nullptr, false, geometry.out_channels);
-  work.geometry = geometry;
-  work.elements = geometry.out_pixels() * geometry.out_channels;
-  run_correlation<T, false>(stream, plan, work);
+  const auto result = target_of(y, bias, plan.slices > 1 ? partials : nullptr, false, geometry.out_channels);
+  const index_t elements = geometry.out_pixels() * geometry.out_channels;
+  run_correlation<T, false>(stream, plan, {x, w, result, geometry, elements, {}, 1, false});
 }
 
 /// Grid: (tiles of the first phase's pixels times tiles of channels, phases, slices).
 template <class T>
 void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
                          const T* dy, const T* w, T* dx, bool add, float* partials) {
-  correlation<T> work{};
-  work.in = dy;
-  work.weight = w;
-  work.result = target_of<T>(dx, nullptr, plan.slices > 1 ? partials : nullptr, add, geometry.in_channels);
-  work.geometry = geometry;
-  work.elements = geometry.in_pixels() * geometry.in_channels;
-  run_correlation<T, true>(stream, plan, work);
+  const auto result =
+      target_of<T>(dx, nullptr, plan.slices > 1 ? partials : nullptr, add, geometry.in_channels);
+  const index_t elements = geometry.in_pixels() * geometry.in_channels;
+  run_correlation<T, true>(stream, plan, {dy, w, result, geometry, elements, {}, 1, false});
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -314,10 +248,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
   result_target<accumulate_t<T>> result = work.result;
   if (result.partials != nullptr) result.partials += slice * work.elements;
   result.bias = nullptr;
-  const int rows_left = remaining(patches.depth, first_row, Block::rows), row_step = g.out_channels;
-  result.at(static_cast<index_t>(first_row) * row_step).store(sums, first_column, [&](int row) {
-    return row < rows_left ? row * row_step : -1;
-  });
+  result.at(static_cast<index_t>(first_row) * g.out_channels)
+      .store_rows(sums, first_column, remaining(patches.depth, first_row, Block::rows));
 }
 
 /// Grid: (tiles of the patch times tiles of the channels, slices).
@@ -336,8 +268,8 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
   work.by_area = divider::by(std::max(1, geometry.out_height * geometry.out_width));
   work.by_width = divider::by(std::max(1, geometry.out_width));
   work.slices = plan.slices;
-  const bool in_vectors = aligned16(x) && geometry.in_channels % vector_width<T> == 0;
-  work.gradient_vectors = aligned16(dy) && geometry.out_channels % vector_width<T> == 0;
+  work.gradient_vectors = whole_vectors<T>(geometry.out_channels, dy);
+  const bool in_vectors = whole_vectors<T>(geometry.in_channels, x);
   with_block<T, 128>(plan, in_vectors, [&](auto block) {
     using shape = decltype(block);
     const dim3 blocks(static_cast<unsigned>(ceil_div(geometry.patch(), shape::rows) *

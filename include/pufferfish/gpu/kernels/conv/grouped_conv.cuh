@@ -115,34 +115,27 @@ struct grouped_input_task {
 /// Whether threads may compute 16 bytes of channels each: one input and output per group, aligned vectors.
 template <class T, class... P>
 inline bool in_channel_vectors(const conv_geometry& g, int groups, const P*... pointers) {
-  return g.in_channels == groups && g.out_channels == groups && groups % vector_width<T> == 0 &&
-         aligned16(pointers...);
+  return g.in_channels == groups && g.out_channels == groups && whole_vectors<T>(groups, pointers...);
 }
 
 template <class T>
 void grouped_conv_forward(cudaStream_t stream, const conv_geometry& g, int groups, const T* x, const T* w,
                           const T* bias, T* y) {
-  const auto run = [&](const auto& task) {
-    run_pixel_tasks(launch_site(stream, "grouped_conv_forward"), task, g.images, g.out_height, g.out_width,
-                    g.out_channels);
-  };
-  if (in_channel_vectors<T>(g, groups, x, w, bias, y)) {
-    return run(grouped_forward_task<T, vector_width<T>>{g, groups, x, w, bias, y});
-  }
-  run(grouped_forward_task<T, 1>{g, groups, x, w, bias, y});
+  const launch_site site(stream, "grouped_conv_forward");
+  with_width<T>(in_channel_vectors<T>(g, groups, x, w, bias, y), [&](auto width) {
+    run_pixel_tasks(site, grouped_forward_task<T, width>{g, groups, x, w, bias, y}, g.images, g.out_height,
+                    g.out_width, g.out_channels);
+  });
 }
 
 template <class T>
 void grouped_conv_backward_input(cudaStream_t stream, const conv_geometry& g, int groups, const T* dy,
                                  const T* w, T* dx, bool add) {
-  const auto run = [&](const auto& task) {
-    run_pixel_tasks(launch_site(stream, "grouped_conv_backward_input"), task, g.images, g.in_height,
+  const launch_site site(stream, "grouped_conv_backward_input");
+  with_width<T>(in_channel_vectors<T>(g, groups, dy, w, dx), [&](auto width) {
+    run_pixel_tasks(site, grouped_input_task<T, width>{g, groups, dy, w, dx, add}, g.images, g.in_height,
                     g.in_width, g.in_channels);
-  };
-  if (in_channel_vectors<T>(g, groups, dy, w, dx)) {
-    return run(grouped_input_task<T, vector_width<T>>{g, groups, dy, w, dx, add});
-  }
-  run(grouped_input_task<T, 1>{g, groups, dy, w, dx, add});
+  });
 }
 
 // ---------------------------------------------------------------------------------------------------------

@@ -114,9 +114,7 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
     }
   });
   if (work.inner.out != nullptr) {
-    plain(work.inner).at(first_pixel * rank).store(inner, 0, [&](int row) {
-      return row < pixels ? row * rank : -1;
-    });
+    plain(work.inner).at(first_pixel * rank).store_rows(inner, 0, pixels);
   }
 
   T* const ups = tiles + Block::inner;
@@ -141,8 +139,7 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
         sums.template multiply<Block::up_depth, Block::inner_stride, Block::up_stride>(
             kept + part * Block::up_depth, ups + slot * Block::up);
         if (part + 1 < up_steps) return;
-        const int first = number * Block::chunk;
-        result.store(sums, first, [&](int row) { return row < pixels ? row * columns : -1; });
+        result.store_rows(sums, number * Block::chunk, pixels);
         sums.clear();
       });
 }
@@ -151,14 +148,10 @@ static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(l
 template <class T, class F>
 inline void with_rank(bool tensor, int rank, F f) {
   const auto ranks = [&](auto on) {
-    switch (plans::padded_rank(rank)) {
-      case 16:
-        return f(on, std::integral_constant<int, 16>());
-      case 32:
-        return f(on, std::integral_constant<int, 32>());
-      default:
-        return f(on, std::integral_constant<int, 64>());
-    }
+    const int padded = plans::padded_rank(rank);
+    if (padded == 16) return f(on, std::integral_constant<int, 16>());
+    if (padded == 32) return f(on, std::integral_constant<int, 32>());
+    f(on, std::integral_constant<int, 64>());
   };
   if constexpr (sizeof(T) == 4) {
     if (!tensor) return ranks(std::false_type());
@@ -182,9 +175,9 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
   work.result = target_of(y, bias, nullptr, false, out_channels);
   work.geometry = geometry;
   work.by_channels = divider::by(geometry.in_channels);
-  const bool in_vectors = aligned16(x) && geometry.in_channels % width == 0;
-  work.down_vectors = aligned16(down) && rank % width == 0;
-  work.up_vectors = aligned16(up) && out_channels % width == 0;
+  const bool in_vectors = whole_vectors<T>(geometry.in_channels, x);
+  work.down_vectors = whole_vectors<T>(rank, down);
+  work.up_vectors = whole_vectors<T>(out_channels, up);
   with_rank<T>(plan.tensor, rank, [&](auto tensor, auto padded) {
     const auto start = [&](auto rows, auto run) {
       using block = low_rank_block<decltype(tensor)::value, T, decltype(rows)::value, decltype(padded)::value,
@@ -293,9 +286,7 @@ static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradien
         if (column + Block::chunk >= columns) {
           const index_t pixel = (first_tile + tile) * Block::rows;
           const int rows = remaining(work.pixels, pixel, Block::rows);
-          plain(work.inner).at(pixel * work.rank).store(inner, 0, [&](int row) {
-            return row < rows ? row * work.rank : -1;
-          });
+          plain(work.inner).at(pixel * work.rank).store_rows(inner, 0, rows);
           inner.clear();
         }
         typename Block::up_product up(thread);
@@ -324,7 +315,6 @@ void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, i
                                int out_channels, const T* t, const T* dy, const T* up, accumulate_t<T>* dup,
                                bool accumulate, T* dt, float* partials) {
   const launch_site site(stream);
-  constexpr int width = vector_width<T>;
   up_gradient<T> work{};
   work.t = t;
   work.gradient = dy;
@@ -334,9 +324,9 @@ void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, i
   work.pixels = pixels;
   work.rank = rank;
   work.slices = plan.slices;
-  work.t_vectors = aligned16(t) && rank % width == 0;
-  work.gradient_vectors = aligned16(dy) && out_channels % width == 0;
-  work.up_vectors = aligned16(up) && out_channels % width == 0;
+  work.t_vectors = whole_vectors<T>(rank, t);
+  work.gradient_vectors = whole_vectors<T>(out_channels, dy);
+  work.up_vectors = whole_vectors<T>(out_channels, up);
   with_rank<T>(plan.tensor, rank, [&](auto tensor, auto padded) {
     using block = up_gradient_block<decltype(tensor)::value, T, decltype(padded)::value>;
     work.by_chunks = divider::by(ceil_div(out_channels, block::chunk));

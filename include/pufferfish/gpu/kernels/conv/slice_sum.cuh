@@ -4,7 +4,7 @@
 /// \file
 /// Internal: adds up partial results of products whose sums were cut into slices, in a fixed order.
 
-#include <pufferfish/gpu/kernels/conv/conv_tiles.cuh>
+#include <pufferfish/gpu/kernels/conv/result_target.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 
 PUFFERFISH_KERNELS_BEGIN

@@ -38,16 +38,6 @@ bool rows_in_vectors(index_t columns, const Rows&... rows) {
   return columns % vector_width<T> == 0 && (fits(rows) && ...);
 }
 
-/// Calls f with the number of elements per access, as a type: a vector's or 1.
-template <class T, class F>
-void with_width(bool vectors, F f) {
-  if (vectors) {
-    f(std::integral_constant<int, vector_width<T>>());
-  } else {
-    f(std::integral_constant<int, 1>());
-  }
-}
-
 /// Threads for a row: whole warps, up to `most`. Blocks for rows: one each, up to a limit, then blocks loop.
 inline unsigned row_threads(index_t columns, int width, int most = 256) {
   const index_t warps = ceil_div(columns, static_cast<index_t>(width * warp_threads));

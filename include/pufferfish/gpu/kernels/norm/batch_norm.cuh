@@ -10,87 +10,14 @@
 
 #include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
 #include <pufferfish/gpu/kernels/norm/batch_norm.hpp>
+#include <pufferfish/gpu/kernels/norm/channel_pass.cuh>
+#include <pufferfish/gpu/kernels/norm/moments.cuh>
 #include <pufferfish/gpu/kernels/reduce/columns.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Whether rows and addresses allow 16-byte accesses.
-template <class T, class... P>
-bool norm_by_vectors(index_t channels, const P*... pointers) {
-  return channels % vector_width<T> == 0 && aligned16(pointers...);
-}
-
 // ---------------------------------------------------------------------------------------------------------
 // Statistics
-
-/// Number, mean and sum of squared deviations of values in `Width` columns; merged without cancellation
-/// (Chan, Golub, LeVeque, 1979).
-template <int Width>
-struct moment_state {
-  double count;
-  lanes<double, Width> mean, squares;
-
-  __device__ void clear() {
-    count = 0.0;
-    mean = squares = {};
-  }
-  __device__ void merge(const moment_state& other) {
-    if (other.count == 0.0) return;
-    const double total = count + other.count, share = other.count / total;
-    for (int k = 0; k < Width; ++k) {
-      const double distance = other.mean[k] - mean[k];
-      mean[k] += distance * share;
-      squares[k] += other.squares[k] + distance * distance * (count * share);
-    }
-    count = total;
-  }
-  __device__ void save(int k, double* values, index_t stride) const {
-    values[0] = mean[k];
-    values[stride] = squares[k];
-  }
-  __device__ void load(const double* values, index_t stride, index_t rows) {
-    count = static_cast<double>(rows);
-    mean[0] = values[0];
-    squares[0] = values[stride];
-  }
-};
-
-/// Moments of the columns of x: of runs of rows in float, relative to the run's first row, then merged.
-template <class T, int Width>
-struct moment_task {
-  static constexpr int width = Width;
-  using state = moment_state<Width>;
-
-  const T* x;
-  index_t channels;
-
-  /// Each run of up to run_rows rows has moments relative to its first row, so that large means do not cancel
-  /// digits.
-  __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
-    using A = accumulate_t<T>;
-    const auto load = [&](index_t at) { return load_raw<Width>(x + at * channels + column); };
-    while (row < end) {
-      const row_values<T, Width> shift = widen(load(row));
-      row_values<T, Width> sums{}, squares{};
-      const int count = for_run(row, end, step, load, [&](const raw_row<T, Width>& raw) {
-        const row_values<T, Width> values = widen(raw);
-        for (int k = 0; k < Width; ++k) {
-          const A distance = values[k] - shift[k];
-          sums[k] += distance;
-          squares[k] += distance * distance;
-        }
-      });
-      state run;
-      run.count = count;
-      for (int k = 0; k < Width; ++k) {
-        const double mean = static_cast<double>(sums[k]) / run.count;
-        run.mean[k] = static_cast<double>(shift[k]) + mean;
-        run.squares[k] = static_cast<double>(squares[k]) - mean * static_cast<double>(sums[k]);
-      }
-      s.merge(run);
-    }
-  }
-};
 
 __device__ inline double inverse_deviation(double variance, double eps) { return 1.0 / sqrt(variance + eps); }
 
@@ -116,13 +43,11 @@ struct norm_batch_finish {
 template <class T>
 void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
                     const norm_batch_use& use) {
-  const norm_batch_finish finish{use, channels};
-  if (norm_by_vectors<T>(channels, x)) {
-    const moment_task<T, vector_width<T>> task{x, channels};
-    return sum_columns<moment_state<1>>(stream, task, rows, channels, scratch, finish);
-  }
-  const moment_task<T, 1> task{x, channels};
-  sum_columns<moment_state<1>>(stream, task, rows, channels, scratch, finish);
+  const launch_site site(stream, "norm_use_batch");
+  with_width<T>(whole_vectors<T>(channels, x), [&](auto width) {
+    sum_columns<moment_state<1>>(site, moment_task<T, width>{x, channels}, rows, channels, scratch,
+                                 norm_batch_finish{use, channels});
+  });
 }
 
 /// One thread per channel, 64 a block.
@@ -143,74 +68,7 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// Elementwise passes with numbers per channel
-
-/// A task has task::width; load(channel), the numbers of `width` channels; fetch(element), what a unit of
-/// `width` elements reads; and run(element, inside, fetched, numbers). `inside` is false for a thread without
-/// a unit that only joins its warp's operations. A block has whole warps and `per_block` units, a multiple of
-/// its threads; `columns` units make a row. Block b has the units b per_block .. of all `total` units, thread
-/// t of it those at t, t + threads, .... If the number of threads is a multiple of `columns`, a thread has
-/// the same channels in every step: it loads their numbers once, and four units at a time.
-template <class Task>
-static __global__ void channel_pass_kernel(Task task, index_t total, index_t columns, index_t per_block) {
-  const index_t begin = static_cast<index_t>(blockIdx.x) * per_block;
-  const index_t end = begin + per_block < total ? begin + per_block : total;
-  const index_t lane = threadIdx.x % warp_threads, threads = blockDim.x, step = threads % columns;
-  index_t at = begin + threadIdx.x, column = at % columns;
-  using fetched = decltype(task.fetch(at));
-  auto values = task.load(column * Task::width);
-  if (step == 0) {
-    constexpr int ahead = 4;  // units whose loads are in flight
-    for (; at - lane < end; at += ahead * threads) {
-      fetched units[static_cast<std::size_t>(ahead)];
-#pragma unroll
-      for (int i = 0; i < ahead; ++i) {
-        if (at + i * threads < end) units[i] = task.fetch((at + i * threads) * Task::width);
-      }
-#pragma unroll
-      for (int i = 0; i < ahead; ++i) {
-        const index_t unit = at + i * threads;
-        if (unit - lane < end) task.run(unit * Task::width, unit < end, units[i], values);
-      }
-    }
-    return;
-  }
-  for (; at - lane < end; at += threads) {
-    fetched unit;
-    if (at < end) unit = task.fetch(at * Task::width);
-    task.run(at * Task::width, at < end, unit, values);
-    column = column + step < columns ? column + step : column + step - columns;
-    values = task.load(column * Task::width);
-  }
-}
-
-/// Starts channel_pass_kernel for rows x channels elements; task::width divides the channels. A thread has 1
-/// to 8 steps, more than one only if at least 1024 blocks remain.
-template <class Task>
-void channel_pass(const launch_site& stream, const Task& task, index_t rows, index_t channels) {
-  const index_t columns = channels / Task::width, total = rows * columns;
-  if (total == 0) return;
-  // A number of threads for which every thread keeps its channels, if possible.
-  index_t threads = columns;
-  while (threads % warp_threads != 0 && threads <= 512) threads *= 2;
-  threads = threads > 512 ? 256 : threads * (threads < 256 ? 256 / threads : 1);
-  // At least two blocks for each multiprocessor of a large device, so that few threads load the numbers of
-  // their channels.
-  const index_t rounds = total / (threads * 264);
-  const index_t per_block = threads * (rounds < 1 ? 1 : rounds < 8 ? rounds : 8);
-  launch(stream, {static_cast<unsigned>(ceil_div(total, per_block)), static_cast<unsigned>(threads)},
-         channel_pass_kernel<Task>, task, total, columns, per_block);
-}
-
-/// The bits of the lanes that share a word of a mask, `Width` of each lane; all 32 lanes call it.
-template <int Width>
-__device__ inline std::uint32_t join_bits(std::uint32_t bits, int lane) {
-  constexpr int lanes = mask_word_bits / Width;
-  bits <<= lane % lanes * Width;
-  for (int distance = lanes / 2; distance > 0; distance /= 2)
-    bits |= __shfl_xor_sync(all_lanes, bits, distance);
-  return bits;
-}
+// Forward
 
 /// y = (x - mean) scale + shift, scale = inv_std weight, shift = bias, then the tail. Element i of the matrix
 /// has its mask bit in word i / 32; the lanes of a word join their bits by shuffles, and the first of them
@@ -276,10 +134,10 @@ struct norm_apply_task {
 template <class T>
 void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
                 const norm_tail<T>& tail, T* y) {
-  if (norm_by_vectors<T>(m.channels, m.x, tail.addend, y)) {
-    return channel_pass(stream, norm_apply_task<T, vector_width<T>>{m, bias, tail, y}, m.rows, m.channels);
-  }
-  channel_pass(stream, norm_apply_task<T, 1>{m, bias, tail, y}, m.rows, m.channels);
+  const launch_site site(stream, "norm_apply");
+  with_width<T>(whole_vectors<T>(m.channels, m.x, tail.addend, y), [&](auto width) {
+    channel_pass(site, norm_apply_task<T, width>{m, bias, tail, y}, m.rows, m.channels);
+  });
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -369,14 +227,11 @@ template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
                         double* scratch, const norm_parameter_gradients& gradients,
                         accumulate_t<T>* coefficients) {
-  using sums = column_sum_state<2, 1>;
-  const norm_sum_finish<T> finish{m, gradients, coefficients};
-  if (norm_by_vectors<T>(m.channels, m.x, dy)) {
-    const norm_sum_task<T, vector_width<T>> task{m, dy, mask};
-    return sum_columns<sums>(stream, task, m.rows, m.channels, scratch, finish);
-  }
-  const norm_sum_task<T, 1> task{m, dy, mask};
-  sum_columns<sums>(stream, task, m.rows, m.channels, scratch, finish);
+  const launch_site site(stream, "norm_gradient_sums");
+  with_width<T>(whole_vectors<T>(m.channels, m.x, dy), [&](auto width) {
+    sum_columns<column_sum_state<2, 1>>(site, norm_sum_task<T, width>{m, dy, mask}, m.rows, m.channels,
+                                        scratch, norm_sum_finish<T>{m, gradients, coefficients});
+  });
 }
 
 /// dx = scale g + (x - mean) slope + shift, with the three coefficients of each channel.
@@ -416,12 +271,10 @@ struct norm_input_task {
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
                          const accumulate_t<T>* coefficients, T* dx) {
-  if (norm_by_vectors<T>(m.channels, m.x, dy, dx)) {
-    const norm_input_task<T, vector_width<T>> task{m, dy, mask, coefficients, dx};
-    return channel_pass(stream, task, m.rows, m.channels);
-  }
-  const norm_input_task<T, 1> task{m, dy, mask, coefficients, dx};
-  channel_pass(stream, task, m.rows, m.channels);
+  const launch_site site(stream, "norm_input_gradient");
+  with_width<T>(whole_vectors<T>(m.channels, m.x, dy, dx), [&](auto width) {
+    channel_pass(site, norm_input_task<T, width>{m, dy, mask, coefficients, dx}, m.rows, m.channels);
+  });
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                            \

@@ -139,26 +139,21 @@ struct max_pool_gradient_task : pool_images<T, Width> {
 
 template <class T>
 void max_pool_forward(cudaStream_t stream, const pool_windows& w, const T* x, T* y) {
-  constexpr int wide = vector_width<T>;
-  const auto run = [&](const auto& task) {
-    run_pixel_tasks(launch_site(stream, "max_pool_forward"), task, w.images, w.out_height, w.out_width,
+  const launch_site site(stream, "max_pool_forward");
+  with_width<T>(whole_vectors<T>(w.channels, x, y), [&](auto width) {
+    run_pixel_tasks(site, max_pool_task<T, width>{{w}, x, y}, w.images, w.out_height, w.out_width,
                     w.channels);
-  };
-  if (w.channels % wide == 0 && aligned16(x, y)) return run(max_pool_task<T, wide>{{w}, x, y});
-  run(max_pool_task<T, 1>{{w}, x, y});
+  });
 }
 
 template <class T>
 void max_pool_backward(cudaStream_t stream, const pool_windows& w, const T* x, const T* y, const T* dy,
                        T* dx) {
-  constexpr int wide = vector_width<T>;
-  const auto run = [&](const auto& task) {
-    run_pixel_tasks(launch_site(stream, "max_pool_backward"), task, w.images, w.height, w.width, w.channels);
-  };
-  if (w.channels % wide == 0 && aligned16(x, y, dy, dx)) {
-    return run(max_pool_gradient_task<T, wide>{{w}, x, y, dy, dx});
-  }
-  run(max_pool_gradient_task<T, 1>{{w}, x, y, dy, dx});
+  const launch_site site(stream, "max_pool_backward");
+  with_width<T>(whole_vectors<T>(w.channels, x, y, dy, dx), [&](auto width) {
+    run_pixel_tasks(site, max_pool_gradient_task<T, width>{{w}, x, y, dy, dx}, w.images, w.height, w.width,
+                    w.channels);
+  });
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -215,28 +210,21 @@ struct average_pool_gradient_task : pool_images<T, Width> {
 
 template <class T>
 void average_pool_forward(cudaStream_t stream, const pool_windows& w, bool count_padding, const T* x, T* y) {
-  constexpr int wide = vector_width<T>;
-  const auto run = [&](const auto& task) {
-    run_pixel_tasks(launch_site(stream, "average_pool_forward"), task, w.images, w.out_height, w.out_width,
-                    w.channels);
-  };
-  if (w.channels % wide == 0 && aligned16(x, y))
-    return run(average_pool_task<T, wide>{{w}, count_padding, x, y});
-  run(average_pool_task<T, 1>{{w}, count_padding, x, y});
+  const launch_site site(stream, "average_pool_forward");
+  with_width<T>(whole_vectors<T>(w.channels, x, y), [&](auto width) {
+    run_pixel_tasks(site, average_pool_task<T, width>{{w}, count_padding, x, y}, w.images, w.out_height,
+                    w.out_width, w.channels);
+  });
 }
 
 template <class T>
 void average_pool_backward(cudaStream_t stream, const pool_windows& w, bool count_padding, const T* dy,
                            T* dx) {
-  constexpr int wide = vector_width<T>;
-  const auto run = [&](const auto& task) {
-    run_pixel_tasks(launch_site(stream, "average_pool_backward"), task, w.images, w.height, w.width,
-                    w.channels);
-  };
-  if (w.channels % wide == 0 && aligned16(dy, dx)) {
-    return run(average_pool_gradient_task<T, wide>{{w}, count_padding, dy, dx});
-  }
-  run(average_pool_gradient_task<T, 1>{{w}, count_padding, dy, dx});
+  const launch_site site(stream, "average_pool_backward");
+  with_width<T>(whole_vectors<T>(w.channels, dy, dx), [&](auto width) {
+    run_pixel_tasks(site, average_pool_gradient_task<T, width>{{w}, count_padding, dy, dx}, w.images,
+                    w.height, w.width, w.channels);
+  });
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -280,11 +268,9 @@ void global_average(const launch_site& stream, const T* x, index_t images, index
 template <class T>
 void global_average_forward(cudaStream_t stream, const T* x, index_t images, index_t pixels, index_t channels,
                             T* y) {
-  constexpr int wide = vector_width<T>;
-  if (channels % wide == 0 && aligned16(x, y)) {
-    return global_average<T, wide>(stream, x, images, pixels, channels, y);
-  }
-  global_average<T, 1>(stream, x, images, pixels, channels, y);
+  const launch_site site(stream, "global_average_forward");
+  with_width<T>(whole_vectors<T>(channels, x, y),
+                [&](auto width) { global_average<T, width>(site, x, images, pixels, channels, y); });
 }
 
 /// A task over input pixels (y: number of the pixel, x: 0).
@@ -308,13 +294,12 @@ template <class T>
 void global_average_backward(cudaStream_t stream, const T* dy, index_t images, index_t pixels,
                              index_t channels, T* dx) {
   using A = accumulate_t<T>;
-  constexpr int wide = vector_width<T>;
+  const launch_site site(stream, "global_average_backward");
   const A share = A(1) / static_cast<A>(pixels);
-  if (channels % wide == 0 && aligned16(dy, dx)) {
-    return run_pixel_tasks(stream, spread_task<T, wide>{dy, dx, pixels, channels, share}, images, pixels, 1,
-                           channels);
-  }
-  run_pixel_tasks(stream, spread_task<T, 1>{dy, dx, pixels, channels, share}, images, pixels, 1, channels);
+  with_width<T>(whole_vectors<T>(channels, dy, dx), [&](auto width) {
+    run_pixel_tasks(site, spread_task<T, width>{dy, dx, pixels, channels, share}, images, pixels, 1,
+                    channels);
+  });
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                          \

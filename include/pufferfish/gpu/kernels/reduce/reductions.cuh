@@ -22,14 +22,11 @@ struct column_sum_finish {
 template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
                  double* scratch, accumulate_t<T>* sums) {
-  constexpr int wide = vector_width<T>;
-  const column_sum_finish<T> finish{sums, add};
-  if (columns % wide == 0 && row_stride % wide == 0 && aligned16(x)) {
-    const column_sum_task<T, wide> task{x, row_stride};
-    return sum_columns<column_sum_state<1, 1>>(stream, task, rows, columns, scratch, finish);
-  }
-  const column_sum_task<T, 1> task{x, row_stride};
-  sum_columns<column_sum_state<1, 1>>(stream, task, rows, columns, scratch, finish);
+  const launch_site site(stream, "column_sums");
+  with_width<T>(whole_vectors<T>(columns, x) && whole_vectors<T>(row_stride), [&](auto width) {
+    sum_columns<column_sum_state<1, 1>>(site, column_sum_task<T, width>{x, row_stride}, rows, columns,
+                                        scratch, column_sum_finish<T>{sums, add});
+  });
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                \
