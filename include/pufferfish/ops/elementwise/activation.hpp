@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// GELU, tanh and the logistic function, with their gradients: the plain reference and the fast CPU form.
+/// GELU, tanh and the logistic function, with their gradients: the plain reference and the fast form.
 ///
 /// The kind is a template argument of the fast forms and a function argument of the reference. Both GELU
 /// gradients need the input x; the gradients of tanh and sigmoid need the output y, which a layer has anyway
@@ -21,6 +21,7 @@
 #include <span>
 
 #include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -86,39 +87,36 @@ namespace detail {
 }  // namespace detail
 
 /// y_i = f(x_i), computed in T. Spans of one length, else the assertion fails; y may be x. A NaN input stays
-/// a NaN. The exponentials inside have an error of at most two units in the last place; exponentials below
-/// the normal numbers are 0.
-template <activation_kind Kind, class T>
-void activation_forward(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+/// a NaN. On the CPU the exponentials inside have an error of at most two units in the last place;
+/// exponentials below the normal numbers are 0.
+template <activation_kind Kind, class T, class Device>
+void activation_forward(context<Device>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "activation_forward: lengths differ");
-  const T* from = x.data();
-  T* to = y.data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::activations, activate<Kind, T>);
-  for_chunks(ctx, static_cast<index_t>(y.size()),
-             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::template activation_forward<Kind>(ctx, x, y);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::activations, activate<Kind, T>);
+    for_chunks(ctx, static_cast<index_t>(y.size()),
+               [=](index_t begin, index_t end) { kernel(x.data() + begin, y.data() + begin, end - begin); });
+  }
 }
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <activation_kind Kind, class T>
-void activation_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
 
 /// dx_i = f'(x_i) dy_i, overwritten. `kept` is y where keeps_output(Kind), else x. Spans of one length, else
-/// the assertion fails; dx may be dy.
-template <activation_kind Kind, class T>
-void activation_backward(context<device::cpu>& ctx, std::span<const T> kept, std::span<const T> dy,
+/// the assertion fails; dx may be dy or `kept`.
+template <activation_kind Kind, class T, class Device>
+void activation_backward(context<Device>& ctx, std::span<const T> kept, std::span<const T> dy,
                          std::span<T> dx) {
   PUFFERFISH_ASSERT(kept.size() == dy.size() && dy.size() == dx.size(),
                     "activation_backward: lengths differ");
-  const T *from = kept.data(), *gradient = dy.data();
-  T* to = dx.data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::activations, activation_gradient<Kind, T>);
-  for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
-    kernel(from + begin, gradient + begin, to + begin, end - begin);
-  });
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::template activation_backward<Kind>(ctx, kept, dy, dx);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::activations, activation_gradient<Kind, T>);
+    for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
+      kernel(kept.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
+    });
+  }
 }
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <activation_kind Kind, class T>
-void activation_backward(context<device::gpu>& ctx, std::span<const T> kept, std::span<const T> dy,
-                         std::span<T> dx);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

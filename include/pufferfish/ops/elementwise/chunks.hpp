@@ -6,8 +6,9 @@
 ///
 /// Conventions of all operations of namespace ops. The headers of this folder state only what differs.
 ///
-/// - T is float or double on the CPU. On a device, T may also be a 16-bit type; gradients of parameters then
-///   have the type parameter_t of T.
+/// - T is float or double on the CPU. On a device, T may also be a 16-bit type; parameters, their gradients
+///   and statistics then have the type parameter_t of T. Results of 16 bits are computed in float and rounded
+///   once, unless the comment of the operation says otherwise.
 /// - Views, spans and pointers refer to memory of the caller in the memory of the context's device. An
 ///   operation keeps none of them after it has finished.
 /// - A view is dense if its elements are contiguous, last index fastest. It has contiguous rows if its last
@@ -18,8 +19,10 @@
 /// - CPU: the result is complete on return and has the same bits for any number of threads of the context.
 ///   One thread at a time uses a context. A task that runs in a context of several threads must not call
 ///   operations on this context: thread_pool::run throws state_error.
-/// - GPU: a call enqueues work on ctx.stream() and may return before the work has finished. The host cannot
-///   read arrays in device memory, so their values are not checked. A failed CUDA call throws backend_error.
+/// - GPU: the program includes <pufferfish/gpu.hpp>. A call enqueues work on ctx.stream() and may return
+///   before the work has finished; a graph may capture it, unless the comment of the operation says
+///   otherwise. The host cannot read arrays in device memory, so their values are not checked. A failed CUDA
+///   call throws backend_error.
 /// - shape_error and value_error are thrown where a comment says so. Other requirements are checked by
 ///   PUFFERFISH_ASSERT, which aborts, or are not checked. Where a view must be dense, tensor_view::flat() or
 ///   reshape() may detect that it is not, and throws shape_error.
@@ -30,7 +33,7 @@
 #include <span>
 
 #include <pufferfish/core/context.hpp>
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -63,25 +66,28 @@ void for_row_chunks(context<device::cpu>& ctx, index_t rows, index_t columns, F&
 }
 
 /// to_i = from_i for i in 0 .. size - 1; dense arrays that do not overlap. `size` may be 0.
-template <class T>
-void copy_elements(context<device::cpu>& ctx, const T* from, T* to, index_t size) {
-  for_chunks(ctx, size, [&](index_t begin, index_t end) { std::copy(from + begin, from + end, to + begin); });
+template <class T, class Device>
+void copy_elements(context<Device>& ctx, const T* from, T* to, index_t size) {
+  if (size == 0) return;
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::copy_elements(ctx, from, to, size);
+  } else {
+    for_chunks(ctx, size,
+               [&](index_t begin, index_t end) { std::copy(from + begin, from + end, to + begin); });
+  }
 }
-/// GPU overload: <pufferfish/gpu.hpp>. Both arrays are in device memory. Throws backend_error.
-template <class T>
-void copy_elements(context<device::gpu>& ctx, const T* from, T* to, index_t size);
 
 /// y_i = value.
-template <class T>
-void fill(context<device::cpu>& ctx, std::span<T> y, T value) {
-  T* to = y.data();
-  for_chunks(ctx, static_cast<index_t>(y.size()),
-             [=](index_t begin, index_t end) { std::fill(to + begin, to + end, value); });
+template <class T, class Device>
+void fill(context<Device>& ctx, std::span<T> y, T value) {
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::fill(ctx, y, value);
+  } else {
+    for_chunks(ctx, static_cast<index_t>(y.size()),
+               [=](index_t begin, index_t end) { std::fill(y.data() + begin, y.data() + end, value); });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, fill);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void fill(context<device::gpu>& ctx, std::span<T> y, T value);
+PUFFERFISH_SEPARATE_OPERATION(dense, fill);
 
 namespace detail {
 

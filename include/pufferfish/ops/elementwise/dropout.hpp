@@ -18,8 +18,8 @@
 #include <cstdint>
 #include <span>
 
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -59,32 +59,33 @@ namespace detail {
 }  // namespace detail
 
 /// y_i = 0 where position first + i is dropped (see dropped()), else x_i scale, with scale = 1 / (1 -
-/// probability) rounded to T. `probability` is in [0, 1) and is not checked. The gradient is the same call
-/// with dy for x and dx for y. Spans of one length, else the assertion fails; y may be x. A dropped NaN
-/// becomes 0.
-template <class T>
-void dropout(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
+/// probability) rounded to parameter_t<T>. `probability` is in [0, 1) and is not checked. The gradient is the
+/// same call with dy for x and dx for y. Spans of one length, else the assertion fails; y may be x. A dropped
+/// NaN becomes 0. On a device, `random` must be a result of ctx.next_random_stream(): its seed is not used,
+/// and the kernel reads seed and step from the context when it runs.
+template <class T, class Device>
+void dropout(context<Device>& ctx, std::span<const T> x, std::span<T> y, double probability,
              const random_stream& random, std::uint64_t first) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "dropout: lengths differ");
-  const T scale = static_cast<T>(1.0 / (1.0 - probability));
+  const auto scale = static_cast<parameter_t<T>>(1.0 / (1.0 - probability));
   const std::uint32_t threshold = dropout_threshold(probability);
-  const auto words_of = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
-  const auto drop = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, drop<T>);
-  for_chunks(ctx, static_cast<index_t>(x.size()), [&](index_t begin, index_t end) {
-    constexpr index_t piece = 1024;
-    std::uint32_t words[piece];
-    for (index_t i = begin; i < end; i += piece) {
-      const index_t count = std::min(piece, end - i);
-      words_of(random.seed(), random.stream(), first + static_cast<std::uint64_t>(i), count, words);
-      drop(x.data() + i, words, threshold, scale, y.data() + i, count);
-    }
-  });
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::dropout(ctx, x, y, scale, threshold, random, first);
+  } else {
+    const auto words_of = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
+    const auto drop = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, drop<T>);
+    for_chunks(ctx, static_cast<index_t>(x.size()), [&](index_t begin, index_t end) {
+      constexpr index_t piece = 1024;
+      std::uint32_t words[piece];
+      for (index_t i = begin; i < end; i += piece) {
+        const index_t count = std::min(piece, end - i);
+        words_of(random.seed(), random.stream(), first + static_cast<std::uint64_t>(i), count, words);
+        drop(x.data() + i, words, threshold, scale, y.data() + i, count);
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, dropout);
-/// GPU overload: <pufferfish/gpu.hpp>. `random` must be a result of its context's next_random_stream().
-template <class T>
-void dropout(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y, double probability,
-             const random_stream& random, std::uint64_t first);
+PUFFERFISH_SEPARATE_OPERATION(dense, dropout);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -17,7 +17,7 @@
 #include <numeric>
 #include <type_traits>
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -120,45 +120,42 @@ void masked(const tensor_view<const T, 2>& x, const relu_mask<T>& mask, const te
 namespace detail {
 
 /// y = x, or with `add` y += x, where the mask bit is set; without `add`, y = 0 elsewhere.
-template <class T>
-void masked_pass(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+template <class T, class Device>
+void masked_pass(context<Device>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                  const tensor_view<T, 2>& y, bool add) {
   PUFFERFISH_ASSERT(x.shape() == y.shape(), "relu_mask: shapes differ");
-  const wide_rows<T> rows(x.shape());
   const T* from = x.flat().data();
   T* to = y.flat().data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, masked<T, typename relu_mask<T>::word>);
-  for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) {
-    kernel(from + begin, mask.words + begin / rows.unit_rows, to + begin, end - begin, rows.width, add);
-  });
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::masked_pass(ctx, from, mask, to, x.size(), add);
+  } else {
+    const wide_rows<T> rows(x.shape());
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, masked<T, typename relu_mask<T>::word>);
+    for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) {
+      kernel(from + begin, mask.words + begin / rows.unit_rows, to + begin, end - begin, rows.width, add);
+    });
+  }
 }
 
 }  // namespace detail
 
-/// y = x where the mask bit is set, else 0. x and y: dense, with the shape for which the mask was written; y
-/// may be x. Different shapes fail an assertion; a view that is not dense throws shape_error.
-template <class T>
-void masked_copy(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+/// y = x where the mask bit is set, else 0. x and y: dense, with the shape for which the mask was written, by
+/// batch_norm_apply on the same device; y may be x. Different shapes fail an assertion; a view that is not
+/// dense throws shape_error.
+template <class T, class Device>
+void masked_copy(context<Device>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                  const tensor_view<T, 2>& y) {
   detail::masked_pass<T>(ctx, x, mask, y, false);
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, masked_copy);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void masked_copy(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
-                 const tensor_view<T, 2>& y);
+PUFFERFISH_SEPARATE_OPERATION(dense, masked_copy);
 
 /// y += x where the mask bit is set. Shapes and checks as masked_copy.
-template <class T>
-void masked_add(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
+template <class T, class Device>
+void masked_add(context<Device>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                 const tensor_view<T, 2>& y) {
   detail::masked_pass<T>(ctx, x, mask, y, true);
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, masked_add);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void masked_add(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
-                const tensor_view<T, 2>& y);
+PUFFERFISH_SEPARATE_OPERATION(dense, masked_add);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -10,7 +10,7 @@
 /// ops::sequence_dropout<float>(ctx, dy, mask, dx);  // the gradient, with the same mask
 /// \endcode
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/dropout.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -48,36 +48,39 @@ void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mas
 
 /// As reference::sequence_dropout: element j of step t of sequence b becomes 0 if stream position
 /// mask.position(t, b, width) + j is dropped, else x / (1 - probability). Gradient: pass dy as x. x, y: steps
-/// batch x width, dense, else an assertion fails (shapes) or the result is undefined (strides); y may be x.
-template <class T>
-void sequence_dropout(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
+/// batch x width, dense; y may be x. Other shapes fail the assertion; a view that is not dense throws
+/// shape_error. On a device, mask.random is as in dropout.
+template <class T, class Device>
+void sequence_dropout(context<Device>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
                       const tensor_view<T, 2>& y) {
   PUFFERFISH_ASSERT(x.shape() == y.shape() && x.extent(0) == mask.steps * mask.batch,
                     "sequence_dropout: shapes do not fit");
-  const T scale = static_cast<T>(1.0 / (1.0 - mask.probability));
+  const T* const from = x.flat().data();
+  T* const to = y.flat().data();
+  const auto scale = static_cast<parameter_t<T>>(1.0 / (1.0 - mask.probability));
   const std::uint32_t threshold = dropout_threshold(mask.probability);
-  const auto words_of = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
-  const auto drop = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, drop<T>);
   const index_t width = x.extent(1);
-  for_row_chunks(ctx, x.extent(0), width, [&](index_t begin, index_t end) {
-    constexpr index_t piece = 1024;
-    std::uint32_t words[piece];
-    for (index_t row = begin; row < end; ++row) {
-      const std::uint64_t position = mask.position(row / mask.batch, row % mask.batch, width);
-      for (index_t i = 0; i < width; i += piece) {
-        const index_t count = std::min(piece, width - i), at = row * width + i;
-        words_of(mask.random.seed(), mask.random.stream(), position + static_cast<std::uint64_t>(i), count,
-                 words);
-        drop(x.data() + at, words, threshold, scale, y.data() + at, count);
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::sequence_dropout(ctx, from, mask, width, scale, threshold, to);
+  } else {
+    const auto words_of = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
+    const auto drop = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, drop<T>);
+    for_row_chunks(ctx, x.extent(0), width, [&](index_t begin, index_t end) {
+      constexpr index_t piece = 1024;
+      std::uint32_t words[piece];
+      for (index_t row = begin; row < end; ++row) {
+        const std::uint64_t position = mask.position(row / mask.batch, row % mask.batch, width);
+        for (index_t i = 0; i < width; i += piece) {
+          const index_t count = std::min(piece, width - i), at = row * width + i;
+          words_of(mask.random.seed(), mask.random.stream(), position + static_cast<std::uint64_t>(i), count,
+                   words);
+          drop(from + at, words, threshold, scale, to + at, count);
+        }
       }
-    }
-  });
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, sequence_dropout);
-/// GPU overload: <pufferfish/gpu.hpp>. `mask.random` must be a result of its context's next_random_stream().
-template <class T>
-void sequence_dropout(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
-                      const tensor_view<T, 2>& y);
+PUFFERFISH_SEPARATE_OPERATION(dense, sequence_dropout);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -2,11 +2,11 @@
 #pragma once
 
 /// \file
-/// Sums of activations, with or without a ReLU after them: the plain reference and the fast CPU form.
+/// Sums of activations, with or without a ReLU after them: the plain reference and the fast form.
 
 #include <span>
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -30,35 +30,33 @@ void add(std::span<const T> x, std::span<T> y, bool relu) {
 /// \code
 /// ops::add<float>(ctx, part.flat(), y.flat());
 /// \endcode
-template <class T>
-void add(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+template <class T, class Device>
+void add(context<Device>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "add: lengths differ");
-  const T* from = x.data();
-  T* to = y.data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
-  for_chunks(ctx, static_cast<index_t>(y.size()),
-             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::add(ctx, x, y);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+    for_chunks(ctx, static_cast<index_t>(y.size()),
+               [=](index_t begin, index_t end) { kernel(x.data() + begin, y.data() + begin, end - begin); });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, add);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void add(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
+PUFFERFISH_SEPARATE_OPERATION(dense, add);
 
 /// y_i = max(0, y_i + x_i) in one pass; a NaN stays a NaN. Spans of one length, else the assertion fails.
 /// They do not overlap. The gradient of both summands is relu_backward with the new y.
-template <class T>
-void add_relu(context<device::cpu>& ctx, std::span<const T> x, std::span<T> y) {
+template <class T, class Device>
+void add_relu(context<Device>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "add_relu: lengths differ");
-  const T* from = x.data();
-  T* to = y.data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add_relu<T>);
-  for_chunks(ctx, static_cast<index_t>(y.size()),
-             [=](index_t begin, index_t end) { kernel(from + begin, to + begin, end - begin); });
+  if constexpr (!is_cpu<Device>) {
+    elementwise_ops<Device>::add_relu(ctx, x, y);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add_relu<T>);
+    for_chunks(ctx, static_cast<index_t>(y.size()),
+               [=](index_t begin, index_t end) { kernel(x.data() + begin, y.data() + begin, end - begin); });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, add_relu);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void add_relu(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y);
+PUFFERFISH_SEPARATE_OPERATION(dense, add_relu);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END
