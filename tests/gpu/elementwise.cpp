@@ -4,8 +4,8 @@
 #include <limits>
 
 #include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
+#include <pufferfish/gpu/ops/copy.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
-#include <pufferfish/gpu/ops/positions.hpp>
 
 using namespace gpu_test;
 

@@ -3,6 +3,8 @@
 #include "support.hpp"
 
 #include <pufferfish/core/tensor.hpp>
+#include <pufferfish/gpu/ops/copy.hpp>
+#include <pufferfish/gpu/ops/embedding.hpp>
 #include <pufferfish/gpu/ops/positions.hpp>
 
 using namespace gpu_test;

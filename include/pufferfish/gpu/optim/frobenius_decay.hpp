@@ -8,7 +8,7 @@
 #include <span>
 
 #include <pufferfish/gpu/kernels/comm/exchange.hpp>
-#include <pufferfish/gpu/ops/positions.hpp>
+#include <pufferfish/gpu/ops/copy.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/optim/frobenius_decay.hpp>
 

@@ -13,7 +13,7 @@
 
 #include <algorithm>
 
-#include <pufferfish/core/context.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -21,26 +21,24 @@ namespace ops {
 /// Buffer for `count` elements that the host writes and upload() copies to `place`, in the memory of the
 /// context's device. On the CPU the buffer is `place` itself. On the GPU it is memory of `notes`, a frame of
 /// the context's host_scratch(), and ends with this frame. The elements are not initialised.
-template <class V>
-V* upload_buffer(context<device::cpu>&, scratch_frame&, V* place, index_t) {
-  return place;
-}
-template <class V>
-V* upload_buffer(context<device::gpu>&, scratch_frame& notes, V*, index_t count) {
+template <class V, class Device>
+V* upload_buffer(context<Device>&, scratch_frame& notes, V* place, index_t count) {
+  if constexpr (is_cpu<Device>) return place;
   return notes.take<V>(count);
 }
 
 /// place = written: copies `count` elements from ordinary host memory, which may change after the return, to
 /// the memory of the context's device. On the CPU both addresses may be the same; else the arrays do not
-/// overlap.
-template <class V>
-void upload(context<device::cpu>&, const V* written, V* place, index_t count) {
-  if (written != place) std::copy_n(written, count, place);
+/// overlap. Not for steps that a graph captures: every replay would copy from the same address.
+template <class V, class Device>
+void upload(context<Device>& ctx, const V* written, V* place, index_t count) {
+  if (count == 0) return;
+  if constexpr (!is_cpu<Device>) {
+    copy_ops<Device>::upload(ctx, written, place, count);
+  } else {
+    if (written != place) std::copy_n(written, count, place);
+  }
 }
-/// GPU overload: <pufferfish/gpu.hpp>. Not for steps that a graph captures: every replay would copy the same
-/// numbers. Throws backend_error.
-template <class V>
-void upload(context<device::gpu>& ctx, const V* written, V* place, index_t count);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

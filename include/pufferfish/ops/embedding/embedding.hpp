@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Embedding: rows of a table by token, and the gradient of the table; the plain reference and the CPU form.
+/// Embedding: rows of a table by token, and the gradient of the table; the plain reference and the fast form.
 ///
 /// \code
 /// std::vector<std::int32_t> tokens{4, 0, 4};
@@ -15,8 +15,9 @@
 #include <cstdint>
 #include <span>
 
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/core/tokens.hpp>
+#include <pufferfish/ops/copy/rows.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -27,14 +28,11 @@ using pufferfish::detail::check_tokens;
 
 /// The check before a pass on the CPU. On the GPU it checks nothing, since the host
 /// cannot read the tokens: there, a token out of range makes the result of a pass NaN.
-template <class Who>
-void check_tokens(context<device::cpu>&, const Who& who, std::span<const std::int32_t> tokens,
-                  index_t vocabulary, std::int32_t allowed = no_token) {
-  check_tokens(who, tokens, vocabulary, allowed);
+template <class Device, class Who>
+void check_tokens(context<Device>&, const Who& who, std::span<const std::int32_t> tokens, index_t vocabulary,
+                  std::int32_t allowed = no_token) {
+  if constexpr (is_cpu<Device>) check_tokens(who, tokens, vocabulary, allowed);
 }
-template <class Who>
-void check_tokens(context<device::gpu>&, const Who&, std::span<const std::int32_t>, index_t,
-                  std::int32_t = no_token) {}
 
 namespace reference {
 
@@ -82,63 +80,60 @@ inline void check_embedding(const char* what, const extents<2>& table, std::size
 
 /// y_n = row tokens[n] of the table. table: V x D, tokens: N values in 0 .. V - 1, y: N x D; contiguous rows,
 /// any row stride; y does not overlap the table. Throws shape_error if the shapes do not fit, value_error for
-/// a token out of range (with its position), before anything is written.
-template <class T>
-void embedding_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
+/// a token out of range (with its position), before anything is written. On a device, a token out of range
+/// gives a row of NaNs.
+template <class T, class Device>
+void embedding_forward(context<Device>& ctx, const tensor_view<const T, 2>& table,
                        std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) {
   detail::check_embedding("embedding_forward", table.shape(), tokens.size(), y.shape());
-  check_tokens("embedding_forward", tokens, table.extent(0));
-  for_row_chunks(ctx, y.extent(0), y.extent(1), [&](index_t begin, index_t end) {
-    for (index_t n = begin; n < end; ++n) {
-      std::copy_n(table.data() + tokens[static_cast<std::size_t>(n)] * table.stride(0), y.extent(1),
-                  y.data() + n * y.stride(0));
-    }
-  });
+  check_tokens(ctx, "embedding_forward", tokens, table.extent(0));
+  if constexpr (!is_cpu<Device>) {
+    embedding_ops<Device>::embedding_forward(ctx, table, tokens, y);
+  } else {
+    for_row_chunks(ctx, y.extent(0), y.extent(1), [&](index_t begin, index_t end) {
+      for (index_t n = begin; n < end; ++n) {
+        std::copy_n(table.data() + tokens[static_cast<std::size_t>(n)] * table.stride(0), y.extent(1),
+                    y.data() + n * y.stride(0));
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(sequence, embedding_forward);
-
-/// GPU overload: <pufferfish/gpu.hpp>. A token out of range gives a row of NaNs. Throws shape_error as on the
-/// CPU.
-template <class T>
-void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
-                       std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y);
+PUFFERFISH_SEPARATE_OPERATION(sequence, embedding_forward);
 
 /// The gradient of the table (formula: reference::embedding_backward), overwritten or (`add`) added to.
 /// Without `add`, rows of unused tokens and of the padding become zero. `padding`: token whose row has no
 /// gradient, or no_token; tokens equal to it must be in range, too. Every sum is in the order of positions,
-/// in T, whatever the number of threads. dy: N x D, dtable: V x D, contiguous rows, no overlap. Tasks are
-/// pieces of 512 columns, so a narrower table is updated by one thread. Errors as embedding_forward.
-template <class T>
-void embedding_backward(context<device::cpu>& ctx, std::span<const std::int32_t> tokens,
+/// in parameter_t<T>. dy: N x D, dtable: V x D, contiguous rows, no overlap. Errors as embedding_forward.
+///
+/// On the CPU, tasks are pieces of 512 columns, so a narrower table is updated by one thread. A device
+/// ignores tokens out of range. It first sorts the positions by token, with N^2 comparisons. Scratch there: 8
+/// bytes a token and two rows of floats for each 32 tokens.
+template <class T, class Device>
+void embedding_backward(context<Device>& ctx, std::span<const std::int32_t> tokens,
                         const tensor_view<const T, 2>& dy, std::int32_t padding,
-                        const tensor_view<T, 2>& dtable, bool add) {
+                        const tensor_view<parameter_t<T>, 2>& dtable, bool add) {
   detail::check_embedding("embedding_backward", dtable.shape(), tokens.size(), dy.shape());
-  check_tokens("embedding_backward", tokens, dtable.extent(0));
-  const index_t width = dtable.extent(1);
-  if (!add) {
-    for_row_chunks(ctx, dtable.extent(0), width, [&](index_t begin, index_t end) {
-      for (index_t v = begin; v < end; ++v) std::fill_n(dtable.data() + v * dtable.stride(0), width, T{});
+  check_tokens(ctx, "embedding_backward", tokens, dtable.extent(0));
+  if (!add) clear_rows(ctx, dtable);
+  if (dy.empty()) return;
+  if constexpr (!is_cpu<Device>) {
+    embedding_ops<Device>::embedding_backward(ctx, tokens, dy, padding, dtable, add);
+  } else {
+    // Tasks divide the columns, not the positions: two positions may have the same token.
+    constexpr index_t piece = 512;
+    const index_t width = dtable.extent(1);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+    ctx.parallel_for((width + piece - 1) / piece, [&](index_t task, int) {
+      const index_t first = task * piece, count = std::min(piece, width - first);
+      for (std::size_t n = 0; n < tokens.size(); ++n) {
+        if (tokens[n] == padding) continue;
+        kernel(dy.data() + static_cast<index_t>(n) * dy.stride(0) + first,
+               dtable.data() + tokens[n] * dtable.stride(0) + first, count);
+      }
     });
   }
-  // Tasks divide the columns, not the positions: two positions may have the same token.
-  constexpr index_t piece = 512;
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
-  ctx.parallel_for((width + piece - 1) / piece, [&](index_t task, int) {
-    const index_t first = task * piece, count = std::min(piece, width - first);
-    for (std::size_t n = 0; n < tokens.size(); ++n) {
-      if (tokens[n] == padding) continue;
-      kernel(dy.data() + static_cast<index_t>(n) * dy.stride(0) + first,
-             dtable.data() + tokens[n] * dtable.stride(0) + first, count);
-    }
-  });
 }
-PUFFERFISH_SEPARATE_FUNCTION(sequence, embedding_backward);
-/// GPU overload: <pufferfish/gpu.hpp>. Ignores tokens out of range. It first sorts the positions by token,
-/// with a number of comparisons that is quadratic in the number of tokens. Throws shape_error as on the CPU.
-template <class T>
-void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
-                        const tensor_view<const T, 2>& dy, std::int32_t padding,
-                        const tensor_view<parameter_t<T>, 2>& dtable, bool add);
+PUFFERFISH_SEPARATE_OPERATION(sequence, embedding_backward);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -15,8 +15,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include <pufferfish/core/message.hpp>
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/copy/rows.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -33,44 +33,44 @@ inline double sinusoid(index_t position, index_t j, index_t width) {
 
 /// x_n += row places[n] of the table, the sinusoids of that position. table and x: contiguous rows of one
 /// width; places: one row number of the table for each row of x. Neither the widths nor the places are
-/// checked.
-template <class T>
-void add_positions(context<device::cpu>& ctx, const tensor_view<const T, 2>& table,
-                   const std::int32_t* places, const tensor_view<T, 2>& x) {
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
-  for_row_chunks(ctx, x.extent(0), x.extent(1), [&](index_t begin, index_t end) {
-    for (index_t n = begin; n < end; ++n) {
-      kernel(table.data() + places[n] * table.stride(0), x.data() + n * x.stride(0), x.extent(1));
-    }
-  });
+/// checked. A device computes the sinusoids in double and does not read the table, which may be a null view.
+template <class T, class Device>
+void add_positions(context<Device>& ctx, const tensor_view<const T, 2>& table, const std::int32_t* places,
+                   const tensor_view<T, 2>& x) {
+  if constexpr (!is_cpu<Device>) {
+    embedding_ops<Device>::add_positions(ctx, places, x);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+    for_row_chunks(ctx, x.extent(0), x.extent(1), [&](index_t begin, index_t end) {
+      for (index_t n = begin; n < end; ++n) {
+        kernel(table.data() + places[n] * table.stride(0), x.data() + n * x.stride(0), x.extent(1));
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(sequence, add_positions);
-/// GPU overload: <pufferfish/gpu.hpp>. It computes the sinusoids and does not read the table.
-template <class T>
-void add_positions(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
-                   const std::int32_t* places, const tensor_view<T, 2>& x);
+PUFFERFISH_SEPARATE_OPERATION(sequence, add_positions);
 
 /// y_n = x_n + row n % length of the table, its sinusoids, for sequences of `length` tokens stored one after
-/// another. x and y: contiguous rows, one shape; y may be x. The table has at least `length` > 0 rows of the
-/// same width. Nothing is checked.
-template <class T>
-void add_positions_in_turn(context<device::cpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
+/// another. x and y: contiguous rows; y may be x. The table, as in add_positions, has at least `length` > 0
+/// rows of the same width (not checked). Throws shape_error if x and y differ in shape.
+template <class T, class Device>
+void add_positions_in_turn(context<Device>& ctx, const tensor_view<const T, 2>& table, index_t length,
                            const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
-  const index_t width = y.extent(1);
-  for_row_chunks(ctx, y.extent(0), width, [&](index_t begin, index_t end) {
-    for (index_t n = begin; n < end; ++n) {
-      const T *from = x.data() + n * x.stride(0), *row = table.data() + n % length * table.stride(0);
-      T* const to = y.data() + n * y.stride(0);
-      for (index_t j = 0; j < width; ++j) to[j] = from[j] + row[j];
-    }
-  });
+  detail::check_rows("add_positions_in_turn", x.shape(), y.shape());
+  if constexpr (!is_cpu<Device>) {
+    embedding_ops<Device>::add_positions_in_turn(ctx, length, x, y);
+  } else {
+    const index_t width = y.extent(1);
+    for_row_chunks(ctx, y.extent(0), width, [&](index_t begin, index_t end) {
+      for (index_t n = begin; n < end; ++n) {
+        const T *from = x.data() + n * x.stride(0), *row = table.data() + n % length * table.stride(0);
+        T* const to = y.data() + n * y.stride(0);
+        for (index_t j = 0; j < width; ++j) to[j] = from[j] + row[j];
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(sequence, add_positions_in_turn);
-/// GPU overload: <pufferfish/gpu.hpp>. It computes the sinusoids and does not read the table. Throws
-/// shape_error if the shapes of x and y differ.
-template <class T>
-void add_positions_in_turn(context<device::gpu>& ctx, const tensor_view<const T, 2>& table, index_t length,
-                           const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y);
+PUFFERFISH_SEPARATE_OPERATION(sequence, add_positions_in_turn);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

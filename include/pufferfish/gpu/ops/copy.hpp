@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The operations of ops/copy/ on a device.
+
+#include <pufferfish/gpu/kernels/elementwise/elementwise.hpp>
+#include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/gpu/ops/arguments.hpp>
+#include <pufferfish/ops/copy/rows.hpp>
+#include <pufferfish/ops/copy/upload.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops {
+
+template <>
+struct copy_ops<device::gpu> {
+  /// places: nullptr: row m of `to` is row m of `from`.
+  template <class T>
+  static void gather_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from,
+                          const index_t* places, const tensor_view<T, 2>& to) {
+    gpu::kernels::gather_rows<T>(ctx.stream(), gpu::detail::rows_of(from), places, to.extent(0), to.extent(1),
+                                 gpu::detail::rows_of(to));
+  }
+
+  template <class T>
+  static void scatter_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from,
+                           const index_t* places, const tensor_view<T, 2>& to) {
+    gpu::kernels::scatter_rows<T>(ctx.stream(), gpu::detail::rows_of(from), places, from.extent(0),
+                                  to.extent(1), gpu::detail::rows_of(to));
+  }
+
+  template <class T>
+  static void clear_rows(context<device::gpu>& ctx, const tensor_view<T, 2>& x) {
+    gpu::kernels::fill_rows<T>(ctx.stream(), nullptr, x.data(), x.extent(0), x.extent(1), x.stride(0));
+  }
+
+  template <class T>
+  static void scale(context<device::gpu>& ctx, parameter_t<T> factor, std::span<const T> x, std::span<T> y) {
+    gpu::kernels::scale<T>(ctx.stream(), factor, x.data(), y.data(), static_cast<index_t>(y.size()));
+  }
+
+  /// `written` is pageable memory: CUDA has read it when the call returns.
+  template <class V>
+  static void upload(context<device::gpu>& ctx, const V* written, V* place, index_t count) {
+    gpu::check(cudaMemcpyAsync(place, written, static_cast<std::size_t>(count) * sizeof(V),
+                               cudaMemcpyHostToDevice, ctx.stream()),
+               "cudaMemcpyAsync of notes to the device");
+  }
+};
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
