@@ -17,13 +17,13 @@
 #include <pufferfish/gpu/lowrank/factorize.hpp>
 #include <pufferfish/gpu/lowrank/layers.hpp>
 #include <pufferfish/gpu/ops/attention.hpp>
-#include <pufferfish/gpu/ops/batch_norm.hpp>
 #include <pufferfish/gpu/ops/conv.hpp>
+#include <pufferfish/gpu/ops/copy.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
 #include <pufferfish/gpu/ops/embedding.hpp>
-#include <pufferfish/gpu/ops/layer_norm.hpp>
 #include <pufferfish/gpu/ops/loss.hpp>
 #include <pufferfish/gpu/ops/lstm.hpp>
+#include <pufferfish/gpu/ops/norm.hpp>
 #include <pufferfish/gpu/ops/pooling.hpp>
 #include <pufferfish/gpu/ops/positions.hpp>
 #include <pufferfish/gpu/ops/products.hpp>

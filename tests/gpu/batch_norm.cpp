@@ -4,7 +4,8 @@
 #include <limits>
 
 #include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
-#include <pufferfish/gpu/ops/batch_norm.hpp>
+#include <pufferfish/gpu/ops/norm.hpp>
+#include <pufferfish/gpu/ops/products.hpp>
 
 using namespace gpu_test;
 

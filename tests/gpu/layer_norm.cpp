@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include <pufferfish/gpu/ops/layer_norm.hpp>
+#include <pufferfish/gpu/ops/norm.hpp>
 
 using namespace gpu_test;
 

@@ -2,13 +2,14 @@
 #pragma once
 
 /// \file
-/// Matrix products and linear layers on a device. cuBLAS takes views of any transposition without a copy.
+/// Matrix products, and the operations of ops/linear/, on a device. cuBLAS takes views of any transposition
+/// without a copy.
 ///
 /// All operands are views of memory of the context's device. Calls put their work into the context's stream
-/// and return; products may be captured into graphs. Formulas of the functions in namespace ops:
-/// ops/linear/linear.hpp, ops/linear/wide_product.hpp.
+/// and return; products may be captured into graphs.
 
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/gpu/kernels/reduce/reductions.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
@@ -125,64 +126,32 @@ void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<
 
 namespace ops {
 
-/// c = a b + bias, or with `add` c += a b + bias: gpu::multiply, with its shapes and errors.
-template <class T>
-void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
-                 const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
-  gpu::multiply<T>(ctx, a, b, c, add, bias);
-}
+template <>
+struct linear_ops<device::gpu> {
+  template <class T>
+  static void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums,
+                          bool add) {
+    const index_t rows = x.extent(0), columns = x.extent(1);
+    scratch_frame frame(ctx.scratch());
+    double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, columns, 1));
+    gpu::kernels::column_sums<T>(ctx.stream(), x.data(), x.stride(0), rows, columns, add, scratch, sums);
+  }
 
-/// The same as row_product: on a device there is one kind of product.
-template <class T>
-void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
-                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
-  gpu::multiply<T>(ctx, a, b, c, add, bias);
-}
+  /// c = a b + bias, or with `add` c += a b + bias, for all products with a weight.
+  template <class T>
+  static void product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
+                      const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
+    gpu::multiply<T>(ctx, a, b, c, add, bias);
+  }
 
-/// db_n = sum_m dy_mn, or with `accumulate` db_n += sum_m dy_mn. dy: M x N, rows dense. Summed as
-/// column_sums.
-template <class T>
-void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
-                   bool accumulate) {
-  column_sums<T>(ctx, dy, db, accumulate);
-}
-
-/// y_mn = sum_k x_mk w_kn + bias_n. x: M x K, w: K x N, y: M x N, bias: N elements or nullptr; y overlaps no
-/// input. The last argument is ignored: a batch norm on a device measures its input itself. Throws
-/// shape_error, backend_error.
-template <class T>
-void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
-                    moment_parts<T>*) {
-  detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
-  gpu::multiply<T>(ctx, x, w, y, false, bias);
-}
-
-/// dx = dy w^T, or with `add` dx += dy w^T. Shapes and errors as linear_forward; dx overlaps no input.
-template <class T>
-void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy,
-                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add) {
-  detail::check_linear("linear_backward_input", dx.shape(), w.shape(), dy.shape());
-  gpu::multiply<T>(ctx, dy, transpose(w), dx, add);
-}
-
-/// dw = x^T dy, or with `accumulate` dw += x^T dy, in the type of parameters. Shapes and errors as
-/// linear_forward; dw overlaps no input.
-template <class T>
-void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                            const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
-                            bool accumulate) {
-  detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
-  gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
-}
-
-/// The same as linear_backward_weight, with the shape check of gpu::multiply.
-template <class T>
-void wide_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                          const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
-                          bool accumulate) {
-  gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
-}
+  /// dw = x^T dy, or with `accumulate` dw += x^T dy.
+  template <class T>
+  static void weight_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                              const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                              bool accumulate) {
+    gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
+  }
+};
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

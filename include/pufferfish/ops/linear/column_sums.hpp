@@ -4,7 +4,7 @@
 /// \file
 /// Sums of the columns of a matrix (the gradient of a bias), and rounding of sums in double to a gradient.
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -24,30 +24,35 @@ void column_sums(const tensor_view<const T, 2>& x, T* sums, bool add) {
 }  // namespace reference
 
 /// sums_n = sum_m x_mn, or with `add` sums_n += sum_m x_mn. x: M x N, contiguous rows, any row stride; sums:
-/// N elements that do not overlap x. Each column is summed in double, from its first row to its last, and
-/// rounded once. Without rows the sums are 0 (with `add`: unchanged). Tasks are pieces of 512 columns, so a
-/// matrix of fewer columns is summed by one thread; bias_gradient (linear.hpp) splits the rows instead.
+/// N elements that do not overlap x. Each column is summed in double and rounded once. Without rows the sums
+/// are 0 (with `add`: unchanged).
+///
+/// On the CPU, a sum runs from the first row to the last. Tasks are pieces of 512 columns, so a matrix of
+/// fewer columns is summed by one thread; bias_gradient (linear.hpp) splits the rows instead. On a device,
+/// the order depends on the shape and on whether x is aligned to 16 bytes; at most 16 rows are summed in
+/// float before a sum in double.
 ///
 /// \code
 /// ops::column_sums<float>(ctx, dz, dbias, false);
 /// \endcode
-template <class T>
-void column_sums(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, T* sums, bool add) {
-  constexpr index_t piece = 512;
-  const index_t rows = x.extent(0), columns = x.extent(1);
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
-  ctx.parallel_for((columns + piece - 1) / piece, [&](index_t task, int) {
-    const index_t begin = task * piece, count = std::min(piece, columns - begin);
-    double wide[piece];
-    for (index_t i = 0; i < count; ++i) wide[i] = add ? static_cast<double>(sums[begin + i]) : 0.0;
-    kernel(x.data() + begin, rows, count, x.stride(0), wide);
-    for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<T>(wide[i]);
-  });
+template <class T, class Device>
+void column_sums(context<Device>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums, bool add) {
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::column_sums(ctx, x, sums, add);
+  } else {
+    constexpr index_t piece = 512;
+    const index_t rows = x.extent(0), columns = x.extent(1);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
+    ctx.parallel_for((columns + piece - 1) / piece, [&](index_t task, int) {
+      const index_t begin = task * piece, count = std::min(piece, columns - begin);
+      double wide[piece];
+      for (index_t i = 0; i < count; ++i) wide[i] = add ? static_cast<double>(sums[begin + i]) : 0.0;
+      kernel(x.data() + begin, rows, count, x.stride(0), wide);
+      for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<T>(wide[i]);
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, column_sums);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums, bool add);
+PUFFERFISH_SEPARATE_OPERATION(dense, column_sums);
 
 /// Destination of the gradient of a small parameter, in the memory of the context's device: overwritten, or
 /// added to if `add` is set. `data` is not owned.

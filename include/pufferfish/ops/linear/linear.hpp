@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// y = x W + b over rows, with its gradients: the plain reference and the fast CPU form.
+/// y = x W + b over rows, with its gradients: the plain reference and the fast form.
 ///
 /// Weights are stored [in][out], outputs innermost. The three products and the gradient of the bias are
 /// separate calls, since layers need different subsets of them:
@@ -17,10 +17,9 @@
 
 #include <algorithm>
 
-#include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/linear/row_product.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
 
@@ -163,88 +162,92 @@ inline void check_linear(const char* what, const extents<2>& x, const extents<2>
 
 }  // namespace detail
 
-/// y_mn = sum_k x_mk w_kn + b_n, with sums in T. x: M x K, w: K x N, y: M x N, dense; bias: N elements or
-/// nullptr. y is overwritten and overlaps no input. `moments`, unless nullptr, receives the mean and variance
-/// of y's columns while the rows are in the cache; see moment_parts. M = 0 and K = 0 are allowed (an empty
-/// sum is 0). Throws shape_error if the shapes do not fit.
-template <class T>
-void linear_forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
-                    moment_parts<T>* moments = nullptr) {
+/// y_mn = sum_k x_mk w_kn + b_n. x: M x K, w: K x N, y: M x N, dense; bias: N elements or nullptr. y is
+/// overwritten and overlaps no input. `moments`, unless nullptr, receives the mean and variance of y's
+/// columns while the rows are in the cache; see moment_parts. A device ignores it (collects_moments). M = 0
+/// and K = 0 are allowed (an empty sum is 0). Sums as in wide_product. Throws shape_error if the shapes do
+/// not fit.
+template <class T, class Device>
+void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& w,
+                    const T* bias, const tensor_view<T, 2>& y, moment_parts<T>* moments = nullptr) {
   detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
-  detail::multiply_rows<T>(ctx, x, w, bias, y, moments);
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::product(ctx, x, w, y, false, bias);
+  } else {
+    detail::multiply_rows<T>(ctx, x, w, bias, y, moments);
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, linear_forward);
+PUFFERFISH_SEPARATE_OPERATION(dense, linear_forward);
 
 /// dx = dy w^T, or with `add` dx += dy w^T. dy: M x N, w: K x N, dx: M x K, dense; dx overlaps no input.
 /// Throws shape_error if the shapes do not fit.
-template <class T>
-void linear_backward_input(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy,
+template <class T, class Device>
+void linear_backward_input(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                            const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false) {
   detail::check_linear("linear_backward_input", dx.shape(), w.shape(), dy.shape());
-  detail::multiply_rows<T>(ctx, dy, transpose(w), static_cast<const T*>(nullptr), dx, nullptr, add);
+  const T* const no_bias = nullptr;
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::product(ctx, dy, transpose(w), dx, add, no_bias);
+  } else {
+    detail::multiply_rows<T>(ctx, dy, transpose(w), no_bias, dx, nullptr, add);
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, linear_backward_input);
+PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_input);
 
 /// dw = x^T dy, or with `accumulate` dw += x^T dy. x: M x K, dy: M x N, dw: K x N, dense; dw overlaps no
-/// input. The sum over rows is split into parts that are added in order. Scratch: up to 15 partial sums of
-/// the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least 512 and M at most 8192.
-/// Throws shape_error if the shapes do not fit.
-template <class T>
-void linear_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                            const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
+/// input. Throws shape_error if the shapes do not fit.
+///
+/// On the CPU, the sum over rows is split into parts that are added in order. Scratch: up to 15 partial sums
+/// of the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least 512 and M at most
+/// 8192. A device takes no scratch; sums of 16-bit factors are not rounded to 16 bits.
+template <class T, class Device>
+void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
+                            const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
+                            bool accumulate) {
   detail::check_linear("linear_backward_weight", x.shape(), dw.shape(), dy.shape());
   if (dw.empty()) return;
-  // Wide gradients pay for a packed copy of x. With very many rows the copy would take too much memory.
-  constexpr index_t wide = 512, most_rows = 8192;
-  if (dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows) {
-    return wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::weight_gradient(ctx, x, dy, dw, accumulate);
+  } else {
+    // Wide gradients pay for a packed copy of x. With very many rows the copy would take too much memory.
+    constexpr index_t wide = 512, most_rows = 8192;
+    if (dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows) {
+      return wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
+    }
+    detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
   }
-  detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, linear_backward_weight);
+PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_weight);
 
 /// db_n = sum_m dy_mn, or with `accumulate` db_n += this sum. dy: M x N, contiguous rows, any row stride; db:
-/// N elements. Summed in double, in up to 64 parts of at least 256 rows whose boundaries depend on M alone,
-/// in fixed order; rounded once.
-template <class T>
-void bias_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy, T* db, bool accumulate) {
-  const index_t rows = dy.extent(0), columns = dy.extent(1);
-  const index_t splits = std::clamp<index_t>(rows / 256, 1, 64);
-  scratch_frame frame(ctx.scratch());
-  double* sums = frame.take<double>(splits * columns);
-  ctx.parallel_for(splits, [&](index_t split, int) {
-    double* sum = sums + split * columns;
-    std::fill_n(sum, columns, 0.0);
-    for (index_t m = rows * split / splits; m < rows * (split + 1) / splits; ++m) {
-      const T* row = dy.data() + m * dy.stride(0);
-      for (index_t n = 0; n < columns; ++n) sum[n] += static_cast<double>(row[n]);
+/// N elements. Summed in double and rounded once: on the CPU in up to 64 parts of at least 256 rows whose
+/// boundaries depend on M alone, in fixed order; on a device as column_sums.
+template <class T, class Device>
+void bias_gradient(context<Device>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
+                   bool accumulate) {
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::column_sums(ctx, dy, db, accumulate);
+  } else {
+    const index_t rows = dy.extent(0), columns = dy.extent(1);
+    const index_t splits = std::clamp<index_t>(rows / 256, 1, 64);
+    scratch_frame frame(ctx.scratch());
+    double* sums = frame.take<double>(splits * columns);
+    ctx.parallel_for(splits, [&](index_t split, int) {
+      double* sum = sums + split * columns;
+      std::fill_n(sum, columns, 0.0);
+      for (index_t m = rows * split / splits; m < rows * (split + 1) / splits; ++m) {
+        const T* row = dy.data() + m * dy.stride(0);
+        for (index_t n = 0; n < columns; ++n) sum[n] += static_cast<double>(row[n]);
+      }
+    });
+    for (index_t n = 0; n < columns; ++n) {
+      double sum = accumulate ? static_cast<double>(db[n]) : 0.0;
+      for (index_t split = 0; split < splits; ++split) sum += sums[split * columns + n];
+      db[n] = static_cast<T>(sum);
     }
-  });
-  for (index_t n = 0; n < columns; ++n) {
-    double sum = accumulate ? static_cast<double>(db[n]) : 0.0;
-    for (index_t split = 0; split < splits; ++split) sum += sums[split * columns + n];
-    db[n] = static_cast<T>(sum);
   }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, bias_gradient);
-
-/// GPU overloads: <pufferfish/gpu.hpp>. They collect no moments: pass no_moments = nullptr. Each operand of
-/// a product has dense rows or dense columns, else shape_error.
-template <class T>
-void bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
-                   bool accumulate);
-template <class T>
-void linear_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
-                    moment_parts<T>* no_moments = nullptr);
-template <class T>
-void linear_backward_input(context<device::gpu>& ctx, const tensor_view<const T, 2>& dy,
-                           const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false);
-template <class T>
-void linear_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
-                            const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
-                            bool accumulate);
+PUFFERFISH_SEPARATE_OPERATION(dense, bias_gradient);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

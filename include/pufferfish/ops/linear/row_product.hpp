@@ -10,7 +10,7 @@
 /// ops::row_product<float>(ctx, dy, transpose(w), dx, true);   // dx += dy w^T, where w is a view
 /// \endcode
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
 
@@ -82,48 +82,47 @@ class row_tile {
 
 /// c = a b, or with `add` c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K,
 /// contiguous rows, any row stride; b: K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0
-/// is an empty sum. For about a hundred rows and more, since b is packed into panels first (scratch of about
-/// its size). Sums are in T. Every element is summed in one order, whatever the number of threads. Throws
-/// shape_error if the shapes do not fit.
-template <class T>
-void row_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
-                 const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
-                 const T* bias = nullptr) {
+/// is an empty sum. Throws shape_error if the shapes do not fit.
+///
+/// The CPU packs b into panels first (scratch of about the size of b), which pays for about a hundred rows
+/// and more; sums are in T. A device computes wide_product.
+template <class T, class Device>
+void row_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
+                 const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
   pufferfish::detail::check_product(a, b, c);
-  const index_t rows = c.extent(0), columns = c.extent(1), depth = a.extent(1);
   if (c.empty()) return;
-  if (depth == 0) return wide_product<T>(ctx, a, b, c, add, bias);
-  const detail::panel_kernels<T> kernels;
-  const index_t panels = kernels.right_panels(columns), panel_size = kernels.width() * depth;
-  scratch_frame frame(ctx.scratch());
-  T* const right = frame.take<T>(panels * panel_size);
-  ctx.parallel_for(panels, [&](index_t panel, int) {
-    kernels.copy_right(b, panel * kernels.width(), right + panel * panel_size);
-  });
-  const auto add_bias = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
-  const detail::row_cut cut(rows, depth, panels);
-  ctx.parallel_for(cut.tiles * cut.groups, [&](index_t task, int) {
-    const index_t begin = task / cut.groups * cut.tile, count = std::min(cut.tile, rows - begin);
-    const index_t group = task % cut.groups, first = panels * group / cut.groups,
-                  last = panels * (group + 1) / cut.groups;
-    const tensor_view<T, 2> result = c.slice(0, begin, count);
-    const detail::row_tile<T> tile(kernels, a.slice(0, begin, count), result, add);
-    for (index_t panel = first; panel < last; ++panel) {
-      tile.multiply(panel * kernels.width(), right + panel * panel_size, panel == first, panel + 1 == panels);
-    }
-    const index_t column = first * kernels.width(), end = std::min(last * kernels.width(), columns);
-    for (index_t row = 0; bias != nullptr && row < count; ++row) {
-      add_bias(bias + column, result.data() + row * result.stride(0) + column, end - column);
-    }
-  });
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::product(ctx, a, b, c, add, bias);
+  } else {
+    const index_t rows = c.extent(0), columns = c.extent(1), depth = a.extent(1);
+    if (depth == 0) return wide_product<T>(ctx, a, b, c, add, bias);
+    const detail::panel_kernels<T> kernels;
+    const index_t panels = kernels.right_panels(columns), panel_size = kernels.width() * depth;
+    scratch_frame frame(ctx.scratch());
+    T* const right = frame.take<T>(panels * panel_size);
+    ctx.parallel_for(panels, [&](index_t panel, int) {
+      kernels.copy_right(b, panel * kernels.width(), right + panel * panel_size);
+    });
+    const auto add_bias = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+    const detail::row_cut cut(rows, depth, panels);
+    ctx.parallel_for(cut.tiles * cut.groups, [&](index_t task, int) {
+      const index_t begin = task / cut.groups * cut.tile, count = std::min(cut.tile, rows - begin);
+      const index_t group = task % cut.groups, first = panels * group / cut.groups,
+                    last = panels * (group + 1) / cut.groups;
+      const tensor_view<T, 2> result = c.slice(0, begin, count);
+      const detail::row_tile<T> tile(kernels, a.slice(0, begin, count), result, add);
+      for (index_t panel = first; panel < last; ++panel) {
+        tile.multiply(panel * kernels.width(), right + panel * panel_size, panel == first,
+                      panel + 1 == panels);
+      }
+      const index_t column = first * kernels.width(), end = std::min(last * kernels.width(), columns);
+      for (index_t row = 0; bias != nullptr && row < count; ++row) {
+        add_bias(bias + column, result.data() + row * result.stride(0) + column, end - column);
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, row_product);
-
-/// GPU overload: <pufferfish/gpu.hpp>. a and b have dense rows or dense columns, else shape_error.
-template <class T>
-void row_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
-                 const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
-                 const T* bias = nullptr);
+PUFFERFISH_SEPARATE_OPERATION(dense, row_product);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -8,10 +8,9 @@
 /// Source: Goto, van de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008. Here a
 /// panel of the right operand stays in the second-level cache while all panels of the left one are read.
 
-#include <pufferfish/core/context.hpp>
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/gemm/gemm.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 #include <pufferfish/ops/linear/panels.hpp>
 
@@ -93,75 +92,75 @@ void multiply_left_panels(const panel_kernels<T>& kernels, const left_panels<T>&
 }  // namespace detail
 
 /// c = a b, or with `add` c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K, b:
-/// K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an empty sum. Sums are in T.
-/// Every element is summed in one order, whatever the number of threads. Scratch: a packed copy of a, and a
-/// panel of b for each thread. Throws shape_error if the shapes do not fit.
+/// K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an empty sum. Throws shape_error
+/// if the shapes do not fit.
+///
+/// On the CPU, sums are in T, and rows of c that are not contiguous fail an assertion. Scratch: a packed copy
+/// of a, and a panel of b for each thread. A device computes gpu::multiply: sums in float (double for
+/// double), and shape_error unless a and b each have dense rows or dense columns, and c dense rows.
 ///
 /// \code
 /// ops::wide_product<float>(ctx, x, w, z, false, bias.data());  // z = x w + b
 /// ops::wide_product<float>(ctx, dz, transpose(w), dx);         // dx = dz w^T, where w is a view
 /// ops::wide_backward_weight<float>(ctx, x, dz, dw, true);      // dw += x^T dz
 /// \endcode
-template <class T>
-void wide_product(context<device::cpu>& ctx, const tensor_view<const T, 2>& a,
-                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
-                  const T* bias = nullptr) {
+template <class T, class Device>
+void wide_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
+                  const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
   pufferfish::detail::check_product(a, b, c);
   if (c.empty()) return;
-  PUFFERFISH_ASSERT(c.stride(1) == 1 || c.extent(1) == 1, "wide_product: result rows must be dense");
-  const index_t rows = c.extent(0), columns = c.extent(1);
-  const detail::panel_kernels<T> kernels;
-  scratch_frame frame(ctx.scratch());
-  const auto left = detail::left_panels<T>::copy(
-      ctx, kernels, a, frame.take<T>(detail::left_panels<T>::storage_size(kernels, rows, a.extent(1))));
-  // Few panels of columns are also cut into pieces of rows, so that there are tasks for many threads.
-  const index_t panels = kernels.right_panels(columns), all_left = kernels.left_panels(rows);
-  const index_t cuts = std::clamp<index_t>(24 / panels, 1, std::max<index_t>(1, all_left / 12));
-  const index_t right_size = left.blocks.step() * kernels.width();
-  T* const storage = frame.take<T>(right_size * ctx.threads());
-  ctx.parallel_for(panels * cuts, [&](index_t task, int worker) {
-    const index_t panel = task / cuts, column = panel * kernels.width();
-    const index_t first = all_left * (task % cuts) / cuts, last = all_left * (task % cuts + 1) / cuts;
-    const tensor_view<T, 2> result = c.slice(1, column, std::min(kernels.width(), columns - column));
-    T* const right = storage + worker * right_size;
-    bool accumulate = add;
-    const index_t begin = first * kernels.rows(), end = std::min(rows, last * kernels.rows());
-    if (bias != nullptr || (!add && left.blocks.count() == 0)) {
-      for (index_t row = begin; row < end; ++row) {
-        T* const to = result.data() + row * result.stride(0);
-        for (index_t j = 0; j < result.extent(1); ++j) {
-          to[j] = (add ? to[j] : T{}) + (bias == nullptr ? T{} : bias[column + j]);
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::product(ctx, a, b, c, add, bias);
+  } else {
+    PUFFERFISH_ASSERT(c.stride(1) == 1 || c.extent(1) == 1, "wide_product: result rows must be dense");
+    const index_t rows = c.extent(0), columns = c.extent(1);
+    const detail::panel_kernels<T> kernels;
+    scratch_frame frame(ctx.scratch());
+    const auto left = detail::left_panels<T>::copy(
+        ctx, kernels, a, frame.take<T>(detail::left_panels<T>::storage_size(kernels, rows, a.extent(1))));
+    // Few panels of columns are also cut into pieces of rows, so that there are tasks for many threads.
+    const index_t panels = kernels.right_panels(columns), all_left = kernels.left_panels(rows);
+    const index_t cuts = std::clamp<index_t>(24 / panels, 1, std::max<index_t>(1, all_left / 12));
+    const index_t right_size = left.blocks.step() * kernels.width();
+    T* const storage = frame.take<T>(right_size * ctx.threads());
+    ctx.parallel_for(panels * cuts, [&](index_t task, int worker) {
+      const index_t panel = task / cuts, column = panel * kernels.width();
+      const index_t first = all_left * (task % cuts) / cuts, last = all_left * (task % cuts + 1) / cuts;
+      const tensor_view<T, 2> result = c.slice(1, column, std::min(kernels.width(), columns - column));
+      T* const right = storage + worker * right_size;
+      bool accumulate = add;
+      const index_t begin = first * kernels.rows(), end = std::min(rows, last * kernels.rows());
+      if (bias != nullptr || (!add && left.blocks.count() == 0)) {
+        for (index_t row = begin; row < end; ++row) {
+          T* const to = result.data() + row * result.stride(0);
+          for (index_t j = 0; j < result.extent(1); ++j) {
+            to[j] = (add ? to[j] : T{}) + (bias == nullptr ? T{} : bias[column + j]);
+          }
         }
+        accumulate = true;
       }
-      accumulate = true;
-    }
-    for (index_t block = 0; block < left.blocks.count(); ++block) {
-      kernels.copy_right(b.slice(0, left.blocks.begin(block), left.blocks.size(block)), column, right);
-      detail::multiply_left_panels(kernels, left, block, first, last, right, result, accumulate);
-      accumulate = true;
-    }
-  });
+      for (index_t block = 0; block < left.blocks.count(); ++block) {
+        kernels.copy_right(b.slice(0, left.blocks.begin(block), left.blocks.size(block)), column, right);
+        detail::multiply_left_panels(kernels, left, block, first, last, right, result, accumulate);
+        accumulate = true;
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, wide_product);
-
-/// GPU overload: <pufferfish/gpu.hpp>. a and b have dense rows or dense columns, else shape_error.
-template <class T>
-void wide_product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
-                  const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add = false,
-                  const T* bias = nullptr);
+PUFFERFISH_SEPARATE_OPERATION(dense, wide_product);
 
 /// dw = x^T dy, or dw += x^T dy with `accumulate`: the gradient of the weight of a wide product. x: M x in,
 /// dy: M x out, dw: in x out; strides, scratch and errors as in wide_product.
-template <class T>
-void wide_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                          const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate) {
-  wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
-}
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void wide_backward_weight(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+template <class T, class Device>
+void wide_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
-                          bool accumulate);
+                          bool accumulate) {
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::weight_gradient(ctx, x, dy, dw, accumulate);
+  } else {
+    wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
+  }
+}
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

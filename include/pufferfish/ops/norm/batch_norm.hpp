@@ -3,12 +3,13 @@
 
 /// \file
 /// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation, gradients;
-/// the plain reference and the fast CPU form. Each fast function makes one pass over memory, the gradient
-/// two. A residual sum and a ReLU after the normalisation are part of the same passes.
+/// the plain reference and the fast form. Each fast function makes one pass over memory, the gradient two. A
+/// residual sum and a ReLU after the normalisation are part of the same passes.
 ///
 /// A training step calls batch_norm_use_batch, batch_norm_apply and batch_norm_backward, inference
-/// batch_norm_use_running and batch_norm_apply. The functions on the CPU do not check that shapes agree; a
-/// matrix that is not dense throws shape_error.
+/// batch_norm_use_running and batch_norm_apply. Matrices of different shapes fail an assertion; a matrix that
+/// is not dense throws shape_error. On a device, sums are in double, in an order that depends on the shape
+/// and on whether the addresses are multiples of 16.
 ///
 /// \code
 /// std::vector<float> statistics(2 * channels);  // the means, then the inverse deviations
@@ -25,7 +26,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/relu_mask.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
@@ -202,40 +203,44 @@ void batch_norm_use_batch(context<device::cpu>&, const double* mean, const doubl
   *batches += T{1};
 }
 PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_use_batch);
-/// The same, with the moments computed from the rows of x, M x C dense, M > 1 (M = 0 fails an assertion).
-template <class T>
-void batch_norm_use_batch(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double eps,
-                          double momentum, T* statistics, T* running_mean, T* running_var, T* batches) {
-  const index_t channels = x.extent(1);
-  scratch_frame frame(ctx.scratch());
-  double* const mean = frame.take<double>(2 * channels);
-  batch_norm_statistics<T>(ctx, x, mean, mean + channels);
-  batch_norm_use_batch<T>(ctx, mean, mean + channels, channels, x.extent(0), eps, momentum, statistics,
-                          running_mean, running_var, batches);
+
+/// The same on any device, with the moments computed from the rows of x, M x C dense; M < 2 fails an
+/// assertion.
+template <class T, class Device>
+void batch_norm_use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, double eps, double momentum,
+                          parameter_t<T>* statistics, parameter_t<T>* running_mean,
+                          parameter_t<T>* running_var, parameter_t<T>* batches) {
+  PUFFERFISH_ASSERT(x.extent(0) > 1, "batch_norm_use_batch: too few rows");
+  if constexpr (!is_cpu<Device>) {
+    norm_ops<Device>::batch_norm_use_batch(ctx, x, eps, momentum, statistics, running_mean, running_var,
+                                           batches);
+  } else {
+    const index_t channels = x.extent(1);
+    scratch_frame frame(ctx.scratch());
+    double* const mean = frame.take<double>(2 * channels);
+    batch_norm_statistics<T>(ctx, x, mean, mean + channels);
+    batch_norm_use_batch<T>(ctx, mean, mean + channels, channels, x.extent(0), eps, momentum, statistics,
+                            running_mean, running_var, batches);
+  }
 }
-/// GPU overload: <pufferfish/gpu.hpp>. M < 2 fails an assertion.
-template <class T>
-void batch_norm_use_batch(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
-                          double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
-                          parameter_t<T>* running_var, parameter_t<T>* batches);
 
 /// Fills `statistics` for inference from the running statistics: statistics_c = running_mean_c,
 /// statistics_(channels + c) = 1 / sqrt(running_var_c + eps). statistics: 2 channels elements; it overlaps no
 /// running statistics.
-template <class T>
-void batch_norm_use_running(context<device::cpu>&, const T* running_mean, const T* running_var,
-                            index_t channels, double eps, T* statistics) {
-  for (index_t c = 0; c < channels; ++c) {
-    statistics[c] = running_mean[c];
-    statistics[channels + c] = detail::inverse_deviation<T>(static_cast<double>(running_var[c]), eps);
+template <class T, class Device>
+void batch_norm_use_running(context<Device>& ctx, const parameter_t<T>* running_mean,
+                            const parameter_t<T>* running_var, index_t channels, double eps,
+                            parameter_t<T>* statistics) {
+  if constexpr (!is_cpu<Device>) {
+    norm_ops<Device>::batch_norm_use_running(ctx, running_mean, running_var, channels, eps, statistics);
+  } else {
+    for (index_t c = 0; c < channels; ++c) {
+      statistics[c] = running_mean[c];
+      statistics[channels + c] = detail::inverse_deviation<T>(static_cast<double>(running_var[c]), eps);
+    }
   }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_use_running);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void batch_norm_use_running(context<device::gpu>& ctx, const parameter_t<T>* running_mean,
-                            const parameter_t<T>* running_var, index_t channels, double eps,
-                            parameter_t<T>* statistics);
+PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_use_running);
 
 /// Operations applied after a normalisation in the same pass, in the order of the members. The default is
 /// none.
@@ -257,41 +262,40 @@ struct norm_epilogue {
 /// negative (a NaN stays). x, y, addend: M x C dense; the other arrays: C elements. y may be the addend and
 /// overlaps nothing else: the backward pass needs x. epilogue.mask, if not null: relu_mask::size() words,
 /// overwritten if epilogue.relu is set, with the bits of positive results (and of NaNs).
-template <class T>
-void batch_norm_apply(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const T* mean,
-                      const T* inv_std, const T* weight, const T* bias, const tensor_view<T, 2>& y,
-                      const norm_epilogue<T>& epilogue = {}) {
-  const detail::wide_rows<T> rows(x.shape());
-  scratch_frame frame(ctx.scratch());
-  T* values = frame.take<T>(3 * rows.width);
-  T *centre = values, *scale = centre + rows.width, *shift = scale + rows.width;
-  for (index_t c = 0; c < rows.channels; ++c) {
-    centre[c] = mean[c];
-    scale[c] = inv_std[c] * weight[c];
-    shift[c] = bias[c];
-  }
-  for (T* value : {centre, scale, shift}) rows.repeat(value);
-  detail::norm_pass<T> pass;
-  pass.x = x.flat().data();
-  pass.other = epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data();
-  pass.y = y.flat().data();
-  pass.relu = epilogue.relu;
-  pass.mask = epilogue.relu ? epilogue.mask.words : nullptr;
-  pass.mean = centre;
-  pass.scale = scale;
-  pass.shift = shift;
-  pass.width = rows.width;
-  pass.stream = pass.other != pass.y && detail::streams_past_cache(pass.y, y.size(), rows.width);
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_apply<T>);
-  detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
-}
-PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_apply);
-/// GPU overload: <pufferfish/gpu.hpp>. gpu/kernels/elementwise/relu_mask.hpp describes the bit order of its
-/// masks.
-template <class T>
-void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, const parameter_t<T>* mean,
+template <class T, class Device>
+void batch_norm_apply(context<Device>& ctx, const tensor_view<const T, 2>& x, const parameter_t<T>* mean,
                       const parameter_t<T>* inv_std, const parameter_t<T>* weight, const parameter_t<T>* bias,
-                      const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue = {});
+                      const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue = {}) {
+  PUFFERFISH_ASSERT(x.shape() == y.shape(), "batch_norm_apply: shapes differ");
+  if constexpr (!is_cpu<Device>) {
+    norm_ops<Device>::batch_norm_apply(ctx, x, mean, inv_std, weight, bias, y, epilogue);
+  } else {
+    const detail::wide_rows<T> rows(x.shape());
+    scratch_frame frame(ctx.scratch());
+    T* values = frame.take<T>(3 * rows.width);
+    T *centre = values, *scale = centre + rows.width, *shift = scale + rows.width;
+    for (index_t c = 0; c < rows.channels; ++c) {
+      centre[c] = mean[c];
+      scale[c] = inv_std[c] * weight[c];
+      shift[c] = bias[c];
+    }
+    for (T* value : {centre, scale, shift}) rows.repeat(value);
+    detail::norm_pass<T> pass;
+    pass.x = x.flat().data();
+    pass.other = epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data();
+    pass.y = y.flat().data();
+    pass.relu = epilogue.relu;
+    pass.mask = epilogue.relu ? epilogue.mask.words : nullptr;
+    pass.mean = centre;
+    pass.scale = scale;
+    pass.shift = shift;
+    pass.width = rows.width;
+    pass.stream = pass.other != pass.y && detail::streams_past_cache(pass.y, y.size(), rows.width);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_apply<T>);
+    detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
+  }
+}
+PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_apply);
 
 namespace detail {
 
@@ -329,21 +333,13 @@ void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_p
   }
 }
 
-}  // namespace detail
-
-/// The gradients of y = batch_norm_apply(x), where mean and inv_std depend on x (formulas:
-/// reference::batch_norm_backward). dweight, dbias: C elements each, overwritten or added to; summed in T
-/// over at most 8 sizeof(T) rows (of detail::wide_rows), then in double. dx: a null view if not wanted; it
-/// may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean, inv_std: as passed to
-/// batch_norm_apply. mask: as written by batch_norm_apply if a ReLU was applied; dy is then the gradient of
-/// the ReLU's output. The gradient of an addend is masked_copy(dy), which must run before dy is overwritten
-/// by dx.
+/// batch_norm_backward on the CPU.
 template <class T>
-void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                         const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
-                         const sum_target<T>& dweight, const sum_target<T>& dbias,
-                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {}) {
-  const detail::wide_rows<T> rows(x.shape());
+void norm_gradients(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                    const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
+                    const sum_target<T>& dweight, const sum_target<T>& dbias, const tensor_view<T, 2>& dx,
+                    const relu_mask<T>& mask) {
+  const wide_rows<T> rows(x.shape());
   scratch_frame frame(ctx.scratch());
   double* const weight_sums = frame.take<double>(2 * rows.channels);
   double* const bias_sums = weight_sums + rows.channels;
@@ -351,13 +347,13 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
   T *centre = values, *scale = centre + rows.width, *slope = scale + rows.width, *shift = slope + rows.width;
   std::copy_n(mean, rows.channels, centre);
   rows.repeat(centre);
-  detail::norm_pass<T> pass;
+  norm_pass<T> pass;
   pass.x = x.flat().data();
   pass.other = dy.flat().data();
   pass.mask = mask.words;
   pass.mean = centre;
   pass.width = rows.width;
-  detail::norm_sums(ctx, rows, pass, weight_sums, bias_sums);
+  norm_sums(ctx, rows, pass, weight_sums, bias_sums);
   for (index_t c = 0; c < rows.channels; ++c) weight_sums[c] *= static_cast<double>(inv_std[c]);
   store_sums(weight_sums, dweight, rows.channels);
   store_sums(bias_sums, dbias, rows.channels);
@@ -376,17 +372,33 @@ void batch_norm_backward(context<device::cpu>& ctx, const tensor_view<const T, 2
   pass.scale = scale;
   pass.slope = slope;
   pass.shift = shift;
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::norms, norm_input_gradient<T>);
-  detail::for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), norms, norm_input_gradient<T>);
+  for_unit_chunks(ctx, rows, [&](index_t begin, index_t end) { kernel(pass, begin, end); });
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_backward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+
+}  // namespace detail
+
+/// The gradients of y = batch_norm_apply(x), where mean and inv_std depend on x (formulas:
+/// reference::batch_norm_backward). dweight, dbias: C elements each, overwritten or added to; summed on the
+/// CPU in T over at most 8 sizeof(T) rows (of detail::wide_rows), then in double. dx: a null view if not
+/// wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean, inv_std: as passed to
+/// batch_norm_apply. mask: as written by batch_norm_apply if a ReLU was applied; dy is then the gradient of
+/// the ReLU's output. The gradient of an addend is masked_copy(dy), which must run before dy is overwritten
+/// by dx.
+template <class T, class Device>
+void batch_norm_backward(context<Device>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
                          const parameter_t<T>* inv_std, const parameter_t<T>* weight,
                          const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
-                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {});
+                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {}) {
+  PUFFERFISH_ASSERT(x.shape() == dy.shape(), "batch_norm_backward: shapes differ");
+  if constexpr (!is_cpu<Device>) {
+    norm_ops<Device>::batch_norm_backward(ctx, x, dy, mean, inv_std, weight, dweight, dbias, dx, mask);
+  } else {
+    detail::norm_gradients<T>(ctx, x, dy, mean, inv_std, weight, dweight, dbias, dx, mask);
+  }
+}
+PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_backward);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -3,7 +3,7 @@
 
 /// \file
 /// Layer normalisation over rows, y = norm(dropout(x) + residual) weight + bias, with its gradients: the
-/// plain reference and the fast CPU form.
+/// plain reference and the fast form.
 ///
 /// \code
 /// std::vector<float> statistics(2 * rows);
@@ -23,7 +23,7 @@
 #include <utility>
 
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/dropout.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
@@ -70,7 +70,7 @@ struct norm_record {
 
   const T* sum = nullptr;                ///< s, rows x columns, dense
   parameter_t<T>* statistics = nullptr;  ///< mean and inverse deviation of each row: 2 rows elements
-  word* mask = nullptr;  ///< mask_size() words: bit set where dropout kept; null without dropout
+  word* mask = nullptr;  ///< norm_mask_size() words: bit set where dropout kept; null without dropout
 
   /// Number of words of a mask: for each word_bits consecutive rows, one word for each column.
   static index_t mask_size(const extents<2>& shape) {
@@ -199,36 +199,19 @@ inline void check_norm(const char* what, const char* name, const extents<2>& sha
   }
 }
 
-}  // namespace detail
-
-/// y = (s - mean) / sqrt(variance + eps) weight + bias, mean and biased variance over each row of s =
-/// dropout(x) + residual (Ba, Kiros, Hinton: "Layer normalization", 2016). One pass over memory.
-///
-/// All matrices are M x C. y has contiguous rows and may be x or the residual, but not input.sum. weight,
-/// bias: C elements. Sums of a row are in T, first of s, then of squared distances to the mean. `record`: in
-/// training its statistics are written, mean and inverse deviation of row m at 2 m and 2 m + 1, and its mask
-/// if there is dropout; in inference its pointers are null. Dropout is applied in any case: in inference pass
-/// input.dropout = {}. Throws shape_error for a shape other than that of x and for rows that are not
-/// contiguous.
+/// layer_norm_forward on the CPU.
 template <class T>
-void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
-                        double eps, const tensor_view<T, 2>& y, const norm_record<T>& record) {
+void normalise_rows(context<device::cpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
+                    double eps, const tensor_view<T, 2>& y, const norm_record<T>& record) {
   const tensor_view<const T, 2>&x = input.x, &residual = input.residual;
   const row_dropout& dropout = input.dropout;
   const index_t columns = x.extent(1);
-  detail::check_norm("layer_norm_forward", "y", x.shape(), y.shape(),
-                     detail::dense_rows(x) && detail::dense_rows(y));
-  if (!residual.is_null()) {
-    detail::check_norm("layer_norm_forward", "residual", x.shape(), residual.shape(),
-                       detail::dense_rows(residual));
-  }
-  if (x.empty()) return;
-  const detail::norm_tasks<T> tasks(x.extent(0));
+  const norm_tasks<T> tasks(x.extent(0));
   scratch_frame frame(ctx.scratch());
   auto* words = frame.take<std::uint32_t>(dropout.drops() ? columns * ctx.threads() : 0);
-  const auto random_words = PUFFERFISH_KERNEL(widest_isa(), detail::dropouts, random_words);
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::layer_norms, norm_forward<T>);
-  detail::norm_row<T> common{};
+  const auto random_words = PUFFERFISH_KERNEL(widest_isa(), dropouts, random_words);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), layer_norms, norm_forward<T>);
+  norm_row<T> common{};
   common.columns = columns;
   common.eps = eps;
   common.weight = weight;
@@ -236,7 +219,7 @@ void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, c
   common.threshold = dropout_threshold(dropout.probability);
   common.scale = static_cast<T>(dropout.scale());
   ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
-    detail::norm_row<T> row = common;
+    norm_row<T> row = common;
     if (dropout.drops()) row.words = words + worker * columns;
     for (index_t m = tasks.begin(task); m < tasks.end(task); ++m) {
       if (dropout.drops()) {
@@ -246,7 +229,7 @@ void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, c
       }
       const index_t in_word = m % norm_record<T>::word_bits;
       row.first_bit = in_word == 0;
-      row.bit = static_cast<detail::mask_word<T>>(std::uint64_t{1} << in_word);
+      row.bit = static_cast<mask_word<T>>(std::uint64_t{1} << in_word);
       row.mask = record.mask == nullptr ? nullptr : record.mask + m / norm_record<T>::word_bits * columns;
       row.x = x.data() + m * x.stride(0);
       row.residual = residual.is_null() ? nullptr : residual.data() + m * residual.stride(0);
@@ -258,42 +241,14 @@ void layer_norm_forward(context<device::cpu>& ctx, const norm_input<T>& input, c
     }
   });
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, layer_norm_forward);
 
-/// GPU overload: <pufferfish/gpu.hpp>. It keeps no mask.
+/// layer_norm_backward on the CPU.
 template <class T>
-void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
-                        const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
-                        const norm_record<T>& record);
-
-/// Number of mask words of a record if there is dropout. 0 on the
-/// GPU, whose backward pass computes the random numbers again.
-template <class T>
-index_t norm_mask_size(context<device::cpu>&, const extents<2>& shape) {
-  return norm_record<T>::mask_size(shape);
-}
-template <class T>
-index_t norm_mask_size(context<device::gpu>&, const extents<2>&) {
-  return 0;
-}
-
-/// Gradients from dy (formulas: reference::layer_norm_backward). dsum: the gradient of s = dropout(x) +
-/// residual, which is also that of the residual. dx: the gradient of x, which differs from dsum if there was
-/// dropout. dsum, dx: M x C, contiguous rows; each may be a null view, dsum may be dy. dweight, dbias: C
-/// elements each. `record`, `dropout`: as in the forward pass; record.sum and record.statistics are not null,
-/// nor is record.mask with dropout. One pass over memory. Sums over rows are in T for up to 64 rows (float:
-/// 32), then in double, in a fixed order. Throws shape_error as the forward pass.
-template <class T>
-void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
-                         const T* weight, const tensor_view<const T, 2>& dy, const sum_target<T>& dweight,
-                         const sum_target<T>& dbias, const tensor_view<T, 2>& dsum,
-                         const tensor_view<T, 2>& dx) {
+void row_norm_gradients(context<device::cpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
+                        const T* weight, const tensor_view<const T, 2>& dy, const sum_target<T>& dweight,
+                        const sum_target<T>& dbias, const tensor_view<T, 2>& dsum,
+                        const tensor_view<T, 2>& dx) {
   const index_t columns = dy.extent(1);
-  for (const tensor_view<T, 2>& to : {dsum, dx}) {
-    if (to.is_null()) continue;
-    detail::check_norm("layer_norm_backward", "gradient", dy.shape(), to.shape(),
-                       detail::dense_rows(dy) && detail::dense_rows(to));
-  }
   scratch_frame frame(ctx.scratch());
   double* const found = frame.take<double>(2 * columns);  // sums for the weight, then for the bias
   std::fill_n(found, 2 * columns, 0.0);
@@ -302,17 +257,17 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
     store_sums(found + columns, dbias, columns);
     return;
   }
-  const detail::norm_tasks<T> tasks(dy.extent(0));
+  const norm_tasks<T> tasks(dy.extent(0));
   double* totals = frame.take<double>(2 * columns * tasks.count());
   T* sums = frame.take<T>(2 * columns * ctx.threads());
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::layer_norms, norm_backward<T>);
-  const auto column_sums = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
-  detail::norm_gradient_row<T> common{};
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), layer_norms, norm_backward<T>);
+  const auto column_sums = PUFFERFISH_KERNEL(widest_isa(), passes, column_sums<T>);
+  norm_gradient_row<T> common{};
   common.columns = columns;
   common.weight = weight;
   common.scale = static_cast<T>(dropout.scale());
   ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
-    detail::norm_gradient_row<T> row = common;
+    norm_gradient_row<T> row = common;
     T* const own = sums + worker * 2 * columns;
     row.weight_sums = own;
     row.bias_sums = own + columns;
@@ -322,7 +277,7 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
     for (index_t m = tasks.begin(task); m < end; ++m) {
       const index_t in_word = m % norm_record<T>::word_bits;
       if (in_word == 0) std::fill_n(own, 2 * columns, T{});
-      row.bit = static_cast<detail::mask_word<T>>(std::uint64_t{1} << in_word);
+      row.bit = static_cast<mask_word<T>>(std::uint64_t{1} << in_word);
       row.mask = dropout.drops() ? record.mask + m / norm_record<T>::word_bits * columns : nullptr;
       row.sum = record.sum + m * columns;
       row.mean = record.statistics[2 * m];
@@ -336,18 +291,74 @@ void layer_norm_backward(context<device::cpu>& ctx, const norm_record<T>& record
       }
     }
   });
-  const auto merge = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<double>);
+  const auto merge = PUFFERFISH_KERNEL(widest_isa(), passes, column_sums<double>);
   merge(totals, tasks.count(), 2 * columns, 2 * columns, found);
   store_sums(found, dweight, columns);
   store_sums(found + columns, dbias, columns);
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, layer_norm_backward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
+
+}  // namespace detail
+
+/// y = (s - mean) / sqrt(variance + eps) weight + bias, mean and biased variance over each row of s =
+/// dropout(x) + residual (Ba, Kiros, Hinton: "Layer normalization", 2016). One pass over memory.
+///
+/// All matrices are M x C. y has contiguous rows and may be x or the residual, but not input.sum. weight,
+/// bias: C elements. Sums of a row are in parameter_t<T>, first of s, then of squared distances to the mean.
+/// `record`: in training its statistics are written, mean and inverse deviation of row m at 2 m and 2 m + 1,
+/// and on the CPU its mask if there is dropout; in inference its pointers are null. Dropout is applied in any
+/// case: in inference pass input.dropout = {}. Throws shape_error for a shape other than that of x and for
+/// rows that are not contiguous.
+template <class T, class Device>
+void layer_norm_forward(context<Device>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
+                        const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
+                        const norm_record<T>& record) {
+  const tensor_view<const T, 2>&x = input.x, &residual = input.residual;
+  detail::check_norm("layer_norm_forward", "y", x.shape(), y.shape(),
+                     detail::dense_rows(x) && detail::dense_rows(y));
+  if (!residual.is_null()) {
+    detail::check_norm("layer_norm_forward", "residual", x.shape(), residual.shape(),
+                       detail::dense_rows(residual));
+  }
+  if (x.empty()) return;
+  if constexpr (!is_cpu<Device>) {
+    norm_ops<Device>::layer_norm_forward(ctx, input, weight, bias, eps, y, record);
+  } else {
+    detail::normalise_rows<T>(ctx, input, weight, bias, eps, y, record);
+  }
+}
+PUFFERFISH_SEPARATE_OPERATION(dense, layer_norm_forward);
+
+/// Number of mask words of a record if there is dropout. 0 on the
+/// GPU, whose backward pass computes the random numbers again.
+template <class T, class Device>
+index_t norm_mask_size(context<Device>&, const extents<2>& shape) {
+  return is_cpu<Device> ? norm_record<T>::mask_size(shape) : 0;
+}
+
+/// Gradients from dy (formulas: reference::layer_norm_backward). dsum: the gradient of s = dropout(x) +
+/// residual, which is also that of the residual. dx: the gradient of x, which differs from dsum if there was
+/// dropout. dsum, dx: M x C, contiguous rows; each may be a null view, dsum may be dy. dweight, dbias: C
+/// elements each. `record`, `dropout`: as in the forward pass, in the same step; record.sum and
+/// record.statistics are not null, nor on the CPU is record.mask with dropout. One pass over memory. Sums
+/// over rows are on the CPU in T for up to 64 rows (float: 32), then in double, in a fixed order; on a device
+/// in double. Throws shape_error as the forward pass.
+template <class T, class Device>
+void layer_norm_backward(context<Device>& ctx, const norm_record<T>& record, const row_dropout& dropout,
                          const parameter_t<T>* weight, const tensor_view<const T, 2>& dy,
                          const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
-                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx);
+                         const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) {
+  for (const tensor_view<T, 2>& to : {dsum, dx}) {
+    if (to.is_null()) continue;
+    detail::check_norm("layer_norm_backward", "gradient", dy.shape(), to.shape(),
+                       detail::dense_rows(dy) && detail::dense_rows(to));
+  }
+  if constexpr (!is_cpu<Device>) {
+    norm_ops<Device>::layer_norm_backward(ctx, record, dropout, weight, dy, dweight, dbias, dsum, dx);
+  } else {
+    detail::row_norm_gradients<T>(ctx, record, dropout, weight, dy, dweight, dbias, dsum, dx);
+  }
+}
+PUFFERFISH_SEPARATE_OPERATION(dense, layer_norm_backward);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The operations of ops/norm/ on a device. Statistics of a batch take one pass over memory, the
+/// normalisation with its epilogue another, the gradient two.
+
+#include <pufferfish/gpu/kernels/norm/batch_norm.hpp>
+#include <pufferfish/gpu/kernels/norm/layer_norm.hpp>
+#include <pufferfish/gpu/ops/arguments.hpp>
+#include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/ops/norm/batch_norm.hpp>
+#include <pufferfish/ops/norm/layer_norm.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+inline kernels::row_dropout_numbers numbers_of(const context<device::gpu>& ctx,
+                                               const ops::row_dropout& dropout) {
+  return {dropout_of(ctx, dropout.probability, dropout.random), dropout.first_row, dropout.numbers};
+}
+
+}  // namespace gpu::detail
+
+namespace ops {
+
+template <>
+struct norm_ops<device::gpu> {
+  template <class T>
+  static void batch_norm_use_batch(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
+                                   double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
+                                   parameter_t<T>* running_var, parameter_t<T>* batches) {
+    const index_t rows = x.extent(0), channels = x.extent(1);
+    scratch_frame frame(ctx.scratch());
+    double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
+    gpu::kernels::norm_use_batch<T>(ctx.stream(), x.flat().data(), rows, channels, scratch,
+                                    {eps, momentum, statistics, running_mean, running_var, batches});
+  }
+
+  template <class P>
+  static void batch_norm_use_running(context<device::gpu>& ctx, const P* running_mean, const P* running_var,
+                                     index_t channels, double eps, P* statistics) {
+    gpu::kernels::norm_use_running<P>(ctx.stream(), running_mean, running_var, channels, eps, statistics);
+  }
+
+  /// The bits of the mask are in the device's order (gpu/kernels/elementwise/relu_mask.hpp).
+  template <class T>
+  static void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                               const parameter_t<T>* mean, const parameter_t<T>* inv_std,
+                               const parameter_t<T>* weight, const parameter_t<T>* bias,
+                               const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue) {
+    const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, x.extent(0), x.extent(1)};
+    const gpu::kernels::norm_tail<T> tail{epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data(),
+                                          epilogue.relu,
+                                          epilogue.relu ? gpu::detail::mask_words(epilogue.mask) : nullptr};
+    gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data());
+  }
+
+  /// Reads x and dy twice if dx is wanted.
+  template <class T>
+  static void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
+                                  const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
+                                  const parameter_t<T>* inv_std, const parameter_t<T>* weight,
+                                  const sum_target<parameter_t<T>>& dweight,
+                                  const sum_target<parameter_t<T>>& dbias, const tensor_view<T, 2>& dx,
+                                  const relu_mask<T>& mask) {
+    const index_t rows = x.extent(0), channels = x.extent(1);
+    const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, rows, channels};
+    const T* gradient = dy.flat().data();
+    const std::uint32_t* words = gpu::detail::mask_words(mask);
+    scratch_frame frame(ctx.scratch());
+    double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
+    parameter_t<T>* coefficients = dx.is_null() ? nullptr : frame.take<parameter_t<T>>(3 * channels);
+    gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, scratch,
+                                        {dweight.data, dbias.data, dweight.add, dbias.add}, coefficients);
+    if (dx.is_null()) return;
+    gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, dx.flat().data());
+  }
+
+  /// record.mask is not written: the backward pass draws the dropout's numbers again.
+  template <class T>
+  static void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input,
+                                 const parameter_t<T>* weight, const parameter_t<T>* bias, double eps,
+                                 const tensor_view<T, 2>& y, const norm_record<T>& record) {
+    gpu::kernels::norm_problem<T> problem{};
+    problem.rows = y.extent(0);
+    problem.columns = y.extent(1);
+    problem.x = gpu::detail::rows_of(input.x);
+    problem.residual = gpu::detail::rows_of(input.residual);
+    problem.weight = weight;
+    problem.bias = bias;
+    problem.eps = eps;
+    problem.y = gpu::detail::rows_of(y);
+    if (input.sums()) {
+      problem.sum = input.sum == nullptr ? problem.y : gpu::kernels::row_array<T>{input.sum, y.extent(1)};
+    }
+    problem.statistics = record.statistics;
+    problem.dropout = gpu::detail::numbers_of(ctx, input.dropout);
+    gpu::kernels::layer_norm_forward(ctx.stream(), problem);
+  }
+
+  template <class T>
+  static void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record,
+                                  const row_dropout& dropout, const parameter_t<T>* weight,
+                                  const tensor_view<const T, 2>& dy,
+                                  const sum_target<parameter_t<T>>& dweight,
+                                  const sum_target<parameter_t<T>>& dbias, const tensor_view<T, 2>& dsum,
+                                  const tensor_view<T, 2>& dx) {
+    gpu::kernels::norm_gradient_problem<T> problem{};
+    problem.rows = dy.extent(0);
+    problem.columns = dy.extent(1);
+    problem.sum = {record.sum, dy.extent(1)};
+    problem.dy = gpu::detail::rows_of(dy);
+    problem.statistics = record.statistics;
+    problem.weight = weight;
+    problem.dsum = gpu::detail::rows_of(dsum);
+    problem.dx = gpu::detail::rows_of(dx);
+    problem.dropout = gpu::detail::numbers_of(ctx, dropout);
+    scratch_frame frame(ctx.scratch());
+    auto* const sums = frame.take<double>(gpu::kernels::column_scratch(problem.rows, problem.columns, 2));
+    gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, sums,
+                                                 {dweight.data, dbias.data, dweight.add, dbias.add});
+    gpu::kernels::layer_norm_input_gradient(ctx.stream(), problem);
+  }
+};
+
+}  // namespace ops
+PUFFERFISH_NAMESPACE_END
