@@ -2,12 +2,7 @@
 #pragma once
 
 /// \file
-/// Maximum and average pooling on a device, over windows and over whole images.
-///
-/// Formulas: ops/pooling/pooling.hpp, ops/pooling/global_average.hpp. Images are NHWC, dense, in memory of
-/// the context's device. Outputs overlap nothing. The shapes are not checked: y has the shape that
-/// pool_shape::output gives for x, dx that of x. Work is put into the context's stream; the same arguments
-/// give the same bits. A failed launch throws backend_error.
+/// The operations of ops/pooling/ on a device, one kernel each. The same arguments give the same bits.
 
 #include <pufferfish/gpu/kernels/pooling/pooling.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
@@ -38,58 +33,49 @@ inline kernels::pool_windows pool_windows_of(const pool_shape& shape, const exte
 
 namespace ops {
 
-/// y[n,oy,ox,c] = the largest x[n,:,:,c] in the window; padding does not count; a NaN in the window gives
-/// NaN.
-template <class T>
-void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
-                      const tensor_view<T, 4>& y) {
-  gpu::kernels::max_pool_forward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, x.shape(), y.shape()),
-                                    x.flat().data(), y.flat().data());
-}
+template <>
+struct pooling_ops<device::gpu> {
+  template <class T>
+  static void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const extents<4>& input,
+                               const extents<4>& output, const T* x, T* y) {
+    gpu::kernels::max_pool_forward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, input, output), x, y);
+  }
 
-/// Each dy is added to the first pixel of its window, row by row, that equals y. y: the result of the forward
-/// pass. Where y is NaN, dy is dropped. dx is overwritten.
-template <class T>
-void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
-                       const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
-                       const tensor_view<T, 4>& dx) {
-  gpu::kernels::max_pool_backward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, x.shape(), y.shape()),
-                                     x.flat().data(), y.flat().data(), dy.flat().data(), dx.flat().data());
-}
+  template <class T>
+  static void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const extents<4>& input,
+                                const extents<4>& output, const T* x, const T* y, const T* dy, T* dx) {
+    gpu::kernels::max_pool_backward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, input, output), x, y,
+                                       dy, dx);
+  }
 
-/// y = sum over the window / number of its pixels: all of them with `count_padding`, else the real ones.
-template <class T>
-void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
-                          const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
-  gpu::kernels::average_pool_forward<T>(ctx.stream(),
-                                        gpu::detail::pool_windows_of(shape, x.shape(), y.shape()),
-                                        count_padding, x.flat().data(), y.flat().data());
-}
+  template <class T>
+  static void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape,
+                                   const extents<4>& input, const extents<4>& output, bool count_padding,
+                                   const T* x, T* y) {
+    gpu::kernels::average_pool_forward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, input, output),
+                                          count_padding, x, y);
+  }
 
-/// Each dy, divided as in the forward pass, is added to all real pixels of its window. dx is overwritten.
-template <class T>
-void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
-                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
-  gpu::kernels::average_pool_backward<T>(ctx.stream(),
-                                         gpu::detail::pool_windows_of(shape, dx.shape(), dy.shape()),
-                                         count_padding, dy.flat().data(), dx.flat().data());
-}
+  template <class T>
+  static void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape,
+                                    const extents<4>& input, const extents<4>& output, bool count_padding,
+                                    const T* dy, T* dx) {
+    gpu::kernels::average_pool_backward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, input, output),
+                                           count_padding, dy, dx);
+  }
 
-/// y[n,0,0,c] = sum over all pixels of x[n,:,:,c] / (H W). x: N x H x W x C, H W > 0; y: N x 1 x 1 x C.
-template <class T>
-void global_average_forward(context<device::gpu>& ctx, const tensor_view<const T, 4>& x,
-                            const tensor_view<T, 4>& y) {
-  gpu::kernels::global_average_forward<T>(ctx.stream(), x.flat().data(), x.extent(0),
-                                          x.extent(1) * x.extent(2), x.extent(3), y.flat().data());
-}
+  template <class T>
+  static void global_average_forward(context<device::gpu>& ctx, const T* x, index_t images, index_t pixels,
+                                     index_t channels, T* y) {
+    gpu::kernels::global_average_forward<T>(ctx.stream(), x, images, pixels, channels, y);
+  }
 
-/// dx[n,iy,ix,c] = dy[n,0,0,c] / (H W).
-template <class T>
-void global_average_backward(context<device::gpu>& ctx, const tensor_view<const T, 4>& dy,
-                             const tensor_view<T, 4>& dx) {
-  gpu::kernels::global_average_backward<T>(ctx.stream(), dy.flat().data(), dx.extent(0),
-                                           dx.extent(1) * dx.extent(2), dx.extent(3), dx.flat().data());
-}
+  template <class T>
+  static void global_average_backward(context<device::gpu>& ctx, const T* dy, index_t images, index_t pixels,
+                                      index_t channels, T* dx) {
+    gpu::kernels::global_average_backward<T>(ctx.stream(), dy, images, pixels, channels, dx);
+  }
+};
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

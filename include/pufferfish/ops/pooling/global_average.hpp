@@ -10,7 +10,7 @@
 /// ops::global_average_backward<float>(ctx, dy, dx);
 /// \endcode
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -47,54 +47,55 @@ void global_average_backward(const tensor_view<const T, 4>& dy, const tensor_vie
 
 }  // namespace reference
 
-/// The average over all pixels (formula: reference::global_average_forward), summed in double in the order of
-/// the pixels and rounded once. x: N x H x W x C, y: N x 1 x 1 x C, dense; H W > 0 (else every y is a NaN). y
-/// does not overlap x. The shapes are not checked; a view that is not dense throws shape_error. An image is
-/// one task.
-template <class T>
-void global_average_forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
+/// The average over all pixels (formula: reference::global_average_forward), summed in double and rounded
+/// once. x: N x H x W x C, y: N x 1 x 1 x C, dense; H W > 0 (else every y is a NaN). y does not overlap x.
+/// The shapes are not checked; a view that is not dense throws shape_error. On the CPU an image is one task.
+template <class T, class Device>
+void global_average_forward(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y) {
   const index_t pixels = x.extent(1) * x.extent(2), channels = x.extent(3);
   const T* input = x.flat().data();
   T* output = y.flat().data();
-  scratch_frame frame(ctx.scratch());
-  double* buffers = frame.take<double>(channels * ctx.threads());
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
-  ctx.parallel_for(x.extent(0), [&](index_t n, int worker) {
-    double* sum = buffers + worker * channels;
-    std::fill_n(sum, channels, 0.0);
-    kernel(input + n * pixels * channels, pixels, channels, channels, sum);
-    for (index_t c = 0; c < channels; ++c) {
-      output[n * channels + c] = static_cast<T>(sum[c] / static_cast<double>(pixels));
-    }
-  });
+  if constexpr (!is_cpu<Device>) {
+    pooling_ops<Device>::global_average_forward(ctx, input, x.extent(0), pixels, channels, output);
+  } else {
+    scratch_frame frame(ctx.scratch());
+    double* buffers = frame.take<double>(channels * ctx.threads());
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, column_sums<T>);
+    ctx.parallel_for(x.extent(0), [&](index_t n, int worker) {
+      double* sum = buffers + worker * channels;
+      std::fill_n(sum, channels, 0.0);
+      kernel(input + n * pixels * channels, pixels, channels, channels, sum);
+      for (index_t c = 0; c < channels; ++c) {
+        output[n * channels + c] = static_cast<T>(sum[c] / static_cast<double>(pixels));
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(conv, global_average_forward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void global_average_forward(context<device::gpu>& ctx, const tensor_view<const T, 4>& x,
-                            const tensor_view<T, 4>& y);
+PUFFERFISH_SEPARATE_OPERATION(conv, global_average_forward);
 
 /// The gradient of global_average_forward (formula: reference::global_average_backward). dy: N x 1 x 1 x C,
 /// dx: N x H x W x C, dense, overwritten; dx overlaps nothing. Checks as global_average_forward.
-template <class T>
-void global_average_backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy,
+template <class T, class Device>
+void global_average_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                              const tensor_view<T, 4>& dx) {
   const index_t pixels = dx.extent(1) * dx.extent(2), channels = dx.extent(3);
   const T* gradient = dy.flat().data();
   T* result = dx.flat().data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, scale<T>);
-  ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
-    T* image = result + n * pixels * channels;
-    if (pixels > 0) kernel(T{1} / static_cast<T>(pixels), gradient + n * channels, image, channels);
-    for (index_t pixel = 1; pixel < pixels; ++pixel) std::copy_n(image, channels, image + pixel * channels);
-  });
+  if constexpr (!is_cpu<Device>) {
+    pooling_ops<Device>::global_average_backward(ctx, gradient, dx.extent(0), pixels, channels, result);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, scale<T>);
+    ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
+      T* image = result + n * pixels * channels;
+      if (pixels > 0) kernel(T{1} / static_cast<T>(pixels), gradient + n * channels, image, channels);
+      for (index_t pixel = 1; pixel < pixels; ++pixel) {
+        std::copy_n(image, channels, image + pixel * channels);
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(conv, global_average_backward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void global_average_backward(context<device::gpu>& ctx, const tensor_view<const T, 4>& dy,
-                             const tensor_view<T, 4>& dx);
+PUFFERFISH_SEPARATE_OPERATION(conv, global_average_backward);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

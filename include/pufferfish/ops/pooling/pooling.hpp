@@ -2,8 +2,7 @@
 #pragma once
 
 /// \file
-/// Maximum and average over windows of NHWC images, with gradients: the plain reference and the fast CPU
-/// form.
+/// Maximum and average over windows of NHWC images, with gradients: the plain reference and the fast form.
 ///
 /// The operations check no shapes: y must have the extents that a valid pool_shape computes with output(). A
 /// view that is not dense throws shape_error.
@@ -19,8 +18,8 @@
 #include <limits>
 #include <string>
 
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/conv/conv_shape.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -217,102 +216,105 @@ inline window_pixels pixels_of(const pool_window& w, const extents<4>& images) {
 }  // namespace detail
 
 /// y = the largest value of each window (formula: reference::max_pool_forward). Padding is ignored; a NaN in
-/// a window makes the result NaN. x, y: NHWC, dense, y shaped shape.output(x); y does not overlap x. A row of
-/// windows is one task.
-template <class T>
-void max_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+/// a window makes the result NaN. x, y: NHWC, dense, y shaped shape.output(x); y does not overlap x. On the
+/// CPU a row of windows is one task.
+template <class T, class Device>
+void max_pool_forward(context<Device>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                       const tensor_view<T, 4>& y) {
   const T* input = x.flat().data();
   T* output = y.flat().data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_maximum<T>);
-  detail::for_each_output(
-      ctx, shape, x.shape(), y.shape(), [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
-        kernel(input + detail::offset_of(w, x.shape(), n), detail::pixels_of(w, x.shape()),
-               output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
-      });
+  if constexpr (!is_cpu<Device>) {
+    pooling_ops<Device>::max_pool_forward(ctx, shape, x.shape(), y.shape(), input, output);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_maximum<T>);
+    detail::for_each_output(ctx, shape, x.shape(), y.shape(),
+                            [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
+                              kernel(input + detail::offset_of(w, x.shape(), n),
+                                     detail::pixels_of(w, x.shape()),
+                                     output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
+                            });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(conv, max_pool_forward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
-                      const tensor_view<T, 4>& y);
+PUFFERFISH_SEPARATE_OPERATION(conv, max_pool_forward);
 
 /// dx, overwritten, from dy (formula: reference::max_pool_backward). Finds the largest elements again from x
 /// and y, the result of the forward pass, so that no positions need to be kept. x, dx and y, dy: shapes as in
-/// the forward pass, dense; dx overlaps nothing. Where y is NaN, dy is dropped. An image is one task, since
-/// windows may overlap.
-template <class T>
-void max_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
+/// the forward pass, dense; dx overlaps nothing. Where y is NaN, dy is dropped. On the CPU an image is one
+/// task, since windows may overlap.
+template <class T, class Device>
+void max_pool_backward(context<Device>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                        const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
                        const tensor_view<T, 4>& dx) {
-  const index_t image = x.extent(1) * x.extent(2) * x.extent(3);
   const T* input = x.flat().data();
   const T* largest = y.flat().data();
   const T* gradient = dy.flat().data();
   T* result = dx.flat().data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_winner<T>);
-  ctx.parallel_for(x.extent(0), [&](index_t n, int) {
-    std::fill_n(result + n * image, image, T{});
-    detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
-      const index_t at = ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3);
-      const index_t pixel = detail::offset_of(w, x.shape(), n);
-      kernel(input + pixel, largest + at, gradient + at, detail::pixels_of(w, x.shape()), result + pixel);
+  if constexpr (!is_cpu<Device>) {
+    pooling_ops<Device>::max_pool_backward(ctx, shape, x.shape(), y.shape(), input, largest, gradient,
+                                           result);
+  } else {
+    const index_t image = x.extent(1) * x.extent(2) * x.extent(3);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_winner<T>);
+    ctx.parallel_for(x.extent(0), [&](index_t n, int) {
+      std::fill_n(result + n * image, image, T{});
+      detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
+        const index_t at = ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3);
+        const index_t pixel = detail::offset_of(w, x.shape(), n);
+        kernel(input + pixel, largest + at, gradient + at, detail::pixels_of(w, x.shape()), result + pixel);
+      });
     });
-  });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(conv, max_pool_backward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
-                       const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
-                       const tensor_view<T, 4>& dx);
+PUFFERFISH_SEPARATE_OPERATION(conv, max_pool_backward);
 
-/// y = the average of each window (formula: reference::average_pool_forward), summed in T. The divisor is the
-/// number of pixels of the window inside the image, or with count_padding kernel.height * kernel.width.
-/// Shapes and tasks as max_pool_forward.
-template <class T>
-void average_pool_forward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
+/// y = the average of each window (formula: reference::average_pool_forward), summed in parameter_t<T>. The
+/// divisor is the number of pixels of the window inside the image, or with count_padding kernel.height *
+/// kernel.width. Shapes and tasks as max_pool_forward.
+template <class T, class Device>
+void average_pool_forward(context<Device>& ctx, const pool_shape& shape, bool count_padding,
                           const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
   const T* input = x.flat().data();
   T* output = y.flat().data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_sum<T>);
-  detail::for_each_output(
-      ctx, shape, x.shape(), y.shape(), [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
-        kernel(input + detail::offset_of(w, x.shape(), n), detail::pixels_of(w, x.shape()),
-               T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
-               output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
-      });
+  if constexpr (!is_cpu<Device>) {
+    pooling_ops<Device>::average_pool_forward(ctx, shape, x.shape(), y.shape(), count_padding, input, output);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_sum<T>);
+    detail::for_each_output(ctx, shape, x.shape(), y.shape(),
+                            [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
+                              kernel(input + detail::offset_of(w, x.shape(), n),
+                                     detail::pixels_of(w, x.shape()),
+                                     T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
+                                     output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
+                            });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(conv, average_pool_forward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
-                          const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y);
+PUFFERFISH_SEPARATE_OPERATION(conv, average_pool_forward);
 
 /// dx, overwritten, from dy (formula: reference::average_pool_backward), with the divisors of the forward
 /// pass. Shapes and tasks as max_pool_backward; dx overlaps nothing.
-template <class T>
-void average_pool_backward(context<device::cpu>& ctx, const pool_shape& shape, bool count_padding,
+template <class T, class Device>
+void average_pool_backward(context<Device>& ctx, const pool_shape& shape, bool count_padding,
                            const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
-  const index_t image = dx.extent(1) * dx.extent(2) * dx.extent(3);
   const T* gradient = dy.flat().data();
   T* result = dx.flat().data();
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_spread<T>);
-  ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
-    std::fill_n(result + n * image, image, T{});
-    detail::for_each_window(shape, dx.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
-      kernel(gradient + ((n * dy.extent(1) + oy) * dy.extent(2) + ox) * dy.extent(3),
-             detail::pixels_of(w, dx.shape()),
-             T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
-             result + detail::offset_of(w, dx.shape(), n));
+  if constexpr (!is_cpu<Device>) {
+    pooling_ops<Device>::average_pool_backward(ctx, shape, dx.shape(), dy.shape(), count_padding, gradient,
+                                               result);
+  } else {
+    const index_t image = dx.extent(1) * dx.extent(2) * dx.extent(3);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_spread<T>);
+    ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
+      std::fill_n(result + n * image, image, T{});
+      detail::for_each_window(shape, dx.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
+        kernel(gradient + ((n * dy.extent(1) + oy) * dy.extent(2) + ox) * dy.extent(3),
+               detail::pixels_of(w, dx.shape()),
+               T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
+               result + detail::offset_of(w, dx.shape(), n));
+      });
     });
-  });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(conv, average_pool_backward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, bool count_padding,
-                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx);
+PUFFERFISH_SEPARATE_OPERATION(conv, average_pool_backward);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END
