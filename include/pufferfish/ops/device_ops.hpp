@@ -6,7 +6,8 @@
 ///
 /// An operation is a function template over the element type and the device, declared once, in ops/. It
 /// checks its arguments, returns early where there is nothing to do, and then computes on the CPU itself. On
-/// another device it calls the function of the same name in the struct of its folder:
+/// another device it calls a function of the struct of its folder, which checks nothing again. The function
+/// has the name of the operation, unless several operations share it:
 ///
 /// \code
 /// template <class T, class Device>

@@ -10,6 +10,7 @@
 
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
 #include "../support/gradient_check.hpp"
@@ -33,19 +34,33 @@ void square_backward(std::span<const T> x, std::span<const T> dy, std::span<T> d
 #define PUFFERFISH_KERNEL_FILE "../../../tests/unit/ops/added_operation.inc"
 #include <pufferfish/linalg/for_each_target.inc>
 
-template <class T>
-void square_forward(cpu_context& ctx, std::span<const T> x, std::span<T> y) {
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), squares, square<T>);
-  ops::for_chunks(ctx, static_cast<index_t>(y.size()), [=](index_t begin, index_t end) {
-    kernel(x.data() + begin, y.data() + begin, end - begin);
-  });
+// The struct of the operation's folder, as in ops/device_ops.hpp. A header of gpu/ops specializes it.
+template <class Device>
+struct square_ops;
+
+template <class T, class Device>
+void square_forward(context<Device>& ctx, std::span<const T> x, std::span<T> y) {
+  PUFFERFISH_ASSERT(x.size() == y.size(), "square_forward: lengths differ");
+  if constexpr (!ops::is_cpu<Device>) {
+    square_ops<Device>::square_forward(ctx, x, y);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), squares, square<T>);
+    ops::for_chunks(ctx, static_cast<index_t>(y.size()), [=](index_t begin, index_t end) {
+      kernel(x.data() + begin, y.data() + begin, end - begin);
+    });
+  }
 }
-template <class T>
-void square_backward(cpu_context& ctx, std::span<const T> x, std::span<const T> dy, std::span<T> dx) {
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), squares, slope<T>);
-  ops::for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
-    kernel(x.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
-  });
+template <class T, class Device>
+void square_backward(context<Device>& ctx, std::span<const T> x, std::span<const T> dy, std::span<T> dx) {
+  PUFFERFISH_ASSERT(x.size() == dy.size() && dy.size() == dx.size(), "square_backward: lengths differ");
+  if constexpr (!ops::is_cpu<Device>) {
+    square_ops<Device>::square_backward(ctx, x, dy, dx);
+  } else {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), squares, slope<T>);
+    ops::for_chunks(ctx, static_cast<index_t>(dx.size()), [=](index_t begin, index_t end) {
+      kernel(x.data() + begin, dy.data() + begin, dx.data() + begin, end - begin);
+    });
+  }
 }
 
 class SquaredReLU {
@@ -53,15 +68,17 @@ class SquaredReLU {
   using value_type = double;
   std::string describe() const { return "SquaredReLU"; }
   extents<4> output_shape(const extents<4>& input) const { return input; }
-  void forward(cpu_context& ctx, const tensor_view<const double, 4>& x,
+  template <class Device>
+  void forward(context<Device>& ctx, const tensor_view<const double, 4>& x,
                const tensor_view<double, 4>& y) const {
     detail::check_forward(*this, x, y);
     if (ctx.training()) ctx.tape().push_value(*this, x);
     square_forward<double>(ctx, x.flat(), y.flat());
   }
-  void backward(cpu_context& ctx, const tensor_view<const double, 4>& dy,
+  template <class Device>
+  void backward(context<Device>& ctx, const tensor_view<const double, 4>& dy,
                 const tensor_view<double, 4>& dx) const {
-    const auto x = ctx.tape().pop_value<tensor_view<const double, 4>>(*this);
+    const auto x = ctx.tape().template pop_value<tensor_view<const double, 4>>(*this);
     detail::check_backward(*this, x.shape(), dy, dx);
     if (!dx.is_null()) square_backward<double>(ctx, x.flat(), dy.flat(), dx.flat());
   }
