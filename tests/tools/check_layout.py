@@ -47,7 +47,7 @@ STOPS = "pufferfish/stopped_by_the_error_above"
 # A macro that names a file to include.
 FILE_MACRO = re.compile(r'^\s*#\s*define\s+\w+_FILE\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 # A template that kernels.hpp compiles.
-SEPARATE = re.compile(r"^PUFFERFISH_SEPARATE_(FUNCTION|CLASS)\(", re.MULTILINE)
+SEPARATE = re.compile(r"^PUFFERFISH_SEPARATE_(FUNCTION|OPERATION|CLASS)\(", re.MULTILINE)
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
 SPDX_KINDS = {".hpp", ".inc", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
 SPDX_NAMES = {"CMakeLists.txt", "meson_options.txt", "run", "compile_time", ".clang-format", ".clang-tidy"}

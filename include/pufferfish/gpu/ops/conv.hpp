@@ -6,10 +6,9 @@
 /// others have kernels of this library. The kernels for one group gather patches while they multiply. The
 /// kernels for several groups are simple and without tiles (gpu/kernels/conv/grouped_conv.hpp).
 ///
-/// Images are NHWC and dense, weights [kernel height][kernel width][in / groups][out], all in memory of the
-/// context's device. Formulas: ops/conv/conv.hpp, ops/conv/low_rank_conv.hpp. Functions put their work into
-/// the context's stream and return; they may be captured. Plans of the own kernels depend on shapes alone,
-/// not on the device. Scratch memory is the context's.
+/// Operands are in memory of the context's device. Functions put their work into the context's stream and
+/// return; they may be captured. Plans of the own kernels depend on shapes alone, not on the device. Scratch
+/// memory is the context's.
 
 #include <limits>
 
@@ -147,163 +146,142 @@ bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& ge
 
 namespace ops {
 
-/// y = x * w + bias (reference::conv_forward), for any number of groups. bias: out_channels elements, or
-/// nullptr; y overlaps no input. The last argument is ignored. Throws shape_error if the shapes do not fit or
-/// exceed 31 bits (geometry_of), backend_error.
-template <class T>
-void conv_forward(context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
-                  const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>*) {
-  detail::check_conv("conv_forward", shape, x.shape(), y.shape());
-  if (y.empty()) return;
-  if (shape.is_pointwise()) {
-    return gpu::multiply<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), detail::as_rows(y), false,
-                            bias);
-  }
-  const auto geometry = gpu::detail::geometry_of("conv_forward", shape, x.shape(), y.shape());
-  if (shape.groups > 1) {
-    return gpu::kernels::grouped_conv_forward<T>(ctx.stream(), geometry, static_cast<int>(shape.groups),
-                                                 x.data(), w, bias, y.data());
-  }
-  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
-        return library.forward(ctx, asked, x.data(), w, bias, y.data());
-      })) {
-    return;
-  }
-  const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx),
-                                                    gpu::detail::vector_of<T>);
-  scratch_frame frame(ctx.scratch());
-  gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
-                                frame.take<float>(plan.scratch));
-}
-
-/// dx, or with `add` dx +=, the gradient of the input from dy (reference::conv_backward_input). dx overlaps
-/// no input. Errors as conv_forward.
-template <class T>
-void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
-                         const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
-                         bool add) {
-  detail::check_conv("conv_backward_input", shape, dx.shape(), dy.shape());
-  if (dx.empty()) return;
-  if (shape.is_pointwise()) {
-    return gpu::multiply<T>(ctx, detail::as_rows(dy), transpose(detail::as_matrix(shape, w)),
-                            detail::as_rows(dx), add);
-  }
-  const auto geometry = gpu::detail::geometry_of("conv_backward_input", shape, dx.shape(), dy.shape());
-  if (shape.groups > 1) {
-    return gpu::kernels::grouped_conv_backward_input<T>(
-        ctx.stream(), geometry, static_cast<int>(shape.groups), dy.data(), w, dx.data(), add);
-  }
-  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
-        return library.backward_input(ctx, asked, dy.data(), w, dx.data(), add);
-      })) {
-    return;
-  }
-  const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores<T>(ctx),
-                                                           gpu::detail::vector_of<T>);
-  scratch_frame frame(ctx.scratch());
-  gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
-                                       frame.take<float>(plan.scratch));
-}
-
-/// dw, or with `accumulate` dw +=, the gradient of the weight (reference::conv_backward_weight), in the type
-/// of parameters; sums of 16-bit numbers are in float. dw overlaps no input. Errors as conv_forward. With few
-/// output channels the kernel computes the gradient of the turned convolution (kernels::turned), and another
-/// kernel reorders the result.
-template <class T>
-void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
-                          const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
-                          parameter_t<T>* dw, bool accumulate) {
-  detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
-  if (shape.is_pointwise()) {
-    const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
-    return gpu::multiply_wide<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient,
-                                 accumulate);
-  }
-  const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
-  if (shape.groups > 1) {
-    const int groups = static_cast<int>(shape.groups);
-    const auto plan = gpu::kernels::plan_grouped_backward_weight(geometry, groups);
+/// The operations of ops/conv/.
+template <>
+struct conv_ops<device::gpu> {
+  template <class T>
+  static void conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
+                           const tensor_view<const T, 4>& x, const T* w, const T* bias,
+                           const tensor_view<T, 4>& y) {
+    if (shape.is_pointwise()) {
+      return gpu::multiply<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), detail::as_rows(y), false,
+                              bias);
+    }
+    const auto geometry = gpu::detail::geometry_of("conv_forward", shape, x.shape(), y.shape());
+    if (shape.groups > 1) {
+      return gpu::kernels::grouped_conv_forward<T>(ctx.stream(), geometry, static_cast<int>(shape.groups),
+                                                   x.data(), w, bias, y.data());
+    }
+    if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+          return library.forward(ctx, asked, x.data(), w, bias, y.data());
+        })) {
+      return;
+    }
+    const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx),
+                                                      gpu::detail::vector_of<T>);
     scratch_frame frame(ctx.scratch());
-    return gpu::kernels::grouped_conv_backward_weight<T>(ctx.stream(), geometry, groups, plan, x.data(),
-                                                         dy.data(), dw, accumulate,
-                                                         frame.take<float>(plan.scratch));
+    gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
+                                  frame.take<float>(plan.scratch));
   }
-  if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
-        return library.backward_weight(ctx, asked, x.data(), dy.data(), dw, accumulate);
-      })) {
-    return;
-  }
-  const bool turns = gpu::kernels::is_better_turned(geometry, gpu::detail::vector_of<T>);
-  const auto how = turns ? gpu::kernels::turned(geometry) : geometry;
-  const auto plan = gpu::kernels::plan_conv_backward_weight(how, gpu::detail::by_tensor_cores<T>(ctx),
-                                                            gpu::detail::vector_of<T>);
-  scratch_frame frame(ctx.scratch());
-  auto* const partials = frame.take<float>(plan.scratch);
-  if (!turns) {
-    return gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, x.data(), dy.data(), dw, accumulate,
-                                                 partials);
-  }
-  auto* const found = frame.take<float>(shape.patch() * shape.out_channels);
-  gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, dy.data(), x.data(), found, false, partials);
-  gpu::kernels::turn_filter(ctx.stream(), found, shape.patch() / shape.in_channels, shape.out_channels,
-                            shape.in_channels, dw, accumulate);
-}
 
-/// t = x * down, y = t up + bias, for one group. down: weights of `shape`, whose out_channels are the rank r;
-/// t: NHWC with r channels, or a null view if not wanted; up: r x out; y: NHWC. Outputs overlap nothing. In
-/// one pass if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), else by
-/// conv_forward and a product. A convolution library is used in the second case only. The last argument is
-/// ignored. Throws shape_error for more than one group and for shapes that do not fit; backend_error.
-template <class T>
-void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
-                           const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
-                           const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
-                           moment_parts<T>*) {
-  detail::check_one_group("low_rank_conv_forward", shape);
-  extents<4> inner = y.shape();
-  inner[3] = shape.out_channels;
-  detail::check_conv("low_rank_conv_forward", shape, x.shape(), t.is_null() ? inner : t.shape());
-  const tensor_view<T, 2> y_rows = detail::as_rows(y);
-  detail::check_linear("low_rank_conv_forward", {y_rows.extent(0), inner[3]}, up.shape(), y_rows.shape());
-  if (y.empty()) return;
-  const auto geometry = gpu::detail::geometry_of("low_rank_conv_forward", shape, x.shape(), inner);
-  const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx));
-  if (plan.fused) {
-    return gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
-                                                  static_cast<int>(up.extent(1)), bias, t.data(), y.data());
-  }
-  scratch_frame frame(ctx.scratch());
-  const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
-  conv_forward<T>(ctx, shape, x, down, nullptr, kept);
-  gpu::multiply<T>(ctx, detail::as_rows(kept), up, y_rows, false, bias);
-}
-
-/// dt = dy up^T, and dup = t^T dy, or with `accumulate` dup += t^T dy. t, dt: NHWC with r channels, dy: NHWC
-/// with `out` channels, up, dup: r x out; outputs overlap nothing. dup is of the type of parameters. In one
-/// pass over dy if the device has the shared memory that the plan needs, else by two products. Throws
-/// shape_error, backend_error.
-template <class T>
-void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 4>& t,
-                               const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
-                               const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
-                               const tensor_view<T, 4>& dt) {
-  const tensor_view<const T, 2> t_rows = detail::as_rows(t), dy_rows = detail::as_rows(dy);
-  const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
-  detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
-  detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
-  if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // dt has elements if out is 0: sums of no terms
-  const index_t pixels = t_rows.extent(0), rank = up.extent(0), out = up.extent(1);
-  const auto plan = gpu::kernels::plan_low_rank_backward(
-      pixels, rank, out, gpu::detail::by_tensor_cores<T>(ctx), static_cast<int>(sizeof(T)));
-  if (plan.fused && plan.shared_bytes <= gpu::detail::shared_memory_of(ctx)) {
+  template <class T>
+  static void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
+                                  const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                                  bool add) {
+    if (shape.is_pointwise()) {
+      return gpu::multiply<T>(ctx, detail::as_rows(dy), transpose(detail::as_matrix(shape, w)),
+                              detail::as_rows(dx), add);
+    }
+    const auto geometry = gpu::detail::geometry_of("conv_backward_input", shape, dx.shape(), dy.shape());
+    if (shape.groups > 1) {
+      return gpu::kernels::grouped_conv_backward_input<T>(
+          ctx.stream(), geometry, static_cast<int>(shape.groups), dy.data(), w, dx.data(), add);
+    }
+    if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+          return library.backward_input(ctx, asked, dy.data(), w, dx.data(), add);
+        })) {
+      return;
+    }
+    const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores<T>(ctx),
+                                                             gpu::detail::vector_of<T>);
     scratch_frame frame(ctx.scratch());
-    return gpu::kernels::low_rank_conv_backward_up<T>(
-        ctx.stream(), plan, pixels, static_cast<int>(rank), static_cast<int>(out), t.data(), dy.data(),
-        up.data(), dup.data(), accumulate, dt.data(), frame.take<float>(plan.scratch));
+    gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
+                                         frame.take<float>(plan.scratch));
   }
-  gpu::multiply<T>(ctx, dy_rows, transpose(up), dt_rows);
-  gpu::multiply_wide<T>(ctx, transpose(t_rows), dy_rows, dup, accumulate);
-}
+
+  /// With few output channels the kernel computes the gradient of the turned convolution (kernels::turned),
+  /// and another kernel reorders the result.
+  template <class T>
+  static void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
+                                   const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
+                                   parameter_t<T>* dw, bool accumulate) {
+    if (shape.is_pointwise()) {
+      const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
+      return gpu::multiply_wide<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient,
+                                   accumulate);
+    }
+    const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
+    if (shape.groups > 1) {
+      const int groups = static_cast<int>(shape.groups);
+      const auto plan = gpu::kernels::plan_grouped_backward_weight(geometry, groups);
+      scratch_frame frame(ctx.scratch());
+      return gpu::kernels::grouped_conv_backward_weight<T>(ctx.stream(), geometry, groups, plan, x.data(),
+                                                           dy.data(), dw, accumulate,
+                                                           frame.take<float>(plan.scratch));
+    }
+    if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+          return library.backward_weight(ctx, asked, x.data(), dy.data(), dw, accumulate);
+        })) {
+      return;
+    }
+    const bool turns = gpu::kernels::is_better_turned(geometry, gpu::detail::vector_of<T>);
+    const auto how = turns ? gpu::kernels::turned(geometry) : geometry;
+    const auto plan = gpu::kernels::plan_conv_backward_weight(how, gpu::detail::by_tensor_cores<T>(ctx),
+                                                              gpu::detail::vector_of<T>);
+    scratch_frame frame(ctx.scratch());
+    auto* const partials = frame.take<float>(plan.scratch);
+    if (!turns) {
+      return gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, x.data(), dy.data(), dw,
+                                                   accumulate, partials);
+    }
+    auto* const found = frame.take<float>(shape.patch() * shape.out_channels);
+    gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, dy.data(), x.data(), found, false,
+                                          partials);
+    gpu::kernels::turn_filter(ctx.stream(), found, shape.patch() / shape.in_channels, shape.out_channels,
+                              shape.in_channels, dw, accumulate);
+  }
+
+  /// In one pass if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), else by
+  /// conv_forward and a product. A convolution library is used in the second case only.
+  template <class T>
+  static void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
+                                    const tensor_view<const T, 4>& x, const T* down,
+                                    const tensor_view<const T, 2>& up, const T* bias,
+                                    const tensor_view<T, 4>& t, const tensor_view<T, 4>& y) {
+    extents<4> inner = y.shape();
+    inner[3] = shape.out_channels;
+    const auto geometry = gpu::detail::geometry_of("low_rank_conv_forward", shape, x.shape(), inner);
+    const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx));
+    if (plan.fused) {
+      return gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
+                                                    static_cast<int>(up.extent(1)), bias, t.data(), y.data());
+    }
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
+    conv_forward<T>(ctx, shape, x, down, nullptr, kept);
+    gpu::multiply<T>(ctx, detail::as_rows(kept), up, detail::as_rows(y), false, bias);
+  }
+
+  /// In one pass over dy if the device has the shared memory that the plan needs, else by two products. t,
+  /// dt: pixels x r, dy: pixels x out.
+  template <class T>
+  static void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 2>& t,
+                                        const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& up,
+                                        const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
+                                        const tensor_view<T, 2>& dt) {
+    const index_t pixels = t.extent(0), rank = up.extent(0), out = up.extent(1);
+    const auto plan = gpu::kernels::plan_low_rank_backward(
+        pixels, rank, out, gpu::detail::by_tensor_cores<T>(ctx), static_cast<int>(sizeof(T)));
+    if (plan.fused && plan.shared_bytes <= gpu::detail::shared_memory_of(ctx)) {
+      scratch_frame frame(ctx.scratch());
+      return gpu::kernels::low_rank_conv_backward_up<T>(
+          ctx.stream(), plan, pixels, static_cast<int>(rank), static_cast<int>(out), t.data(), dy.data(),
+          up.data(), dup.data(), accumulate, dt.data(), frame.take<float>(plan.scratch));
+    }
+    gpu::multiply<T>(ctx, dy, transpose(up), dt);
+    gpu::multiply_wide<T>(ctx, transpose(t), dy, dup, accumulate);
+  }
+};
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

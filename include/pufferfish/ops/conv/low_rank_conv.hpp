@@ -17,7 +17,6 @@
 /// ops::conv_backward_input<float>(ctx, shape, dt, down.data(), dx);
 /// \endcode
 
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/conv/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -34,13 +33,13 @@ inline void check_one_group(const char* what, const conv_shape& shape) {
 
 /// t = x * down, y = t up + b, for one group. x: NHWC; down: HWIO storage of `shape`, whose out_channels are
 /// the rank r; t: NHWC with r channels, or a null view if not wanted; up: r x out; bias: out elements or
-/// nullptr; y: NHWC with the pixels of t. All dense; t and y are overwritten and overlap nothing. `moments`,
-/// unless nullptr, receives the mean and variance of y's channels. Throws shape_error if the shapes do not
-/// fit or shape.groups is not 1. If t is null, scratch memory of its size is used.
-template <class T>
-void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
-                           const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
-                           const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
+/// nullptr; y: NHWC with the pixels of t. All dense; t and y are overwritten and overlap nothing. `moments`
+/// as in conv_forward. Throws shape_error if the shapes do not fit or shape.groups is not 1; on a device also
+/// for numbers of more than 31 bits as conv_forward. If t is null, scratch memory of its size may be used.
+template <class T, class Device>
+void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                           const T* down, const tensor_view<const T, 2>& up, const T* bias,
+                           const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
                            moment_parts<T>* moments = nullptr) {
   detail::check_one_group("low_rank_conv_forward", shape);
   extents<4> inner = y.shape();
@@ -49,45 +48,54 @@ void low_rank_conv_forward(context<device::cpu>& ctx, const conv_shape& shape,
   const tensor_view<T, 2> y_rows = detail::as_rows(y);
   const extents<2> t_extents{y_rows.extent(0), inner[3]};
   detail::check_linear("low_rank_conv_forward", t_extents, up.shape(), y_rows.shape());
-  const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
-  // Start moments before taking scratch: the scratch is released on return, the moments must remain.
-  if (moments != nullptr) moments->start(y.empty() ? 0 : tasks.count(), y.extent(3));
-  if (y.empty()) return;
-  scratch_frame frame(ctx.scratch());
-  const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
-  const tensor_view<const T, 2> t_rows = detail::as_rows(kept);
-  T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(0), up.extent(1)));
-  const auto operand = gemm_operand<T>::prepare(up, storage, t_extents[0]);
-  const detail::output_finish<T> finish{y_rows, bias, moments};
-  detail::run_forward<T>(ctx, shape, x, down, kept, tasks, [&](index_t task, index_t first, index_t count) {
-    operand.multiply(t_rows.slice(0, first, count), y_rows.slice(0, first, count), false);
-    finish(task, first, count);
-  });
+  if (y.empty()) return detail::start_no_moments(y, moments);
+  if constexpr (!is_cpu<Device>) {
+    conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y);
+  } else {
+    const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
+    // Start moments before taking scratch: the scratch is released on return, the moments must remain.
+    if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
+    const tensor_view<const T, 2> t_rows = detail::as_rows(kept);
+    T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(0), up.extent(1)));
+    const auto operand = gemm_operand<T>::prepare(up, storage, t_extents[0]);
+    const detail::output_finish<T> finish{y_rows, bias, moments};
+    detail::run_forward<T>(ctx, shape, x, down, kept, tasks, [&](index_t task, index_t first, index_t count) {
+      operand.multiply(t_rows.slice(0, first, count), y_rows.slice(0, first, count), false);
+      finish(task, first, count);
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(conv, low_rank_conv_forward);
+PUFFERFISH_SEPARATE_OPERATION(conv, low_rank_conv_forward);
 
 /// The backward pass of `up`: dt = dy up^T and dup = t^T dy, or with `accumulate` dup += t^T dy. dy: NHWC
 /// with out channels; t, dt: NHWC with r channels; up, dup: r x out; all dense. The outputs overlap nothing.
 /// The gradient of the bias is bias_gradient of dy. Throws shape_error if the shapes do not fit.
-template <class T>
-void low_rank_conv_backward_up(context<device::cpu>& ctx, const tensor_view<const T, 4>& t,
+template <class T, class Device>
+void low_rank_conv_backward_up(context<Device>& ctx, const tensor_view<const T, 4>& t,
                                const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
-                               const tensor_view<T, 2>& dup, bool accumulate, const tensor_view<T, 4>& dt) {
+                               const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
+                               const tensor_view<T, 4>& dt) {
   const tensor_view<const T, 2> t_rows = detail::as_rows(t), dy_rows = detail::as_rows(dy);
   const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
   detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
   detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
   if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // dt has elements if out is 0: sums of no terms
-  scratch_frame frame(ctx.scratch());
-  T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(1), up.extent(0)));
-  const auto operand = gemm_operand<T>::prepare(transpose(up), storage, dy_rows.extent(0));
-  detail::multiply_transposed<T>(
-      ctx, t_rows, dy_rows, dup, accumulate, [&](index_t first, index_t count, int) {
-        if (count == 0) return;
-        operand.multiply(dy_rows.slice(0, first, count), dt_rows.slice(0, first, count), false);
-      });
+  if constexpr (!is_cpu<Device>) {
+    conv_ops<Device>::low_rank_conv_backward_up(ctx, t_rows, dy_rows, up, dup, accumulate, dt_rows);
+  } else {
+    scratch_frame frame(ctx.scratch());
+    T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(1), up.extent(0)));
+    const auto operand = gemm_operand<T>::prepare(transpose(up), storage, dy_rows.extent(0));
+    detail::multiply_transposed<T>(
+        ctx, t_rows, dy_rows, dup, accumulate, [&](index_t first, index_t count, int) {
+          if (count == 0) return;
+          operand.multiply(dy_rows.slice(0, first, count), dt_rows.slice(0, first, count), false);
+        });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(conv, low_rank_conv_backward_up);
+PUFFERFISH_SEPARATE_OPERATION(conv, low_rank_conv_backward_up);
 
 namespace detail {
 
@@ -102,10 +110,10 @@ inline conv_shape grouped_up_shape(index_t groups, index_t inner, index_t out) {
 
 }  // namespace detail
 
-/// low_rank_conv_forward for more than one group, on any device: t = x * down, y = t * up + b. down: HWIO
-/// storage of `shape`, whose out_channels are groups * r; t: NHWC with groups * r channels, or a null view if
-/// not wanted; up: r x out, of which out / groups consecutive columns belong to a group. On a device without
-/// collects_moments, `moments` is not written. Everything else as low_rank_conv_forward.
+/// low_rank_conv_forward for more than one group: t = x * down, y = t * up + b. down: HWIO storage of
+/// `shape`, whose out_channels are groups * r; t: NHWC with groups * r channels, or a null view if not
+/// wanted; up: r x out, of which out / groups consecutive columns belong to a group. Everything else as
+/// low_rank_conv_forward.
 template <class T, class Device>
 void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape,
                                    const tensor_view<const T, 4>& x, const T* down, const T* up,
@@ -127,9 +135,8 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
   if constexpr (collects_moments<Device>) detail::add_moments(ctx, y, moments);
 }
 
-/// low_rank_conv_backward_up for more than one group, on any device. t, dt: NHWC with groups * r channels;
-/// up, dup: r x out. Throws shape_error as conv_backward_weight. Everything else as
-/// low_rank_conv_backward_up.
+/// low_rank_conv_backward_up for more than one group. t, dt: NHWC with groups * r channels; up, dup: r x out.
+/// Throws shape_error as conv_backward_weight. Everything else as low_rank_conv_backward_up.
 template <class T, class Device>
 void grouped_low_rank_conv_backward_up(context<Device>& ctx, index_t groups, const tensor_view<const T, 4>& t,
                                        const tensor_view<const T, 4>& dy, const T* up, parameter_t<T>* dup,
@@ -138,19 +145,6 @@ void grouped_low_rank_conv_backward_up(context<Device>& ctx, index_t groups, con
   conv_backward_weight<T>(ctx, up_shape, t, dy, dup, accumulate);
   conv_backward_input<T>(ctx, up_shape, dy, up, dt);
 }
-
-/// GPU overloads: <pufferfish/gpu.hpp>. They collect no moments: pass no_moments = nullptr. The forward pass
-/// throws shape_error also for numbers of more than 31 bits as conv_forward.
-template <class T>
-void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
-                           const tensor_view<const T, 4>& x, const T* down, const tensor_view<const T, 2>& up,
-                           const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
-                           moment_parts<T>* no_moments = nullptr);
-template <class T>
-void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 4>& t,
-                               const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
-                               const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
-                               const tensor_view<T, 4>& dt);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <type_traits>
 
-#include <pufferfish/ops/conv/direct_conv.hpp>
+#include <pufferfish/ops/conv/conv_blocks.hpp>
+#include <pufferfish/ops/conv/conv_shape.hpp>
+#include <pufferfish/ops/conv/image_tasks.hpp>
 #include <pufferfish/ops/conv/winograd_transforms.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

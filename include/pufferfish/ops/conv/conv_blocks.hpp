@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: blocks of the micro-kernels in direct convolutions. The rows of a block are pixels, its columns
+/// a panel of output channels, a few vectors wide.
+
+#include <algorithm>
+#include <cstddef>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/linalg/gemm/micro_kernels.hpp>
+#include <pufferfish/ops/conv/tap_axis.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+using pufferfish::detail::block_arguments;
+using pufferfish::detail::block_tap;
+using pufferfish::detail::kernel_list;
+using pufferfish::detail::kernel_table;
+using pufferfish::detail::moved;
+using pufferfish::detail::run_rows;
+
+/// The kernels for convolutions of T on this machine.
+template <class T>
+const kernel_table<T>& conv_kernels() {
+  static const kernel_table<T>& chosen = pufferfish::detail::kernels_for<T>(widest_isa());
+  return chosen;
+}
+
+/// Cuts `vectors` vectors into panels: as few as `widest` allows, of widths as equal as possible.
+struct panel_cut {
+  index_t vectors, panels;
+  panel_cut(index_t count, index_t widest) : vectors(count), panels((count + widest - 1) / widest) {}
+  range operator[](index_t panel) const { return {vectors * panel / panels, vectors * (panel + 1) / panels}; }
+};
+
+/// Calls run(block, rows) for a block of which only `width` of `full` columns belong to the result. If width
+/// < full, up to 24 rows at a time go through a temporary block. run may not depend on where rows begin.
+template <class T, class Run>
+void run_clipped(const block_arguments<T>& whole, index_t width, index_t full, index_t rows, Run&& run) {
+  if (width == full) return run(whole, rows);
+  constexpr index_t most_rows = 24, most_columns = 4 * 64 / static_cast<index_t>(sizeof(T));
+  alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
+  block_arguments<T> block = whole;
+  block.result = beside;
+  block.result_step = most_columns * static_cast<index_t>(sizeof(T));
+  for (index_t first = 0; first < rows; first += most_rows) {
+    const index_t count = std::min(most_rows, rows - first);
+    T* target = moved(whole.result, first * whole.result_step);
+    for (index_t i = 0; i < count && block.accumulate != 0; ++i) {
+      std::copy_n(moved(target, i * whole.result_step), width, beside + i * most_columns);
+    }
+    block.left_shift = whole.left_shift + first * block.row_step;
+    run(block, count);
+    for (index_t i = 0; i < count; ++i) {
+      std::copy_n(beside + i * most_columns, width, moved(target, i * whole.result_step));
+    }
+  }
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: copies of the operands of a correlation (direct_conv.hpp) in the order in which its kernels read
+/// them: the images pixel by pixel, and the weight in panels.
+
+#include <algorithm>
+
+#include <pufferfish/ops/conv/direct_conv.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+/// True if lines are so short that blocks of one pixel of many images are faster.
+inline bool lines_too_short(index_t line_pixels, index_t images) { return line_pixels < 8 && images >= 4; }
+
+/// Sets a pixel-major copy as the input of a correlation: for each block of input channels and each
+/// pixel, the images one after another. In the original layout the images' pixels are whole images apart,
+/// often a power of two, and would evict each other from the cache. `storage`: pixel_major_size elements.
+template <class T>
+void point_to_pixel_major(correlation<T>& work, const extents<4>& shape, const T* storage) {
+  const index_t row = work.block_depth();
+  work.input = storage;
+  work.in = {row, shape[2] * shape[0] * row, shape[0] * row};
+  work.in_block = shape[0] * shape[1] * shape[2] * row;
+}
+/// Makes the pixel-major copy of work.input, dense NHWC of extents `shape`, in `storage`, and sets it as the
+/// input.
+template <class T>
+void use_pixel_major(context<device::cpu>& ctx, correlation<T>& work, const extents<4>& shape, T* storage) {
+  const index_t images = shape[0], pixels = shape[1] * shape[2], channels = shape[3],
+                row = work.block_depth();
+  const T* from = work.input;
+  // Some images at a time, so that whole pages are written.
+  constexpr index_t together = 16;
+  ctx.parallel_for((images + together - 1) / together, [&](index_t task, int) {
+    const range some{task * together, std::min(images, (task + 1) * together)};
+    for (index_t pixel = 0; pixel < pixels; ++pixel) {
+      for (index_t channel = 0; channel < channels; channel += row) {
+        T* to = storage + ((channel / row * pixels + pixel) * images + some.begin) * row;
+        const index_t count = std::min(row, channels - channel);
+        for (index_t image = some.begin; image < some.end; ++image, to += row) {
+          std::copy_n(from + (image * pixels + pixel) * channels + channel, count, to);
+        }
+      }
+    }
+  });
+  point_to_pixel_major(work, shape, storage);
+}
+
+/// Elements of storage that use_pixel_major needs: the last block of channels may be short.
+template <class T>
+index_t pixel_major_size(const correlation<T>& work, const extents<4>& shape) {
+  const index_t row = work.block_depth();
+  return shape[0] * shape[1] * shape[2] * ((shape[3] + row - 1) / row) * row;
+}
+
+/// Storage that pack_weight may need for a kernel of `cells` elements.
+template <class T>
+index_t packed_weight_size(index_t cells, index_t depth, index_t columns, const kernel_table<T>& kernels) {
+  return cells * depth * ((columns + kernels.lanes - 1) / kernels.lanes * kernels.lanes);
+}
+
+/// The weight of a correlation from HWIO storage [cells][in][out]: for the output (depth in, columns
+/// out) or, transposed, for the input gradient (depth out, columns in). `storage`: packed_weight_size
+/// elements. It is unused if the stored form is read in place: not transposed, rows of whole vectors,
+/// and either short rows or so few output `pixels` that packing costs more than reading long rows.
+template <class T>
+correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t cells, index_t in,
+                                  index_t out, bool transposed, index_t pixels, const panel_cut& panels,
+                                  const kernel_table<T>& kernels, T* storage) {
+  const index_t depth = transposed ? out : in, columns = transposed ? in : out, lanes = kernels.lanes;
+  constexpr index_t widest_in_place = 256 / static_cast<index_t>(sizeof(T));
+  constexpr index_t few_pixels = 16;
+  if (!transposed && columns % lanes == 0 && (columns <= widest_in_place || pixels <= few_pixels)) {
+    return {w, depth, columns, columns, cells, lanes};
+  }
+  ctx.parallel_for(cells * panels.panels, [&](index_t task, int) {
+    const range panel = panels[task / cells];
+    const index_t cell = task % cells, first = panel.begin * lanes;
+    const index_t width = panel.length() * lanes, filled = std::min(width, columns - first);
+    T* to = storage + first * depth * cells + cell * depth * width;
+    const T* from = w + cell * in * out + (transposed ? first * out : first);
+    if (!transposed) {
+      for (index_t k = 0; k < depth; ++k, from += out, to += width) {
+        std::fill(std::copy_n(from, filled, to), to + width, T{});
+      }
+      return;
+    }
+    // Sixteen rows at a time, so that the transposed read uses whole cache lines.
+    for (index_t k0 = 0; k0 < depth; k0 += 16) {
+      const index_t k1 = std::min(depth, k0 + 16);
+      for (index_t j = 0; j < filled; ++j) {
+        for (index_t k = k0; k < k1; ++k) to[k * width + j] = from[k + j * out];
+      }
+      for (index_t k = k0; k < k1; ++k) std::fill(to + k * width + filled, to + (k + 1) * width, T{});
+    }
+  });
+  return {storage, depth, columns, 0, cells, lanes};
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END

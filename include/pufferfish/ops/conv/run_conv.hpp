@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: convolutions of one group, forward and both gradients, by Winograd tiles (winograd.hpp) where
+/// they are less work, else by direct sums (direct_conv.hpp, direct_conv_weight.hpp).
+
+#include <algorithm>
+
+#include <pufferfish/ops/conv/correlation_operands.hpp>
+#include <pufferfish/ops/conv/image_tasks.hpp>
+#include <pufferfish/ops/conv/winograd_weight.hpp>
+#include <pufferfish/ops/linear/linear.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+/// The cut of `columns` output channels into panels, as wide as the kernels for segments or for rows allow.
+template <class T>
+panel_cut cut_panels(index_t columns, bool segments, const kernel_table<T>& kernels) {
+  return {(columns + kernels.lanes - 1) / kernels.lanes,
+          segments ? kernels.widest_segment : kernels.widest_adjacent};
+}
+
+/// The forward correlation of a convolution; the caller sets its weight.
+template <class T>
+correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& x,
+                                   const tensor_view<T, 4>& y, const kernel_table<T>& kernels) {
+  const tap_axis rows = forward_axis(x.extent(1), y.extent(1), shape.kernel.height, shape.stride.height,
+                                     shape.padding.height, shape.dilation.height);
+  const tap_axis columns = forward_axis(x.extent(2), y.extent(2), shape.kernel.width, shape.stride.width,
+                                        shape.padding.width, shape.dilation.width);
+  const bool segments = segments_fit(columns);
+  const bool by_images = lines_too_short(columns.outputs, y.extent(0));
+  return {rows,
+          columns,
+          shape.kernel.width,
+          x.data(),
+          x.extent(3),
+          dense_steps(x.shape()),
+          y.data(),
+          y.extent(3),
+          dense_steps(y.shape()),
+          &kernels,
+          segments && !by_images,
+          by_images,
+          false,
+          0,
+          cut_panels(y.extent(3), segments && !by_images, kernels),
+          {}};
+}
+
+/// The correlation that computes the input gradients of one phase (row and column modulo the stride).
+template <class T>
+correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& dy,
+                                    const tensor_view<T, 4>& dx, index_t row_phase, index_t column_phase,
+                                    const kernel_table<T>& kernels) {
+  const tap_axis rows = backward_axis(dx.extent(1), dy.extent(1), shape.kernel.height, shape.stride.height,
+                                      shape.padding.height, shape.dilation.height, row_phase);
+  const tap_axis columns = backward_axis(dx.extent(2), dy.extent(2), shape.kernel.width, shape.stride.width,
+                                         shape.padding.width, shape.dilation.width, column_phase);
+  const bool segments = segments_fit(columns);
+  const bool by_images = lines_too_short(columns.outputs, dx.extent(0));
+  return {rows,
+          columns,
+          shape.kernel.width,
+          dy.data(),
+          dy.extent(3),
+          dense_steps(dy.shape()),
+          dx.data(),
+          dx.extent(3),
+          dense_steps(dx.shape()),
+          &kernels,
+          segments && !by_images,
+          by_images,
+          false,
+          0,
+          cut_panels(dx.extent(3), segments && !by_images, kernels),
+          {}};
+}
+
+/// Runs a correlation over a batch, in tasks whose number depends on shapes alone. At its end, each task
+/// calls after(task, first, count) for the rows of output pixels that it has computed: rows first .. first +
+/// count - 1 of the matrix of all pixels.
+template <class T, class After>
+void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, const image_tasks& tasks,
+                     After&& after) {
+  scratch_frame frame(ctx.scratch());
+  const index_t most_taps = std::max<index_t>(1, work.rows.taps * work.columns.taps);
+  auto* taps = frame.take<block_tap<T>>(most_taps * ctx.threads());
+  ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
+    const range images = tasks.image_range(task), lines = tasks.line_range(task);
+    work.run(images, lines, taps + worker * most_taps);
+    after(task, (images.begin * tasks.lines + lines.begin) * work.columns.outputs,
+          images.length() * lines.length() * work.columns.outputs);
+  });
+}
+
+/// The tasks of a forward convolution.
+template <class T>
+image_tasks forward_tasks(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& x,
+                          const extents<4>& y) {
+  if (winograd_pays<T>(ctx, shape, x, y)) return tasks_of(winograd_tiles(y[0], y[1], y[2]));
+  return {y[0], y[1], y[2], shape.patch() * shape.out_channels * static_cast<index_t>(sizeof(T))};
+}
+
+template <class T>
+image_tasks tasks_of(const correlation<T>& work, index_t images) {
+  return {images, work.rows.outputs, work.columns.outputs,
+          work.weight.cells * work.in_channels * work.out_channels * work.size};
+}
+
+/// The forward correlation of a convolution with its packed weight and, if needed, a pixel-major copy of x.
+template <class T>
+correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shape,
+                               const tensor_view<const T, 4>& x, const T* w, const tensor_view<T, 4>& y,
+                               scratch_frame& frame) {
+  const auto& kernels = conv_kernels<T>();
+  auto work = forward_correlation<T>(shape, x, y, kernels);
+  const index_t cells = shape.kernel.height * shape.kernel.width;
+  T* storage = frame.take<T>(packed_weight_size(cells, shape.in_channels, shape.out_channels, kernels));
+  const index_t pixels = y.extent(0) * y.extent(1) * y.extent(2);
+  work.weight = pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, false, pixels,
+                               work.panels, kernels, storage);
+  if (work.by_images) use_pixel_major(ctx, work, x.shape(), frame.take<T>(pixel_major_size(work, x.shape())));
+  return work;
+}
+
+/// Computes `to` from `from` (NHWC) by Winograd tiles; each task then calls after(task, first, count) for
+/// its rows of output pixels. `transposed`: computes the gradient of the input from that of the output.
+template <class T, class After>
+void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_view<const T, 4>& from,
+                  const T* w, bool transposed, const tensor_view<T, 4>& to, bool add,
+                  const image_tasks& tasks, After&& after) {
+  const auto& kernels = conv_kernels<T>();
+  const index_t in = transposed ? to.extent(3) : from.extent(3),
+                out = transposed ? from.extent(3) : to.extent(3);
+  scratch_frame frame(ctx.scratch());
+  const winograd_tiles tiles(to.extent(0), to.extent(1), to.extent(2));
+  constexpr index_t most = winograd_weight<T>::most_columns;
+  const auto weight_of = [&](index_t first, T* storage) {
+    return winograd_weight<T>(from.extent(3), {first, std::min(first + most, to.extent(3))}, kernels,
+                              storage);
+  };
+  T* const storage = frame.take<T>(weight_of(0, nullptr).size());
+  T* scratch = nullptr;
+  for (index_t first = 0; first < to.extent(3); first += most) {
+    const winograd_correlation<T> work{tiles,        padding,   from.data(),
+                                       from.shape(), to.data(), to.shape(),
+                                       add,          &kernels,  weight_of(first, storage)};
+    transform_weight<T>(ctx, w, in, out, transposed, work.weight);
+    if (first == 0) scratch = frame.take<T>(work.scratch_size() * ctx.threads());
+    ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
+      const range images = tasks.image_range(task), lines = tasks.line_range(task);
+      work.run(tiles_of(tiles, images, lines), scratch + worker * work.scratch_size());
+      if (work.weight.columns.end < to.extent(3)) return;
+      after(task, (images.begin * tasks.lines + lines.begin) * to.extent(2),
+            images.length() * lines.length() * to.extent(2));
+    });
+  }
+}
+
+/// y = x * w, split into `tasks` (see forward_tasks); after(task, first, count) as in run_by_tiles.
+template <class T, class After>
+void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                 const T* w, const tensor_view<T, 4>& y, const image_tasks& tasks, After&& after) {
+  if constexpr (has_winograd<T>) {
+    if (winograd_pays<T>(ctx, shape, x.shape(), y.shape())) {
+      return run_by_tiles<T>(ctx, shape.padding, x, w, false, y, false, tasks, after);
+    }
+  }
+  scratch_frame frame(ctx.scratch());
+  const auto work = prepare_forward<T>(ctx, shape, x, w, y, frame);
+  run_correlation(ctx, work, tasks, after);
+}
+
+/// The convolution that computes dx from dy, for a kernel of 3x3 and stride 1.
+inline conv_shape turned(const conv_shape& shape) {
+  return {shape.out_channels,
+          shape.in_channels,
+          shape.kernel,
+          shape.stride,
+          {2 - shape.padding.height, 2 - shape.padding.width},
+          shape.dilation};
+}
+
+/// Work on rows of the output while they are in the cache: adds the
+/// bias and collects the moments that a following batch norm needs.
+template <class T>
+struct output_finish {
+  tensor_view<T, 2> y;  ///< all rows
+  const T* bias;
+  const moment_parts<T>* moments;
+
+  /// Finishes rows first .. first + count - 1 of y, which task `task` has computed. Tasks may call it at the
+  /// same time.
+  void operator()(index_t task, index_t first, index_t count) const {
+    const tensor_view<T, 2> rows = y.slice(0, first, count);
+    add_bias(rows, bias);
+    if (moments != nullptr) moments->add(task, rows.data(), count, rows.stride(0));
+  }
+};
+
+/// dx (+)= the input gradient (formula: reference::conv_backward_input); dx is not empty. Direct sums are
+/// computed one phase of pixels (row and column modulo the stride) after the other.
+template <class T>
+void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
+                        const T* w, const tensor_view<T, 4>& dx, bool add) {
+  if constexpr (has_winograd<T>) {
+    const conv_shape other = turned(shape);
+    if (winograd_pays<T>(ctx, other, dy.shape(), dx.shape())) {
+      const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
+      return run_by_tiles<T>(ctx, other.padding, dy, w, true, dx, add, tasks,
+                             [](index_t, index_t, index_t) {});
+    }
+  }
+  const auto& kernels = conv_kernels<T>();
+  const index_t cells = shape.kernel.height * shape.kernel.width;
+  scratch_frame frame(ctx.scratch());
+  T* storage = frame.take<T>(packed_weight_size(cells, shape.out_channels, shape.in_channels, kernels));
+  index_t panels = 0, block = 0;
+  T* gradients = nullptr;
+  for (index_t row = 0; row < std::min(shape.stride.height, dx.extent(1)); ++row) {
+    for (index_t column = 0; column < std::min(shape.stride.width, dx.extent(2)); ++column) {
+      auto work = backward_correlation<T>(shape, dy, dx, row, column, kernels);
+      // A phase with fewer pixels may be cut into other panels than the previous phase: repack the weight.
+      if (row + column == 0 || work.panels.panels != panels) {
+        panels = work.panels.panels;
+        pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, true, 0, work.panels, kernels,
+                       storage);
+      }
+      work.weight = {storage, shape.out_channels, shape.in_channels, 0, cells, kernels.lanes};
+      work.add = add;
+      if (work.by_images) {
+        // All phases that read the copy in blocks of the same depth share it.
+        if (gradients == nullptr || work.block_depth() != block) {
+          block = work.block_depth();
+          gradients = frame.take<T>(pixel_major_size(work, dy.shape()));
+          use_pixel_major(ctx, work, dy.shape(), gradients);
+        } else {
+          point_to_pixel_major(work, dy.shape(), gradients);
+        }
+      }
+      run_correlation(ctx, work, tasks_of(work, dx.extent(0)), [](index_t, index_t, index_t) {});
+    }
+  }
+}
+
+/// dw (+)= the weight gradient (formula: reference::conv_backward_weight).
+template <class T>
+void run_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                         const tensor_view<const T, 4>& dy, T* dw, bool accumulate) {
+  if constexpr (has_winograd<T>) {
+    if (winograd_pays<T>(ctx, shape, x.shape(), dy.shape())) {
+      return winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+    }
+  }
+  backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END
