@@ -25,7 +25,6 @@
 #include <pufferfish/gpu/ops/lstm.hpp>
 #include <pufferfish/gpu/ops/norm.hpp>
 #include <pufferfish/gpu/ops/pooling.hpp>
-#include <pufferfish/gpu/ops/positions.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/gpu/ops/token_loss.hpp>
 #include <pufferfish/gpu/optim/frobenius_decay.hpp>

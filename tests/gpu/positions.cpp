@@ -3,9 +3,9 @@
 #include "support.hpp"
 
 #include <pufferfish/core/tensor.hpp>
+#include <pufferfish/gpu/ops/attention.hpp>
 #include <pufferfish/gpu/ops/copy.hpp>
 #include <pufferfish/gpu/ops/embedding.hpp>
-#include <pufferfish/gpu/ops/positions.hpp>
 
 using namespace gpu_test;
 

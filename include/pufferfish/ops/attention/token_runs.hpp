@@ -11,8 +11,8 @@
 /// ops::clear_rows_outside<float>(ctx, runs, y);  // then an operation that writes the rows of the runs
 /// \endcode
 
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/copy/rows.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -40,31 +40,35 @@ namespace ops {
 /// if `lengths` is nullptr. All arrays have `sequences` elements in the memory of the context's device;
 /// `first` and `count` are written and must outlive the result. The lengths are not checked. `total` is known
 /// only without `lengths`.
-inline token_runs make_runs(context<device::cpu>&, index_t sequences, index_t length, const index_t* lengths,
-                            index_t* first, index_t* count) {
-  for (index_t s = 0; s < sequences; ++s) {
-    first[s] = s * length;
-    count[s] = lengths == nullptr ? length : lengths[s];
+template <class Device>
+token_runs make_runs(context<Device>& ctx, index_t sequences, index_t length, const index_t* lengths,
+                     index_t* first, index_t* count) {
+  if constexpr (!is_cpu<Device>) {
+    attention_ops<Device>::make_runs(ctx, sequences, length, lengths, first, count);
+  } else {
+    for (index_t s = 0; s < sequences; ++s) {
+      first[s] = s * length;
+      count[s] = lengths == nullptr ? length : lengths[s];
+    }
   }
   return {sequences, first, count, lengths == nullptr ? sequences * length : -1};
 }
-/// GPU overload: <pufferfish/gpu.hpp>.
-token_runs make_runs(context<device::gpu>& ctx, index_t sequences, index_t length, const index_t* lengths,
-                     index_t* first, index_t* count);
 
 /// Clears the rows that belong to no run, for operations that do not write these rows: call it before them.
 /// May clear rows of runs, too. On the CPU, all of x is cleared unless the counts add up to its number of
-/// rows; so runs must not share rows. x: contiguous rows.
-template <class T>
-void clear_rows_outside(context<device::cpu>& ctx, const token_runs& runs, const tensor_view<T, 2>& x) {
-  index_t sum = 0;
-  for (index_t s = 0; s < runs.sequences; ++s) sum += runs.count[s];
-  if (sum != x.extent(0)) clear_rows(ctx, x);
+/// rows; so runs must not share rows. A device clears exactly the rows of no run, and does nothing if
+/// runs.total is the number of rows. x: contiguous rows.
+template <class T, class Device>
+void clear_rows_outside(context<Device>& ctx, const token_runs& runs, const tensor_view<T, 2>& x) {
+  if constexpr (!is_cpu<Device>) {
+    if (runs.total != x.extent(0)) attention_ops<Device>::clear_rows_outside(ctx, runs, x);
+  } else {
+    index_t sum = 0;
+    for (index_t s = 0; s < runs.sequences; ++s) sum += runs.count[s];
+    if (sum != x.extent(0)) clear_rows(ctx, x);
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(sequence, clear_rows_outside);
-/// GPU overload: <pufferfish/gpu.hpp>. Does nothing if runs.total equals the number of rows.
-template <class T>
-void clear_rows_outside(context<device::gpu>& ctx, const token_runs& runs, const tensor_view<T, 2>& x);
+PUFFERFISH_SEPARATE_OPERATION(sequence, clear_rows_outside);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -78,7 +78,7 @@ results<T> run(const problem<T>& p, int threads) {
   results<T> r(p);
   cpu_context ctx({threads, 0});
   const auto in = p.input();
-  aligned_buffer<T> kept(ops::attention_kept_size(in));
+  aligned_buffer<T> kept(ops::attention_kept_size(ctx, in));
   ops::attention_forward<T>(ctx, in, r.y, kept.data());
   ops::attention_backward<T>(ctx, in, kept.data(), p.dy, r.dq, r.dk, r.dv);
   CHECK(ctx.scratch().in_use() == 0);
@@ -139,7 +139,7 @@ TEST_CASE("attention: gradients against finite differences") {
       cpu_context ctx;
       tensor<double, 2> y(p.dy.shape());
       const auto in = p.input();
-      aligned_buffer<double> kept(ops::attention_kept_size(in));
+      aligned_buffer<double> kept(ops::attention_kept_size(ctx, in));
       ops::attention_forward<double>(ctx, in, y, kept.data());
       double sum = 0.0;
       for (std::size_t i = 0; i < y.flat().size(); ++i) sum += y.flat()[i] * p.dy.flat()[i];
@@ -226,7 +226,7 @@ TEST_CASE("attention: dropout of a sequence does not depend on the rest of the b
   in.dropout.first_sequence += 1;
   results<float> alone(both);
   cpu_context ctx;
-  aligned_buffer<float> kept(ops::attention_kept_size(in));
+  aligned_buffer<float> kept(ops::attention_kept_size(ctx, in));
   ops::attention_forward<float>(ctx, in, alone.y, kept.data());
   for (index_t i = 7; i < 16; ++i) {
     for (index_t c = 0; c < 16; ++c) CHECK(alone.y(i, c) == together.y(i, c));
@@ -250,7 +250,7 @@ TEST_CASE("attention: columns of one matrix, rows far apart") {
   in.k = fused.view().slice(1, 8, 8);
   in.v = fused.view().slice(1, 16, 8);
   cpu_context ctx;
-  aligned_buffer<float> kept(ops::attention_kept_size(in));
+  aligned_buffer<float> kept(ops::attention_kept_size(ctx, in));
   ops::attention_forward<float>(ctx, in, y, kept.data());
   ops::attention_backward<float>(ctx, in, kept.data(), p.dy, dfused.view().slice(1, 0, 8),
                                  dfused.view().slice(1, 8, 8), dfused.view().slice(1, 16, 8));
