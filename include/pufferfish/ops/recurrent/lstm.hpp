@@ -3,7 +3,7 @@
 
 /// \file
 /// The elementwise part of one time step of an LSTM, forward and backward: the plain reference and the fast
-/// CPU form, which is one pass over memory each way.
+/// form, which is one pass over memory each way.
 ///
 /// A row of gates is 4 hidden numbers: input gate i, forget gate f, cell candidate g, output gate o,
 /// PyTorch's order. The caller adds the products of the input and of the previous output with their weights,
@@ -22,8 +22,8 @@
 #include <cstdint>
 
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -132,33 +132,30 @@ inline constexpr index_t lstm_row_weight = 16;
 
 }  // namespace detail
 
-/// One time step (formulas: reference::lstm_forward), within a few units in the last place. gates: batch x 4
-/// hidden, overwritten with the activations, which the backward pass needs; before: batch x hidden, or a null
-/// view for zeros; cell, output: batch x hidden, overwritten. Rows are contiguous; `cell` may be `before`,
-/// nothing else overlaps. A NaN preactivation gives a NaN activation. Throws shape_error if the shapes do not
-/// fit.
-template <class T>
-void lstm_forward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
-                  const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
-                  const tensor_view<T, 2>& output) {
+/// One time step (formulas: reference::lstm_forward), on the CPU within a few units in the last place. gates:
+/// batch x 4 hidden, overwritten with the activations, which the backward pass needs; before: batch x hidden,
+/// or a null view for zeros; cell, output: batch x hidden, overwritten. Rows are contiguous; `cell` may be
+/// `before`, nothing else overlaps. A NaN preactivation gives a NaN activation. Throws shape_error if the
+/// shapes do not fit.
+template <class T, class Device>
+void lstm_forward(context<Device>& ctx, const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
+                  const tensor_view<T, 2>& cell, const tensor_view<T, 2>& output) {
   detail::check_lstm("lstm_forward", gates.shape(), cell.shape(), output.shape(), true);
   detail::check_lstm("lstm_forward", gates.shape(), cell.shape(), before.shape(), !before.is_null());
-  const index_t hidden = cell.extent(1);
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::lstm_cell, lstm_forward_row<T>);
-  for_row_chunks(ctx, cell.extent(0), detail::lstm_row_weight * hidden, [&](index_t begin, index_t end) {
-    for (index_t b = begin; b < end; ++b) {
-      kernel({detail::row_or_null(gates, b), detail::row_or_null(before, b), detail::row_or_null(cell, b),
-              detail::row_or_null(output, b), hidden});
-    }
-  });
+  if constexpr (!is_cpu<Device>) {
+    recurrent_ops<Device>::lstm_forward(ctx, gates, before, cell, output);
+  } else {
+    const index_t hidden = cell.extent(1);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::lstm_cell, lstm_forward_row<T>);
+    for_row_chunks(ctx, cell.extent(0), detail::lstm_row_weight * hidden, [&](index_t begin, index_t end) {
+      for (index_t b = begin; b < end; ++b) {
+        kernel({detail::row_or_null(gates, b), detail::row_or_null(before, b), detail::row_or_null(cell, b),
+                detail::row_or_null(output, b), hidden});
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(sequence, lstm_forward);
-
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
-                  const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
-                  const tensor_view<T, 2>& output);
+PUFFERFISH_SEPARATE_OPERATION(sequence, lstm_forward);
 
 /// The gradients of lstm_forward (formulas: reference::lstm_backward). gates: the activations of the forward
 /// pass, overwritten with the gradient of the preactivations; before, cell: as in and from the forward pass;
@@ -166,8 +163,8 @@ void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
 /// dc_after may be null views, which count as zeros. Rows are contiguous; dc_before may be dc_after, nothing
 /// else overlaps. Throws shape_error if the shapes do not fit. dc_before is not a null view; only its shape
 /// is checked.
-template <class T>
-void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
+template <class T, class Device>
+void lstm_backward(context<Device>& ctx, const tensor_view<T, 2>& gates,
                    const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
                    const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
                    const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dc_before) {
@@ -175,23 +172,21 @@ void lstm_backward(context<device::cpu>& ctx, const tensor_view<T, 2>& gates,
   for (const tensor_view<const T, 2>& other : {dy, before, dh_after, dc_after}) {
     detail::check_lstm("lstm_backward", gates.shape(), cell.shape(), other.shape(), !other.is_null());
   }
-  const index_t hidden = cell.extent(1);
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::lstm_cell, lstm_backward_row<T>);
-  for_row_chunks(ctx, cell.extent(0), detail::lstm_row_weight * hidden, [&](index_t begin, index_t end) {
-    for (index_t b = begin; b < end; ++b) {
-      kernel({detail::row_or_null(gates, b), detail::row_or_null(before, b), detail::row_or_null(cell, b),
-              detail::row_or_null(dy, b), detail::row_or_null(dh_after, b), detail::row_or_null(dc_after, b),
-              detail::row_or_null(dc_before, b), hidden});
-    }
-  });
+  if constexpr (!is_cpu<Device>) {
+    recurrent_ops<Device>::lstm_backward(ctx, gates, before, cell, dy, dh_after, dc_after, dc_before);
+  } else {
+    const index_t hidden = cell.extent(1);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::lstm_cell, lstm_backward_row<T>);
+    for_row_chunks(ctx, cell.extent(0), detail::lstm_row_weight * hidden, [&](index_t begin, index_t end) {
+      for (index_t b = begin; b < end; ++b) {
+        kernel({detail::row_or_null(gates, b), detail::row_or_null(before, b), detail::row_or_null(cell, b),
+                detail::row_or_null(dy, b), detail::row_or_null(dh_after, b),
+                detail::row_or_null(dc_after, b), detail::row_or_null(dc_before, b), hidden});
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(sequence, lstm_backward);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
-                   const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
-                   const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
-                   const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dc_before);
+PUFFERFISH_SEPARATE_OPERATION(sequence, lstm_backward);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -35,19 +35,20 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
 }  // namespace reference
 
 /// The right operand of such products: one matrix, or the diagonal blocks, of one shape, of a
-/// block-diagonal matrix. The GPU's specialization, with the same members: <pufferfish/gpu.hpp>.
+/// block-diagonal matrix. Copies share the packed memory. multiply() is const: several contexts may use one
+/// operand at the same time. The specialization for a device (gpu/ops/lstm.hpp) has the same members with the
+/// same contract.
 template <class T, class Device = device::cpu>
 class step_operand;
 
-/// The operand on the CPU. Copies share the packed memory. multiply() is const: several contexts may use one
-/// operand at the same time.
 template <class T>
 class step_operand<T, device::cpu> {
  public:
-  /// b: K x N, any strides; `groups` matrices, each `group_step` elements after the previous one. They are
-  /// packed into memory of `frame` if that pays for `steps` products, else used in place: b and the frame
-  /// must outlive the use of the operand, and b must not change. Used in place are matrices of contiguous
-  /// rows of whole vectors, for at most two steps. `steps` is only a hint.
+  /// b: K x N, any strides (on a device: dense rows or dense columns); `groups` matrices, each `group_step`
+  /// elements after the previous one. They are packed into memory of `frame` if that pays for `steps`
+  /// products, else used in place: b and the frame must outlive the use of the operand, and b must not
+  /// change. The CPU uses matrices of contiguous rows of whole vectors in place for at most two steps, a
+  /// device all. `steps` is only a hint.
   step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
                index_t steps, index_t groups = 1, index_t group_step = 0)
       : data_(b.data()),
@@ -74,9 +75,9 @@ class step_operand<T, device::cpu> {
   }
 
   /// c = a b, or with `add` c += a b, as reference::group_product. a: M x (groups K), c: M x (groups N), else
-  /// an assertion fails; rows dense; c overlaps neither operand. Sums are in T. Every element is summed in
-  /// one order, whatever the number of threads. A task is a panel of columns of one group. `ctx` need not be
-  /// the context of the constructor.
+  /// an assertion fails; rows dense; c overlaps neither operand. On the CPU, sums are in T, and every element
+  /// is summed in one order, whatever the number of threads. `ctx` need not be the context of the
+  /// constructor.
   void multiply(context<device::cpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
                 bool add) const {
     PUFFERFISH_ASSERT(
@@ -85,6 +86,7 @@ class step_operand<T, device::cpu> {
     if (c.empty()) return;
     const index_t panels = kernels_.right_panels(columns_);
     const detail::depth_blocks blocks(depth_);
+    // A task is a panel of columns of one group.
     ctx.parallel_for(panels * groups_, [&](index_t task, int) {
       const index_t group = task / panels, panel = task % panels, first = panel * kernels_.width();
       const T* const right = data_ + group * group_step_ + panel * panel_step_;
