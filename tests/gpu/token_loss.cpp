@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include <pufferfish/gpu/ops/token_loss.hpp>
+#include <pufferfish/gpu/ops/loss.hpp>
 
 using namespace gpu_test;
 

@@ -47,19 +47,11 @@ class SoftmaxCrossEntropy {
                                          rows("dlogits", dlogits));
   }
 
-  /// Writes the sum of the losses to results[0] and the number of hits to results[1].
-  /// The number of hits is stored as a double. Otherwise as above.
-  void operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
-                  std::span<const std::int32_t> labels, double normalizer, const tensor_view<T, 4>& dlogits,
-                  double* results) const {
-    const loss_result found = (*this)(ctx, logits, labels, normalizer, dlogits);
-    results[0] = found.loss_sum;
-    results[1] = static_cast<double>(found.correct);
-  }
-
-  /// On a device: `results` and `labels` are in its memory. Writes the sum of the losses to
-  /// results[0] and the number of hits to results[1]; a label outside 0 .. K - 1 makes the sum NaN.
-  void operator()(context<device::gpu>& ctx, const tensor_view<const T, 4>& logits,
+  /// Writes the sum of the losses to results[0] and the number of hits to results[1], both in memory of the
+  /// context's device, as is `labels`. Otherwise as above, but on a device a label outside 0 .. K - 1 makes
+  /// the sum NaN.
+  template <class Device>
+  void operator()(context<Device>& ctx, const tensor_view<const T, 4>& logits,
                   std::span<const std::int32_t> labels, double normalizer, const tensor_view<T, 4>& dlogits,
                   double* results) const {
     ops::softmax_cross_entropy<T>(ctx, rows("logits", logits), labels, smoothing_, normalizer,

@@ -284,10 +284,10 @@ void check_embedding(results& golden, Table table) {
   scratch_frame frame(ctx.scratch());
   const ops::output_layer<T> output{table.output_rows(ctx, frame, rows), table.rows(), bias.data(), T{0.5}};
   ops::output_logits<T>(ctx, output, logits.view());
-  T* const kept = ctx.tape().push<T>(ops::output_loss_kept(output));
+  T* const kept = ctx.tape().push<T>(ops::output_loss_kept(ctx, output));
   const token_loss_options how{{0.1, smoothing_kind::wrong_classes}, padding, loss_reduction::sum};
   const token_loss_result loss = ops::output_loss_forward<T>(ctx, output, targets, how, kept);
-  ctx.tape().pop<T>(ops::output_loss_kept(output));
+  ctx.tape().pop<T>(ops::output_loss_kept(ctx, output));
   const tensor_view<T, 2> to = table.output_row_gradient(frame, drows.view());
   ops::output_loss_backward<T>(
       ctx, output, targets, how, 1.0, kept,

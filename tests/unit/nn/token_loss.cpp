@@ -137,7 +137,7 @@ TEST_CASE_TEMPLATE("output_loss: fused against logits, loss and products one by 
     const auto expected = ops::reference::token_loss<T>(z, targets, options, 3.0, dz.view());
     ops::reference::output_backward<T>(layer, dz, plain.gradient(biased, add));
 
-    aligned_buffer<T> kept(ops::output_loss_kept(layer));
+    aligned_buffer<T> kept(ops::output_loss_kept(ctx, layer));
     const auto result = ops::output_loss_forward<T>(ctx, layer, targets, options, kept.data());
     CHECK(result.loss_sum == doctest::Approx(expected.loss_sum).epsilon(tolerance));
     CHECK(result.tokens == expected.tokens);
@@ -160,7 +160,7 @@ TEST_CASE("output_loss: gradients against differences of the loss") {
   const auto loss = [&] {
     return ops::output_loss_forward<double>(ctx, given.layer(true), targets, options, nullptr).loss_sum;
   };
-  aligned_buffer<double> kept(ops::output_loss_kept(given.layer(true)));
+  aligned_buffer<double> kept(ops::output_loss_kept(ctx, given.layer(true)));
   ops::output_loss_forward<double>(ctx, given.layer(true), targets, options, kept.data());
   ops::output_loss_backward<double>(ctx, given.layer(true), targets, options, 2.0, kept.data(),
                                     given.gradient(true, false));
@@ -185,7 +185,7 @@ TEST_CASE("output_loss: the same bits for any number of threads") {
   const auto run = [&](int threads) {
     cpu_context ctx({threads, 0});
     random_output<float> given(50, 3000, 40, 1.0F, 0.5, 1);
-    aligned_buffer<float> kept(ops::output_loss_kept(given.layer(true)));
+    aligned_buffer<float> kept(ops::output_loss_kept(ctx, given.layer(true)));
     const double loss =
         ops::output_loss_forward<float>(ctx, given.layer(true), targets, {}, kept.data()).loss_sum;
     ops::output_loss_backward<float>(ctx, given.layer(true), targets, {}, 50.0, kept.data(),

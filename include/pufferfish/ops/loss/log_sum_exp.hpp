@@ -17,7 +17,6 @@
 #include <span>
 
 #include <pufferfish/core/message.hpp>
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/loss/softmax_cross_entropy.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -68,25 +67,27 @@ inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
 
 }  // namespace detail
 
-/// result[m] = log sum_k exp(z(m, k)). logits: M x K dense; result: M values. Exponentials are in T, summed
-/// in T over short runs, then in double. Finite logits of any size are safe. A logit of -infinity adds
-/// nothing (a row of only these gives -infinity, as does K = 0); a NaN or +infinity gives a NaN. Throws
-/// shape_error if result does not have M values, or the logits are not dense.
-template <class T>
-void log_sum_exp(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
-  const index_t rows = logits.extent(0), count = logits.extent(1);
+/// result[m] = log sum_k exp(z(m, k)). logits: M x K, dense (on a device: rows dense, any row stride);
+/// result: M values; both in memory of the device. On the CPU, exponentials are in T, summed in T over short
+/// runs, then in double. Finite logits of any size are safe. A logit of -infinity adds nothing (a row of only
+/// these gives -infinity, as does K = 0); a NaN or +infinity gives a NaN. Throws shape_error if result does
+/// not have M values, or the logits are not dense.
+template <class T, class Device>
+void log_sum_exp(context<Device>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
   detail::check_log_sum_exp(logits.shape(), result.size());
-  const T* const z = logits.flat().data();
-  for_row_chunks(ctx, rows, 8 * count, [&](index_t begin, index_t end) {
-    for (index_t m = begin; m < end; ++m) {
-      result[static_cast<std::size_t>(m)] = detail::row_log_sum_exp(z + m * count, count);
-    }
-  });
+  if constexpr (!is_cpu<Device>) {
+    loss_ops<Device>::log_sum_exp(ctx, logits, result);
+  } else {
+    const index_t rows = logits.extent(0), count = logits.extent(1);
+    const T* const z = logits.flat().data();
+    for_row_chunks(ctx, rows, 8 * count, [&](index_t begin, index_t end) {
+      for (index_t m = begin; m < end; ++m) {
+        result[static_cast<std::size_t>(m)] = detail::row_log_sum_exp(z + m * count, count);
+      }
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, log_sum_exp);
-/// GPU overload: <pufferfish/gpu.hpp>. `result` is in device memory.
-template <class T>
-void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result);
+PUFFERFISH_SEPARATE_OPERATION(dense, log_sum_exp);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

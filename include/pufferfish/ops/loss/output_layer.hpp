@@ -13,7 +13,7 @@
 
 #include <algorithm>
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -161,35 +161,37 @@ void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
 
 }  // namespace detail
 
-/// The layer's logits, z_nv = scale sum_d x_nd w_vd + b_v, as reference::output_logits, but summed in T.
-/// logits: tokens x V, contiguous rows, any row stride, overwritten; overlaps nothing. W is read once,
-/// whatever the number of tokens, so a call for few tokens takes the time of reading W. Scratch: a packed
-/// copy of x, and 96 rows of the vocabulary for all tokens for each thread. Throws shape_error if the sizes
-/// differ.
-template <class T>
-void output_logits(context<device::cpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
+/// The layer's logits, z_nv = scale sum_d x_nd w_vd + b_v, as reference::output_logits. logits: tokens x V,
+/// contiguous rows, any row stride, overwritten; overlaps nothing. Throws shape_error if the sizes differ.
+///
+/// On the CPU, sums are in T, and W is read once, whatever the number of tokens, so a call for few tokens
+/// takes the time of reading W. Scratch: a packed copy of x, and 96 rows of the vocabulary for all tokens for
+/// each thread. On a device: a copy of x if the scale is not 1.
+template <class T, class Device>
+void output_logits(context<Device>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
   detail::check_logits(layer, logits.shape());
   if (logits.empty()) return;
-  const detail::output_cut cut(layer.vocabulary(), layer.tokens());
-  scratch_frame frame(ctx.scratch());
-  const detail::output_product<T> product(ctx, frame, layer, cut);
-  T* const memory = frame.take<T>(cut.block * cut.width * ctx.threads());
-  ctx.parallel_for(cut.blocks(), [&](index_t block, int worker) {
-    T* const z = memory + worker * cut.block * cut.width;
-    product.block(block, z);
-    for (index_t n = 0; n < logits.extent(0); ++n) {
-      T* const to = logits.data() + n * logits.stride(0) + block * cut.block;
-      const T* const bias = layer.bias == nullptr ? nullptr : layer.bias + block * cut.block;
-      for (index_t v = 0; v < cut.rows(block); ++v) {
-        to[v] = z[v * cut.width + n] * layer.scale + (bias == nullptr ? T{} : bias[v]);
+  if constexpr (!is_cpu<Device>) {
+    loss_ops<Device>::output_logits(ctx, layer, logits);
+  } else {
+    const detail::output_cut cut(layer.vocabulary(), layer.tokens());
+    scratch_frame frame(ctx.scratch());
+    const detail::output_product<T> product(ctx, frame, layer, cut);
+    T* const memory = frame.take<T>(cut.block * cut.width * ctx.threads());
+    ctx.parallel_for(cut.blocks(), [&](index_t block, int worker) {
+      T* const z = memory + worker * cut.block * cut.width;
+      product.block(block, z);
+      for (index_t n = 0; n < logits.extent(0); ++n) {
+        T* const to = logits.data() + n * logits.stride(0) + block * cut.block;
+        const T* const bias = layer.bias == nullptr ? nullptr : layer.bias + block * cut.block;
+        for (index_t v = 0; v < cut.rows(block); ++v) {
+          to[v] = z[v * cut.width + n] * layer.scale + (bias == nullptr ? T{} : bias[v]);
+        }
       }
-    }
-  });
+    });
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, output_logits);
-/// GPU overload: <pufferfish/gpu.hpp>.
-template <class T>
-void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits);
+PUFFERFISH_SEPARATE_OPERATION(dense, output_logits);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -8,197 +8,22 @@
 ///
 /// \code
 /// const ops::output_layer<float> layer{x, table};
-/// aligned_buffer<float> kept(ops::output_loss_kept(layer));
+/// aligned_buffer<float> kept(ops::output_loss_kept(ctx, layer));
 /// const token_loss_result loss = ops::output_loss_forward<float>(ctx, layer, targets, options, kept.data());
 /// ops::output_loss_backward<float>(ctx, layer, targets, options,
 ///                                  ops::loss_normalizer(options, loss.tokens), kept.data(), {dx, dtable});
 /// \endcode
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <span>
 
-#include <pufferfish/core/separate.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/loss/output_layer.hpp>
+#include <pufferfish/ops/loss/output_passes.hpp>
 #include <pufferfish/ops/loss/token_loss.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
-
-#define PUFFERFISH_KERNELS output_blocks
-#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/loss/output_loss.inc>
-#include <pufferfish/linalg/for_each_target.inc>
-
-/// The gradients for a batch without tokens.
-template <class T>
-void clear_gradient(const output_gradient<T>& to) {
-  for (index_t v = 0; v < to.dweight.extent(0); ++v) {
-    if (!to.add_weight) std::fill_n(to.dweight.data() + v * to.dweight.stride(0), to.dweight.extent(1), T{});
-    if (to.dbias != nullptr && !to.add_bias) to.dbias[v] = T{};
-  }
-}
-
-/// Backward pass by large blocks of the vocabulary: computes the gradient of a block's logits, then the
-/// block's contribution to the gradients of weight, bias and x, all while the block is in the cache.
-template <class T>
-class output_backward {
- public:
-  /// Takes all memory from `frame` and packs x. Refers to all arguments, which must outlive run().
-  output_backward(context<device::cpu>& ctx, scratch_frame& frame, const output_layer<T>& layer,
-                  std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
-                  T* kept, const output_gradient<T>& to)
-      : layer_(layer),
-        targets_(targets),
-        to_(to),
-        cut_(layer.vocabulary(), layer.tokens()),
-        target_(options.smoothing, layer.vocabulary()),
-        kept_(kept),
-        wrong_(frame.take<T>(2 * cut_.width)),
-        units_(wrong_ + cut_.width),
-        panels_(kernels_.right_panels(layer.depth())),
-        right_(frame.take<T>(panels_ * panel_size())),
-        partial_(frame.take<T>((cut_.parts() - 1) * part_size())),
-        memory_(frame.take<T>(work_size() * ctx.threads())) {
-    // One number for each token; 0 for tokens that do not count.
-    for (index_t n = 0; n < cut_.width; ++n) {
-      const bool counts = n < layer.tokens() && (options.padding == no_token ||
-                                                 targets[static_cast<std::size_t>(n)] != options.padding);
-      units_[n] = counts ? static_cast<T>(1.0 / normalizer) : T{};
-      wrong_[n] = units_[n] * static_cast<T>(target_.wrong);
-    }
-    ctx.parallel_for(panels_, [&](index_t panel, int) {
-      kernels_.copy_right(layer.x, panel * kernels_.width(), right_ + panel * panel_size());
-    });
-  }
-
-  /// Computes all gradients. A part of the vocabulary is a task with a sum of its own for dx.
-  void run(context<device::cpu>& ctx) {
-    const index_t parts = cut_.parts(), blocks = cut_.large_blocks();
-    ctx.parallel_for(parts, [&](index_t part, int worker) {
-      const index_t begin = blocks * part / parts, end = blocks * (part + 1) / parts;
-      for (index_t block = begin; block < end; ++block) {
-        const index_t first = block * cut_.large_block;
-        const index_t rows = std::min(cut_.large_block, cut_.vocabulary - first);
-        T* const work = memory_ + worker * work_size();
-        make_gradient(first, rows, work);
-        add_weight_gradient(first, rows);
-        add_input_gradient(first, rows, of_part(part), block > begin, work);
-      }
-    });
-    // Adds the sums of the parts to dx, in order.
-    for_row_chunks(ctx, layer_.tokens(), layer_.depth(), [&](index_t begin, index_t end) {
-      const auto kernel = PUFFERFISH_KERNEL(form_, passes, add<T>);
-      for (index_t part = 1; part < parts; ++part) {
-        const tensor_view<T, 2> from = of_part(part);
-        for (index_t n = begin; n < end; ++n) {
-          kernel(from.data() + n * from.stride(0), to_.dx.data() + n * to_.dx.stride(0), layer_.depth());
-        }
-      }
-    });
-  }
-
- private:
-  index_t panel_size() const { return kernels_.width() * layer_.tokens(); }
-  index_t part_size() const { return layer_.tokens() * layer_.depth(); }
-  index_t left_rows() const { return kernels_.left_panels(layer_.tokens()) * kernels_.rows(); }
-  // Scratch of a thread: a number of each token and row, a panel of the weight, the transposed block.
-  index_t work_size() const { return cut_.width + cut_.large_block * (1 + kernels_.width() + left_rows()); }
-  tensor_view<T, 2> of_part(index_t part) const {
-    return part == 0 ? to_.dx : tensor_view<T, 2>(partial_ + (part - 1) * part_size(), to_.dx.shape());
-  }
-  T* logits(index_t row) const { return kept_ + row * cut_.width; }
-
-  // Turns the kept exponentials of these rows into the gradient of the logits times the scale; writes dbias.
-  void make_gradient(index_t first, index_t rows, T* share) const {
-    T* const sums = share + cut_.width;
-    for (index_t row = 0; row < rows; row += cut_.block) {
-      const T* const factors = kept_ + cut_.width * (cut_.vocabulary + (first + row) / cut_.block);
-      for (index_t n = 0; n < cut_.width; ++n) share[n] = units_[n] == T{} ? T{} : factors[n] * units_[n];
-      PUFFERFISH_KERNEL(form_, output_blocks, gradient_block<T>)
-      (logits(first + row), std::min(cut_.block, rows - row), cut_.width, cut_.width, share, wrong_,
-       layer_.scale, sums + row);
-    }
-    for (index_t n = 0; n < layer_.tokens(); ++n) {
-      const index_t row = targets_[static_cast<std::size_t>(n)] - first;
-      if (row < 0 || row >= rows || units_[n] == T{}) continue;
-      const T missing = static_cast<T>(target_.right - target_.wrong) * units_[n];
-      logits(first + row)[n] -= missing * layer_.scale;
-      sums[row] -= missing;
-    }
-    for (index_t row = 0; to_.dbias != nullptr && row < rows; ++row) {
-      T& sum = to_.dbias[first + row];
-      sum = (to_.add_bias ? sum : T{}) + sums[row];
-    }
-  }
-
-  // dweight (+)= dz x for these rows of the vocabulary.
-  void add_weight_gradient(index_t first, index_t rows) const {
-    const depth_blocks depths(layer_.tokens());
-    for (index_t panel = 0; panel < panels_; ++panel) {
-      const index_t column = panel * kernels_.width();
-      for (index_t block = 0; block < depths.count(); ++block) {
-        kernels_.multiply_rows(logits(first) + depths.begin(block), cut_.width, 1, rows,
-                               right_ + panel * panel_size() + depths.begin(block) * kernels_.width(),
-                               kernels_.width(), depths.size(block),
-                               to_.dweight.data() + first * to_.dweight.stride(0) + column,
-                               to_.dweight.stride(0), std::min(kernels_.width(), layer_.depth() - column),
-                               to_.add_weight || block > 0);
-      }
-    }
-  }
-
-  // dx (+)= dz^T W for these rows of the vocabulary. `work`: scratch; make_gradient's part of it is skipped.
-  void add_input_gradient(index_t first, index_t rows, const tensor_view<T, 2>& dx, bool add, T* work) const {
-    const tensor_view<const T, 2> weight = layer_.weight.slice(0, first, rows);
-    const tensor_view<const T, 2> z(logits(first), {layer_.tokens(), rows}, {1, cut_.width});
-    T* const right = work + cut_.width + cut_.large_block;
-    T* const left = right + cut_.large_block * kernels_.width();
-    const index_t left_panels = kernels_.left_panels(layer_.tokens()), height = kernels_.rows();
-    for (index_t panel = 0; panel < left_panels; ++panel) {
-      kernels_.copy_left(z, panel * height, left + panel * height * rows);
-    }
-    for (index_t panel = 0; panel < panels_; ++panel) {
-      const index_t column = panel * kernels_.width(),
-                    columns = std::min(kernels_.width(), layer_.depth() - column);
-      const index_t next = std::min(column + kernels_.width(), layer_.depth() - 1);
-      kernels_.copy_right(weight, column, right);
-      for (index_t group = 0; group < left_panels; ++group) {
-        // Prefetches a share of the rows of the weight's next panel, and the next rows of the result.
-        const index_t begin = rows * group / left_panels, end = rows * (group + 1) / left_panels;
-        prefetch_block(weight.data() + begin * weight.stride(0) + next, weight.stride(0), end - begin,
-                       std::min(kernels_.width(), layer_.depth() - next));
-        const index_t row = group * height, count = std::min(height, layer_.tokens() - row);
-        if (group + 1 < left_panels) {
-          prefetch_block(dx.data() + (row + height) * dx.stride(0) + column, dx.stride(0),
-                         std::min(height, layer_.tokens() - row - height), columns);
-        }
-        kernels_.multiply(left + group * height * rows, 1, height, count, right, kernels_.width(), rows,
-                          dx.data() + row * dx.stride(0) + column, dx.stride(0), columns, add);
-      }
-    }
-  }
-
-  isa form_ = widest_isa();
-  panel_kernels<T> kernels_;
-  const output_layer<T>& layer_;
-  std::span<const std::int32_t> targets_;
-  const output_gradient<T>& to_;
-  output_cut cut_;
-  smoothed_target target_;
-  T* kept_;
-  T *wrong_, *units_;
-  index_t panels_;
-  T *right_, *partial_, *memory_;
-};
-
-/// Row stride, in elements, of the logits that a GPU keeps.
-template <class T>
-index_t kept_logit_step(index_t vocabulary) {
-  constexpr index_t line = 16 / static_cast<index_t>(sizeof(T));
-  return (vocabulary + line - 1) / line * line;
-}
 
 template <class T>
 void check_output_gradient(const output_layer<T>& layer, const output_gradient<T>& to) {
@@ -211,142 +36,77 @@ void check_output_gradient(const output_layer<T>& layer, const output_gradient<T
 
 }  // namespace detail
 
-/// Elements that output_loss_forward keeps for output_loss_backward on the CPU: exponentials of the logits
-/// (tokens rounded up to a multiple of 16), and one number for each token and block.
-template <class T>
-index_t output_loss_kept(const output_layer<T>& layer) {
-  const detail::output_cut cut(layer.vocabulary(), layer.tokens());
-  return cut.width * (cut.vocabulary + cut.blocks());
-}
-template <class T>
-index_t output_loss_kept(context<device::cpu>&, const output_layer<T>& layer) {
-  return output_loss_kept(layer);
-}
-/// The GPU keeps the logits, rows aligned to 16 bytes, and two numbers for each token.
-template <class T>
-index_t output_loss_kept(context<device::gpu>&, const output_layer<T>& layer) {
-  return layer.tokens() * (detail::kept_logit_step<T>(layer.vocabulary()) +
-                           2 * static_cast<index_t>(sizeof(parameter_t<T>) / sizeof(T)));
+/// Elements that output_loss_forward keeps for output_loss_backward. On the CPU: exponentials of the logits
+/// (tokens rounded up to a multiple of 16), and one number for each token and block. On a device: the logits,
+/// rows aligned to 16 bytes, and two numbers for each token.
+template <class T, class Device>
+index_t output_loss_kept(context<Device>&, const output_layer<T>& layer) {
+  if constexpr (!is_cpu<Device>) {
+    return loss_ops<Device>::output_loss_kept(layer);
+  } else {
+    const detail::output_cut cut(layer.vocabulary(), layer.tokens());
+    return cut.width * (cut.vocabulary + cut.blocks());
+  }
 }
 
 /// The loss of the layer's logits (formula: reference::token_loss of reference::output_logits) against one
-/// target for each token (in 0 .. V - 1, or the padding), summed over the targets that count, not divided.
-/// `kept`: output_loss_kept() elements, aligned to 64 bytes, or nullptr if there is no backward pass; then
-/// memory for one block of logits for each thread is used. Sums over a block of the vocabulary are in T,
-/// others in double. Finite logits of any size are safe; a NaN or +infinity gives a NaN. Throws shape_error
-/// if the sizes differ, value_error for a target out of range (with its position) or a bad epsilon.
+/// target for each token (in 0 .. V - 1, or the padding). results[0] = the sum over the targets that count,
+/// not divided; results[1] = their number. `kept`: output_loss_kept() elements, aligned to 64 bytes, or
+/// nullptr if there is no backward pass; then scratch for one block of logits for each thread is used, on a
+/// device for up to 2^26 logits. All operands, and results, are in memory of the context's device. On the
+/// CPU, sums over a block of the vocabulary are in T, others in double. Finite logits of any size are safe; a
+/// NaN or +infinity gives a NaN. Throws shape_error if the sizes differ, value_error for a bad epsilon and on
+/// the CPU for a target out of range (with its position). On a device such a target makes the loss NaN.
+template <class T, class Device>
+void output_loss_forward(context<Device>& ctx, const output_layer<T>& layer,
+                         std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
+                         double* results) {
+  detail::check_output("output_loss", layer);
+  detail::check_loss_options("output_loss", targets, {layer.tokens(), layer.vocabulary()}, options, 1.0);
+  check_tokens(ctx, "output_loss", targets, layer.vocabulary(), options.padding);
+  if constexpr (!is_cpu<Device>) {
+    loss_ops<Device>::output_loss_forward(ctx, layer, targets, options, kept, results);
+  } else {
+    results[0] = layer.tokens() == 0 ? 0.0 : detail::sum_output_losses<T>(ctx, layer, targets, options, kept);
+    results[1] = static_cast<double>(counted_tokens(targets, options.padding));
+  }
+}
+PUFFERFISH_SEPARATE_OPERATION(dense, output_loss_forward);
+/// The same on the CPU, which returns its results.
 template <class T>
 token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
                                       std::span<const std::int32_t> targets,
                                       const token_loss_options& options, T* kept) {
-  const extents<2> logits{layer.tokens(), layer.vocabulary()};
-  detail::check_output("output_loss", layer);
-  detail::check_token_loss("output_loss", targets, logits, options, 1.0);
-  token_loss_result result{0.0, counted_tokens(targets, options.padding)};
-  if (logits[0] == 0) return result;
-  const detail::output_cut cut(logits[1], logits[0]);
-  const isa form = widest_isa();
-  scratch_frame frame(ctx.scratch());
-  const detail::output_product<T> product(ctx, frame, layer, cut);
-  T* const largest =
-      kept == nullptr ? frame.take<T>(cut.blocks() * cut.width) : kept + cut.width * cut.vocabulary;
-  T* const sums = frame.take<T>(2 * cut.blocks() * cut.width);
-  T* const shifted = sums + cut.blocks() * cut.width;
-  T* const own = frame.take<T>(cut.width);
-  T* const block_memory = kept == nullptr ? frame.take<T>(cut.block * cut.width * ctx.threads()) : nullptr;
-  ctx.parallel_for(cut.blocks(), [&](index_t block, int worker) {
-    const index_t first = block * cut.block, rows = cut.rows(block);
-    T* const z = kept != nullptr ? kept + first * cut.width : block_memory + worker * cut.block * cut.width;
-    product.block(block, z);
-    T* const most = largest + block * cut.width;
-    PUFFERFISH_KERNEL(form, detail::output_blocks, logit_block<T>)
-    (z, rows, cut.width, cut.width, layer.scale, layer.bias == nullptr ? nullptr : layer.bias + first, most);
-    for (index_t n = 0; n < logits[0]; ++n) {
-      const index_t row = targets[static_cast<std::size_t>(n)] - first;
-      if (row >= 0 && row < rows) own[n] = z[row * cut.width + n];
-    }
-    PUFFERFISH_KERNEL(form, detail::output_blocks, power_block<T>)
-    (z, rows, cut.width, cut.width, most, sums + block * cut.width, shifted + block * cut.width);
-  });
-  // Merges the blocks' sums. `largest` becomes the factor from a block's exponentials to probabilities.
-  const detail::smoothed_target target(options.smoothing, logits[1]);
-  double* const losses = frame.take<double>(logits[0]);
-  for_row_chunks(ctx, logits[0], 64 * cut.blocks(), [&](index_t begin, index_t end) {
-    for (index_t n = begin; n < end; ++n) {
-      double top = -std::numeric_limits<double>::infinity(), sum = 0.0, all = 0.0;
-      for (index_t b = 0; b < cut.blocks(); ++b)
-        top = std::max(top, static_cast<double>(largest[b * cut.width + n]));
-      for (index_t b = 0; b < cut.blocks(); ++b) {
-        T& at = largest[b * cut.width + n];
-        const double below = static_cast<double>(at) - top, factor = std::exp(below);
-        sum += factor * static_cast<double>(sums[b * cut.width + n]);
-        all += static_cast<double>(shifted[b * cut.width + n]) + static_cast<double>(cut.rows(b)) * below;
-        at = static_cast<T>(factor);
-      }
-      for (index_t b = 0; b < cut.blocks(); ++b) largest[b * cut.width + n] *= static_cast<T>(1.0 / sum);
-      const bool counts =
-          options.padding == no_token || targets[static_cast<std::size_t>(n)] != options.padding;
-      const double shift = static_cast<double>(own[n]) - top;
-      // Avoids 0 * infinity.
-      const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (all - shift);
-      losses[n] = counts ? std::log(sum) - target.right * shift - rest : 0.0;
-    }
-  });
-  for (index_t n = 0; n < logits[0]; ++n) result.loss_sum += losses[n];
-  return result;
+  double results[2];
+  output_loss_forward<T>(ctx, layer, targets, options, kept, results);
+  return {results[0], static_cast<index_t>(results[1])};
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, output_loss_forward);
-/// The same, with results[0] = the sum of the losses, results[1] = the number of targets that count.
-template <class T>
-void output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
-                         std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
-                         double* results) {
-  const token_loss_result found = output_loss_forward<T>(ctx, layer, targets, options, kept);
-  results[0] = found.loss_sum;
-  results[1] = static_cast<double>(found.tokens);
-}
-/// GPU overload: <pufferfish/gpu.hpp>. `results` is in device memory; a target out of range makes it NaN.
-template <class T>
-void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,
-                         std::span<const std::int32_t> targets, const token_loss_options& options, T* kept,
-                         double* results);
 
 /// The gradients of the loss, divided by `normalizer` (formulas: reference::token_loss, then
 /// reference::output_backward): dx overwritten, dweight and dbias overwritten or added to. `kept`, as written
 /// by the forward pass, is overwritten: one backward pass for each forward pass. Layer, targets and options
-/// as there; gradients overlap nothing. Every sum has one order, whatever the number of threads. Scratch: up
-/// to 7 matrices of the size of dx, and packed blocks. Throws as output_loss_forward, and value_error for a
-/// normalizer that is not positive.
-template <class T>
-void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& layer,
+/// as there; gradients overlap nothing. On the CPU every sum has one order, whatever the number of threads;
+/// scratch: up to 7 matrices of the size of dx, and packed blocks. On a device the gradients are multiplied
+/// by the context's loss_scale() if one is set. Throws as output_loss_forward, and value_error for a
+/// normalizer that is not positive (on a device only if it is given by value).
+template <class T, class Device>
+void output_loss_backward(context<Device>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,
-                          double normalizer, T* kept, const output_gradient<T>& to) {
-  const extents<2> logits{layer.tokens(), layer.vocabulary()};
+                          const gradient_divisor& normalizer, T* kept, const output_gradient<T>& to) {
+  const double divisor = is_cpu<Device> ? normalizer.read() : normalizer.value;
   detail::check_output("output_loss", layer);
-  detail::check_token_loss("output_loss", targets, logits, options, normalizer);
+  detail::check_loss_options("output_loss", targets, {layer.tokens(), layer.vocabulary()}, options, divisor);
+  check_tokens(ctx, "output_loss", targets, layer.vocabulary(), options.padding);
   detail::check_output_gradient(layer, to);
-  if (logits[0] == 0) return detail::clear_gradient(to);
-  scratch_frame frame(ctx.scratch());
-  detail::output_backward<T>(ctx, frame, layer, targets, options, normalizer, kept, to).run(ctx);
+  if constexpr (!is_cpu<Device>) {
+    loss_ops<Device>::output_loss_backward(ctx, layer, targets, options, normalizer, kept, to);
+  } else {
+    if (layer.tokens() == 0) return detail::clear_gradient(to);
+    scratch_frame frame(ctx.scratch());
+    detail::output_backward<T>(ctx, frame, layer, targets, options, divisor, kept, to).run(ctx);
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, output_loss_backward);
-/// The same, with a pointer to the normalizer, which is read when the pass runs.
-template <class T>
-void output_loss_backward(context<device::cpu>& ctx, const output_layer<T>& layer,
-                          std::span<const std::int32_t> targets, const token_loss_options& options,
-                          const double* normalizer, T* kept, const output_gradient<T>& to) {
-  output_loss_backward<T>(ctx, layer, targets, options, *normalizer, kept, to);
-}
-/// GPU overloads: <pufferfish/gpu.hpp>; the normalizer by value, or read from device memory, where its value
-/// is not checked. The gradients are multiplied by the context's loss_scale() if one is set.
-template <class T>
-void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
-                          std::span<const std::int32_t> targets, const token_loss_options& options,
-                          double normalizer, T* kept, const output_gradient<T>& to);
-template <class T>
-void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
-                          std::span<const std::int32_t> targets, const token_loss_options& options,
-                          const double* normalizer, T* kept, const output_gradient<T>& to);
+PUFFERFISH_SEPARATE_OPERATION(dense, output_loss_backward);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

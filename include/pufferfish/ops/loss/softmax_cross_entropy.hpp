@@ -18,8 +18,8 @@
 #include <string>
 
 #include <pufferfish/core/number_text.hpp>
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/linalg/isa.hpp>
+#include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -91,9 +91,8 @@ inline void check_label_count(std::span<const std::int32_t> labels, const extent
   }
 }
 
-/// check_label_count, and value_error, with its position, for the first label outside 0 .. K - 1.
+/// Throws value_error, with its position, for the first label outside 0 .. K - 1.
 inline void check_labels(std::span<const std::int32_t> labels, const extents<2>& logits) {
-  check_label_count(labels, logits);
   for (std::size_t m = 0; m < labels.size(); ++m) {
     if (labels[m] < 0 || labels[m] >= logits[1]) {
       PUFFERFISH_THROW(value_error("softmax_cross_entropy: label " + std::to_string(labels[m]) +
@@ -190,10 +189,6 @@ struct softmax_rows {
   }
 };
 
-}  // namespace detail
-
-namespace detail {
-
 /// Checks everything but the labels; throws as softmax_cross_entropy.
 template <class T>
 void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& smoothing, double normalizer,
@@ -212,50 +207,65 @@ void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& sm
 }  // namespace detail
 
 /// Cross entropy between softmax(logits) and the smoothed labels, summed over the rows, and its gradient:
-/// dlogits = (softmax - target) / normalizer, overwritten. With normalizer = batch size, this is the gradient
-/// of the mean; the loss itself is not divided. logits: M x K dense; labels: M values in 0 .. K - 1; dlogits:
-/// M x K dense (it may be logits), or a null view if not wanted. Exponentials are in T, summed in T over
-/// short runs, then in double; losses are summed in double, in row order. Finite logits of any size are safe;
-/// a NaN or +infinity among them makes the loss NaN. A row with a NaN does not count as correct. Throws
-/// shape_error if the sizes differ or a matrix is not dense; value_error, before anything is written, for a
-/// label out of range (with its position), an epsilon outside [0, 1) or a normalizer that is not positive.
+/// results[0] = the sum of the losses, results[1] = the number of rows whose largest logit (the first of
+/// equal ones) is the label's, dlogits = (softmax - target) / normalizer, overwritten. With normalizer =
+/// batch size, this is the gradient of the mean; the loss itself is not divided. logits: M x K dense; labels:
+/// M values in 0 .. K - 1; dlogits: M x K dense (it may be logits), or a null view if not wanted; all, and
+/// results, in memory of the context's device. Losses are summed in double in an order that depends on M
+/// alone. Finite logits of any size are safe; a NaN or +infinity among them makes the loss NaN. A row with a
+/// NaN does not count as correct. Throws shape_error if the sizes differ or a matrix is not dense;
+/// value_error, before anything is written, for an epsilon outside [0, 1) or a normalizer that is not
+/// positive.
+///
+/// On the CPU, exponentials are in T, summed in T over short runs, then in double; losses are summed in row
+/// order. A label out of range throws value_error with its position, before anything is written. On a device
+/// such a label makes the loss and the row's gradient NaN, and the gradient is multiplied by the context's
+/// loss_scale() if one is set.
+template <class T, class Device>
+void softmax_cross_entropy(context<Device>& ctx, const tensor_view<const T, 2>& logits,
+                           std::span<const std::int32_t> labels, const label_smoothing& smoothing,
+                           double normalizer, const tensor_view<T, 2>& dlogits, double* results) {
+  detail::check_label_count(labels, logits.shape());
+  detail::check_loss<T>(logits, smoothing, normalizer, dlogits);
+  if constexpr (!is_cpu<Device>) {
+    loss_ops<Device>::softmax_cross_entropy(ctx, logits, labels, smoothing, normalizer, dlogits, results);
+  } else {
+    detail::check_labels(labels, logits.shape());
+    const index_t rows = logits.extent(0), classes = logits.extent(1);
+    const detail::softmax_rows<T> row{classes, {smoothing, classes}, static_cast<T>(1.0 / normalizer)};
+    const T* from = logits.flat().data();
+    T* to = dlogits.is_null() ? nullptr : dlogits.flat().data();
+    scratch_frame frame(ctx.scratch());
+    double* losses = frame.take<double>(rows);
+    unsigned char* hits = frame.take<unsigned char>(rows);
+    for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
+      for (index_t m = begin; m < end; ++m) {
+        const detail::row_result result = row(from + m * classes, labels[static_cast<std::size_t>(m)],
+                                              to == nullptr ? nullptr : to + m * classes);
+        losses[m] = result.loss;
+        hits[m] = result.correct ? 1 : 0;
+      }
+    });
+    double loss = 0.0;
+    index_t correct = 0;
+    for (index_t m = 0; m < rows; ++m) {
+      loss += losses[m];
+      correct += hits[m];
+    }
+    results[0] = loss;
+    results[1] = static_cast<double>(correct);
+  }
+}
+PUFFERFISH_SEPARATE_OPERATION(dense, softmax_cross_entropy);
+/// The same on the CPU, which returns its results.
 template <class T>
 loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                   std::span<const std::int32_t> labels, const label_smoothing& smoothing,
                                   double normalizer, const tensor_view<T, 2>& dlogits) {
-  const index_t rows = logits.extent(0), classes = logits.extent(1);
-  detail::check_labels(labels, logits.shape());
-  detail::check_loss<T>(logits, smoothing, normalizer, dlogits);
-  const detail::softmax_rows<T> row{classes, {smoothing, classes}, static_cast<T>(1.0 / normalizer)};
-  const T* from = logits.flat().data();
-  T* to = dlogits.is_null() ? nullptr : dlogits.flat().data();
-  scratch_frame frame(ctx.scratch());
-  double* losses = frame.take<double>(rows);
-  unsigned char* hits = frame.take<unsigned char>(rows);
-  for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
-    for (index_t m = begin; m < end; ++m) {
-      const detail::row_result result = row(from + m * classes, labels[static_cast<std::size_t>(m)],
-                                            to == nullptr ? nullptr : to + m * classes);
-      losses[m] = result.loss;
-      hits[m] = result.correct ? 1 : 0;
-    }
-  });
-  loss_result result{0.0, 0, rows};
-  for (index_t m = 0; m < rows; ++m) {
-    result.loss_sum += losses[m];
-    result.correct += hits[m];
-  }
-  return result;
+  double results[2];
+  softmax_cross_entropy<T>(ctx, logits, labels, smoothing, normalizer, dlogits, results);
+  return {results[0], static_cast<index_t>(results[1]), logits.extent(0)};
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, softmax_cross_entropy);
-/// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device memory:
-/// results[0] becomes the sum of the losses, results[1] the number of correct rows. It cannot throw for a
-/// label out of range; such a label makes the loss and the row's gradient NaN. The gradient is multiplied by
-/// the context's loss_scale() if one is set. Other errors as on the CPU.
-template <class T>
-void softmax_cross_entropy(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
-                           std::span<const std::int32_t> labels, const label_smoothing& smoothing,
-                           double normalizer, const tensor_view<T, 2>& dlogits, double* results);
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <span>
 
-#include <pufferfish/core/separate.hpp>
 #include <pufferfish/ops/embedding/embedding.hpp>
 #include <pufferfish/ops/loss/softmax_cross_entropy.hpp>
 
@@ -63,6 +62,18 @@ inline index_t counted_tokens(std::span<const std::int32_t> targets, std::int32_
   for (std::int32_t target : targets) count += padding == no_token || target != padding ? 1 : 0;
   return count;
 }
+
+/// Divisor of a gradient: a number, or the address of one in memory of the context's device. An address is
+/// read when the operation runs there, so a captured step reads it at every replay.
+struct gradient_divisor {
+  double value = 1.0;
+  const double* place = nullptr;  ///< nullptr: `value`
+
+  gradient_divisor(double number) : value(number) {}
+  gradient_divisor(const double* address) : place(address) {}
+  /// The number. Reads the address: on the CPU only.
+  double read() const { return place == nullptr ? value : *place; }
+};
 
 /// Divisor of the gradient of a batch with `tokens` tokens that count: `tokens` for loss_reduction::mean, 1
 /// for loss_reduction::sum and for a batch without tokens. Never 0. With several ranks, `tokens` is usually
@@ -115,66 +126,69 @@ inline void check_loss_options(const char* what, std::span<const std::int32_t> t
   }
 }
 
-/// check_loss_options, and value_error for a target that is neither in the vocabulary nor the padding.
-inline void check_token_loss(const char* what, std::span<const std::int32_t> targets,
-                             const extents<2>& logits, const token_loss_options& options, double normalizer) {
-  check_loss_options(what, targets, logits, options, normalizer);
-  check_tokens(what, targets, logits[1], options.padding);
-}
-
 }  // namespace detail
 
-/// Formula: reference::token_loss. logits: tokens x vocabulary, dense; targets: one for each row, in 0 ..
-/// vocabulary - 1 or the padding; dlogits: shape of logits, dense, overwritten (it may be logits), or a null
-/// view if not wanted. The returned loss is not divided by the normalizer. It is summed in double, in row
-/// order. Each row is read from memory once. Numerical range as softmax_cross_entropy. Throws shape_error if
-/// the sizes differ or a matrix is not dense; value_error, before anything is written, for a target out of
-/// range (with its position), an epsilon outside [0, 1) or a normalizer that is not positive.
-template <class T>
-token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
-                             std::span<const std::int32_t> targets, const token_loss_options& options,
-                             double normalizer, const tensor_view<T, 2>& dlogits) {
-  const index_t rows = logits.extent(0), classes = logits.extent(1);
-  detail::check_token_loss("token_loss", targets, logits.shape(), options, normalizer);
+/// Formula: reference::token_loss. results[0] = the sum of the losses, not divided by the normalizer;
+/// results[1] = the number of targets that count. logits: tokens x vocabulary, dense; targets: one for each
+/// row, in 0 .. vocabulary - 1 or the padding; dlogits: shape of logits, dense, overwritten (it may be
+/// logits), or a null view if not wanted; all, and results, in memory of the context's device. Losses are
+/// summed in double, in an order that depends on the number of tokens alone. Each row is read from memory
+/// once. Numerical range as softmax_cross_entropy. Throws shape_error if the sizes differ or a matrix is not
+/// dense; value_error, before anything is written, for an epsilon outside [0, 1) or a normalizer that is not
+/// positive.
+///
+/// On the CPU a target out of range throws value_error with its position, before anything is written. On a
+/// device, where rows may be any distance apart, such a target makes the loss and the row's gradient NaN, a
+/// normalizer given by its address is not checked, and the gradient is multiplied by the context's
+/// loss_scale() if one is set.
+template <class T, class Device>
+void token_loss(context<Device>& ctx, const tensor_view<const T, 2>& logits,
+                std::span<const std::int32_t> targets, const token_loss_options& options,
+                const gradient_divisor& normalizer, const tensor_view<T, 2>& dlogits, double* results) {
+  const double divisor = is_cpu<Device> ? normalizer.read() : normalizer.value;
+  detail::check_loss_options("token_loss", targets, logits.shape(), options, divisor);
+  check_tokens(ctx, "token_loss", targets, logits.extent(1), options.padding);
   if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
     pufferfish::detail::throw_error<shape_error>(
         {"token_loss: logits ", logits.shape(), ", gradient ", dlogits.shape()});
   }
-  const detail::softmax_rows<T> row{classes, {options.smoothing, classes}, static_cast<T>(1.0 / normalizer)};
-  const T* const from = logits.flat().data();
-  T* const to = dlogits.is_null() ? nullptr : dlogits.flat().data();
-  scratch_frame frame(ctx.scratch());
-  double* const losses = frame.take<double>(rows);
-  for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
-    for (index_t m = begin; m < end; ++m) {
-      const std::int32_t target = targets[static_cast<std::size_t>(m)];
-      T* const gradient = to == nullptr ? nullptr : to + m * classes;
-      if (options.padding != no_token && target == options.padding) {
-        losses[m] = 0.0;
-        if (gradient != nullptr) std::fill_n(gradient, classes, T{});
-      } else {
-        losses[m] = row(from + m * classes, target, gradient).loss;
+  if constexpr (!is_cpu<Device>) {
+    loss_ops<Device>::token_loss(ctx, logits, targets, options, normalizer, dlogits, results);
+  } else {
+    const index_t rows = logits.extent(0), classes = logits.extent(1);
+    const detail::softmax_rows<T> row{classes, {options.smoothing, classes}, static_cast<T>(1.0 / divisor)};
+    const T* const from = logits.flat().data();
+    T* const to = dlogits.is_null() ? nullptr : dlogits.flat().data();
+    scratch_frame frame(ctx.scratch());
+    double* const losses = frame.take<double>(rows);
+    for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
+      for (index_t m = begin; m < end; ++m) {
+        const std::int32_t target = targets[static_cast<std::size_t>(m)];
+        T* const gradient = to == nullptr ? nullptr : to + m * classes;
+        if (options.padding != no_token && target == options.padding) {
+          losses[m] = 0.0;
+          if (gradient != nullptr) std::fill_n(gradient, classes, T{});
+        } else {
+          losses[m] = row(from + m * classes, target, gradient).loss;
+        }
       }
-    }
-  });
-  token_loss_result result{0.0, counted_tokens(targets, options.padding)};
-  for (index_t m = 0; m < rows; ++m) result.loss_sum += losses[m];
-  return result;
+    });
+    double loss = 0.0;
+    for (index_t m = 0; m < rows; ++m) loss += losses[m];
+    results[0] = loss;
+    results[1] = static_cast<double>(counted_tokens(targets, options.padding));
+  }
 }
-PUFFERFISH_SEPARATE_FUNCTION(dense, token_loss);
-/// GPU overload: <pufferfish/gpu.hpp>. It does not wait for its results, which are in device memory:
-/// results[0] becomes the sum of the losses, results[1] the number of targets that count. It cannot throw for
-/// a target out of range; such a target makes the loss and the row's gradient NaN. The gradient is multiplied
-/// by the context's loss_scale() if one is set. Other errors as on the CPU.
+PUFFERFISH_SEPARATE_OPERATION(dense, token_loss);
+/// The same on the CPU, which returns its results.
 template <class T>
-void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
-                std::span<const std::int32_t> targets, const token_loss_options& options, double normalizer,
-                const tensor_view<T, 2>& dlogits, double* results);
-/// The same with a normalizer in device memory, which a captured step reads at every replay.
-template <class T>
-void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
-                std::span<const std::int32_t> targets, const token_loss_options& options,
-                const double* normalizer, const tensor_view<T, 2>& dlogits, double* results);
+token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
+                             std::span<const std::int32_t> targets, const token_loss_options& options,
+                             double normalizer, const tensor_view<T, 2>& dlogits) {
+  double results[2];
+  token_loss<T>(ctx, logits, targets, options, normalizer, dlogits, results);
+  return {results[0], static_cast<index_t>(results[1])};
+}
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END
