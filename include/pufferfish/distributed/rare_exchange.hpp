@@ -199,7 +199,7 @@ class rare_exchange {
   std::uint64_t outer_steps() const { return outer_steps_; }
   void set_outer_steps(std::uint64_t steps) {
     outer_steps_ = steps;
-    reducer_.set_steps(steps);
+    reducer_.counts().set_steps(steps);
     agreed_ = false;
   }
   /// Sets the epoch and its learning rate (exchange_place::epoch_rate) for compressors. D is multiplied by
@@ -395,7 +395,7 @@ class rare_exchange {
   // Replaces D_w by D, on the exchange's thread or the caller's.
   void reduce(context<device::cpu>& ctx, const job& what) {
     const std::size_t f = what.fragment;
-    reducer_.set_steps(what.number);
+    reducer_.counts().set_steps(what.number);
     reducer_.set_epoch(what.epoch, what.learning_rate);
     reducer_.set_rate(options_.outer_rate);
     if (reducer_.has_compressor() && fragments_.size() == 1) {
@@ -443,7 +443,7 @@ class rare_exchange {
       report_.payload_bytes += static_cast<std::uint64_t>(all_of(f).size() * element);
     }
     if (!flights_.empty()) return;  // the thread may write what follows
-    report_.payload_bytes += std::exchange(reducer_.report().payload_bytes, std::uint64_t{0});
+    report_.payload_bytes += std::exchange(reducer_.counts().report().payload_bytes, std::uint64_t{0});
     report_.busy_ms += std::exchange(busy_ms_, 0.0);
   }
 

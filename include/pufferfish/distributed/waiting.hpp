@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: waiting for messages while other threads compute.
+/// Internal: times, and waiting for messages while other threads compute.
 
 #include <chrono>
 #include <cstdint>
@@ -13,6 +13,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
+
+/// Wall-clock time since `start` in ms.
+inline double milliseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
 
 /// Processor time of the calling thread in ms; 0 where the system has no such clock.
 inline double thread_processor_ms() {

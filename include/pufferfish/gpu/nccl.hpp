@@ -45,9 +45,7 @@ constexpr ncclDataType_t nccl_type() {
 }  // namespace detail
 
 /// A communicator that executes collectives on host memory by `Host` (any communicator: mpi::communicator),
-/// and collectives on device memory by NCCL. It is a `communicator` itself, so it can stand in for one. A
-/// gradient_exchange on device::gpu with this communicator (gpu/comm/nccl_exchange.hpp, included below) sends
-/// buckets from the gradient arena.
+/// and collectives on device memory by NCCL. It is a `communicator` itself, so it can stand in for one.
 ///
 ///     mpi::communicator hosts(MPI_COMM_WORLD);
 ///     gpu_context ctx({.device = local_rank});
@@ -63,6 +61,23 @@ constexpr ncclDataType_t nccl_type() {
 /// A thread notices failures (see detail::nccl_handle). It aborts NCCL's communicator, so that kernels that
 /// wait on the device return. From then on every call throws, as do context::synchronize and step_graph::run
 /// of contexts that report_to was called for.
+///
+/// A gradient_exchange on device::gpu with this communicator sends buckets from the gradient arena, on a
+/// stream of its own, while the backward pass goes on. Differences to the exchange through the host:
+/// - The means are in the arena for work that is put into the context's stream after finish, or by `arrived`.
+///   The host waits only to check a nonfinite_policy or, with a timeout, the other ranks. The times in
+///   report() are zero.
+/// - Any step can be captured. skip() is written only if exchange_options::nonfinite is not `ignore`; else the
+///   flag stays 0.
+/// - NCCL adds: the constructor throws value_error for an algorithm of this library, and there is no thread.
+///   Compressors work on the host: it throws value_error for one; make such an exchange with host().
+/// - begin also throws failures of NCCL since the last call, and those of require_deterministic.
+/// - The context's device is current in all calls. The exchange must outlive graphs that have captured its
+///   calls; its destructor waits for the device if a step is unfinished or was captured.
+///
+///     exchange.begin(ctx);
+///     ... forward, loss, backward ...
+///     exchange.finish(ctx, [&](const gradient_bucket& b) { optimizer.step_range(ctx, b.offset, b.size); });
 ///
 /// The object cannot be moved. Destroy it while MPI still runs, before the context, and after the graphs that
 /// have captured its calls (step_graph::drop): NCCL waits for the end of these graphs. One thread at a time
@@ -297,4 +312,4 @@ class nccl {
 }  // namespace gpu
 PUFFERFISH_NAMESPACE_END
 
-#include <pufferfish/gpu/comm/nccl_exchange.hpp>
+#include <pufferfish/gpu/comm/nccl_driver.hpp>

@@ -17,21 +17,15 @@ namespace detail {
 template <class T>
 class bucket_counter {
  public:
-  /// The store must outlive the object, and keep its layout while the object is used.
-  bucket_counter(const parameter_store<T>& store, const bucket_limits& limits)
-      : store_(&store),
-        buckets_(cut_buckets(store, limits)),
-        missing_(buckets_.size()),
-        ready_(store.parameters().size()) {
+  /// `buckets`: those of cut_buckets. Store and buckets must outlive the object, and the store must keep its
+  /// layout while the object is used.
+  bucket_counter(const parameter_store<T>& store, const std::vector<gradient_bucket>& buckets)
+      : store_(&store), buckets_(&buckets), missing_(buckets.size()), ready_(store.parameters().size()) {
     bucket_of_.reserve(store.parameters().size());
-    for (std::size_t b = 0; b < buckets_.size(); ++b) {
-      bucket_of_.insert(bucket_of_.end(), static_cast<std::size_t>(buckets_[b].count), b);
+    for (std::size_t b = 0; b < buckets.size(); ++b) {
+      bucket_of_.insert(bucket_of_.end(), static_cast<std::size_t>(buckets[b].count), b);
     }
   }
-
-  const std::vector<gradient_bucket>& buckets() const { return buckets_; }
-  std::size_t size() const { return buckets_.size(); }
-  const gradient_bucket& operator[](std::size_t bucket) const { return buckets_[bucket]; }
 
   /// Starts a step, in which no gradient is complete yet. Forgets the writes of a step that was abandoned. If
   /// a step has several passes, some may have been done already; throws state_error, naming the parameter,
@@ -40,7 +34,7 @@ class bucket_counter {
     for (const auto& entry : store_->parameters()) {
       store_->passes() == 1 ? entry.thing->restart() : require_whole_passes(entry);
     }
-    for (std::size_t b = 0; b < buckets_.size(); ++b) missing_[b] = buckets_[b].count;
+    for (std::size_t b = 0; b < missing_.size(); ++b) missing_[b] = (*buckets_)[b].count;
     ready_.assign(ready_.size(), false);
     complete_ = 0;
   }
@@ -59,7 +53,7 @@ class bucket_counter {
     }
     ready_[number] = true;
     --missing_[bucket_of_[number]];
-    while (complete_ < buckets_.size() && missing_[complete_] <= 0) ++complete_;
+    while (complete_ < missing_.size() && missing_[complete_] <= 0) ++complete_;
     return complete_;
   }
 
@@ -79,7 +73,7 @@ class bucket_counter {
   }
 
   const parameter_store<T>* store_;
-  std::vector<gradient_bucket> buckets_;
+  const std::vector<gradient_bucket>* buckets_;
   std::vector<std::size_t> bucket_of_;  // of each parameter
   std::vector<int> missing_;            // gradients of each bucket that are not ready
   std::vector<bool> ready_;             // of each parameter

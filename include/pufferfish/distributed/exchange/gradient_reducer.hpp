@@ -6,7 +6,6 @@
 /// are not finite. gradient_exchange decides when it is done.
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -17,14 +16,20 @@
 
 #include <pufferfish/distributed/collectives/sparse_all_reduce.hpp>
 #include <pufferfish/distributed/compressor.hpp>
+#include <pufferfish/distributed/exchange/exchange_failure.hpp>
 #include <pufferfish/distributed/exchange_options.hpp>
 #include <pufferfish/distributed/waiting.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-inline double milliseconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+/// Options that must be equal on all ranks, whatever makes the sums.
+template <class T>
+std::string option_lines(const exchange_options& options,
+                         const std::optional<any_compressor<T>>& compressor) {
+  return std::string("algorithm ") + to_string(options.algorithm) + "\nwire " + to_string(options.wire) +
+         "\nnon-finite gradients " + to_string(options.nonfinite) + "\ncompressor " +
+         (compressor ? compressor->describe() : std::string("none")) + "\n";
 }
 
 /// Used by one thread at a time; the thread may change.
@@ -73,23 +78,14 @@ class gradient_reducer {
   /// Whether another thread may do the work, and whether one does so in every step.
   bool may_have_thread() const { return comm_->size() == 1 || usable_from_threads(); }
   bool with_thread() const { return options_.progress == exchange_progress::thread; }
-  exchange_report& report() { return report_; }
-  const exchange_report& report() const { return report_; }
-  /// Adds the exchange thread's time since `start` to the report. To be called by this thread.
-  void count_thread_time(std::chrono::steady_clock::time_point start) {
-    report_.busy_ms += milliseconds_since(start);
-    const double now = thread_processor_ms();
-    report_.processor_ms += now - processor_ms_;
-    processor_ms_ = now;
-  }
+  exchange_counts& counts() { return counts_; }
+  const exchange_counts& counts() const { return counts_; }
   T divisor() const { return T(1) / static_cast<T>(comm_->size()); }
 
   std::vector<compressor_state<T>> states() {
     if (!compressor_) return {};
     return compressor_->states();
   }
-  std::uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
-  void set_steps(std::uint64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
   void set_epoch(index_t epoch, double learning_rate) {
     epoch_ = epoch;
     epoch_rate_ = learning_rate;
@@ -98,21 +94,17 @@ class gradient_reducer {
   /// Learning rate of the next steps; set_epoch sets it, too.
   double learning_rate() const { return learning_rate_; }
   void set_rate(double learning_rate) { learning_rate_ = learning_rate; }
-  const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
 
   index_t payload_bytes() const {
     if (is_local()) return 0;
     if (compressor_) return compressor_->payload_bytes();
-    const auto elements = store_elements();
-    return elements * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
+    return static_cast<index_t>(store_->values().size() * (is_narrow() ? sizeof(bfloat16) : sizeof(T)));
   }
 
   /// The options that must be equal on all ranks.
   std::string option_lines(const std::vector<gradient_bucket>& buckets) const {
-    return to_text(buckets) + order_lines(plan_) + "algorithm " + to_string(options_.algorithm) + "\nwire " +
-           to_string(options_.wire) + "\nnon-finite gradients " + to_string(options_.nonfinite) +
-           "\ncompressor " + (compressor_ ? compressor_->describe() : std::string("none")) +
-           "\nprogress by " + (with_thread() ? "a thread" : "calls") + "\nmemory " +
+    return to_text(buckets) + order_lines(plan_) + detail::option_lines(options_, compressor_) +
+           "progress by " + (with_thread() ? "a thread" : "calls") + "\nmemory " +
            to_string(options_.memory) + "\nlocal " + (is_local() ? "yes" : "no") + "\n";
   }
   /// For exchange_memory::device: throws backend_error on all ranks, naming the ranks whose MPI does not take
@@ -161,10 +153,8 @@ class gradient_reducer {
 
   void restart() {
     local_nonfinite_ = -1;
-    stopped_.store(false, std::memory_order_relaxed);
+    counts_.restart();
   }
-  /// Whether nonfinite_policy::stop has ended the step: on all ranks, after the same collectives.
-  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
 
   /// Remembers the first element that is not finite.
   void look_at(std::span<const T> gradients, index_t offset) {
@@ -181,27 +171,20 @@ class gradient_reducer {
     compress(one_thread_, values, bucket);
   }
 
-  /// Counts a step in which there is nothing to do.
-  void count() {
-    ++report_.steps;
-    set_steps(steps() + 1);
-  }
-
   /// Ends a step. True if it may be taken. Throws value_error, on all ranks, for nonfinite_policy::stop.
   bool close(context<device::cpu>& ctx, std::span<T> gradients) {
-    ++report_.steps;
+    ++counts_.report().steps;
     bool usable = true;
     if (compressor_) {
       usable = options_.compress_by_bucket ? usable_everywhere() && require_finite(gradients)
                                            : compress_all(ctx, gradients);
     } else if (comm_->size() > 1 && !is_local()) {
-      report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes());
-      if (is_narrow()) report_.copied_bytes += gradients.size_bytes();
+      counts_.add_message(payload_bytes(), is_narrow() ? gradients.size_bytes() : 0);
       usable = usable_everywhere() && usable_result(gradients);
     } else {
       usable = usable_everywhere();
     }
-    if (usable) set_steps(steps() + 1);
+    if (usable) counts_.count_step();
     return usable;
   }
 
@@ -256,12 +239,6 @@ class gradient_reducer {
     if (may_lose_ranks(*comm_)) refuse_option("sums that may time out go by way of the host's memory");
   }
 
-  index_t store_elements() const {
-    index_t elements = 0;
-    for (const auto& entry : store_->parameters()) elements += entry.thing->size();
-    return elements;
-  }
-
   // values = mean over the ranks, by the memory, wire and algorithm of the options. On a device: the sum.
   void average(std::span<T> values) {
     if (options_.memory == exchange_memory::device) {
@@ -294,21 +271,22 @@ class gradient_reducer {
   // Returns true. Throws value_error if a compressor's result is not finite, though all gradients are.
   bool require_finite(std::span<const T> result) {
     if (usable_result(result)) return true;
-    PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+    counts_.throw_nonfinite();
   }
 
   // All rounds of a step, for all gradients or those of a bucket.
   void compress(context<device::cpu>& ctx, std::span<T> gradients, std::size_t bucket = 0) {
-    const exchange_place place{comm_->rank(), comm_->size(), steps(), epoch_, learning_rate_, epoch_rate_};
+    const exchange_place place{comm_->rank(), comm_->size(),  counts_.steps(),
+                               epoch_,        learning_rate_, epoch_rate_};
     for (int round = 0; round < compressor_->rounds(); ++round) {
       const auto start = clock::now();
       const compressor_message<T> message = compressor_->encode(ctx, place, round, gradients, bucket);
-      report_.encode_ms += milliseconds_since(start);
-      if (place.ranks > 1) report_.payload_bytes += message.payload_bytes(place.rank);
+      counts_.report().encode_ms += milliseconds_since(start);
+      if (place.ranks > 1) counts_.report().payload_bytes += message.payload_bytes(place.rank);
       send(message);
       const auto decoding = clock::now();
       compressor_->decode(ctx, place, round, gradients, bucket);
-      report_.decode_ms += milliseconds_since(decoding);
+      counts_.report().decode_ms += milliseconds_since(decoding);
     }
   }
 
@@ -346,14 +324,9 @@ class gradient_reducer {
   // Notes the non-finite element; rank -1: of the result. Returns false, or throws for
   // nonfinite_policy::stop.
   bool refuse(index_t element, int rank) {
-    nonfinite_ = name_nonfinite(*store_, element, rank);
-    if (options_.nonfinite == nonfinite_policy::stop) {
-      // After a non-finite result a compressor's state is unusable: then the step counts as failed.
-      stopped_.store(!compressor_ || rank >= 0, std::memory_order_relaxed);
-      PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
-    }
-    ++report_.skipped;
-    return false;
+    // After a non-finite result a compressor's state is unusable: then the step counts as failed.
+    return counts_.refuse(name_nonfinite(*store_, element, rank), options_.nonfinite,
+                          !compressor_ || rank >= 0);
   }
 
   const parameter_store<T>* store_;
@@ -366,14 +339,10 @@ class gradient_reducer {
   std::vector<T> scratch_;
   std::vector<bfloat16> bf16_scratch_;
   std::vector<float16> fp16_scratch_;
-  std::atomic<std::uint64_t> steps_{0};
   index_t epoch_ = 0;
   double learning_rate_ = 0.0, epoch_rate_ = 0.0;
-  double processor_ms_ = 0.0;  // processor time of the exchange's thread at its last report
-  std::atomic<bool> stopped_{false};
   index_t local_nonfinite_ = -1;  // arena offset of this rank's first non-finite gradient; -1: none
-  std::optional<nonfinite_gradient> nonfinite_;
-  exchange_report report_;
+  exchange_counts counts_;
 };
 
 }  // namespace detail

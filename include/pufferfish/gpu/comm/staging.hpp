@@ -18,6 +18,21 @@
 #include <pufferfish/nn/unwritten_gradients.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
+namespace gpu::detail {
+
+/// Sets gradients that layers have stopped writing to zero, in the order of the context's stream. Throws
+/// backend_error.
+template <class T>
+void zero_unwritten(gpu_context& ctx, parameter_store<T>& store) {
+  pufferfish::detail::zero_before_exchange(store, true, [&](index_t offset, index_t size) {
+    check(cudaMemsetAsync(store.gradients().data() + offset, 0, static_cast<std::size_t>(size) * sizeof(T),
+                          ctx.stream()),
+          "cudaMemsetAsync of gradients");
+  });
+}
+
+}  // namespace gpu::detail
+
 namespace detail {
 
 /// Functions that put work into a stream may be called while the context's stream is captured: the stream of
@@ -51,14 +66,8 @@ class gradient_staging<T, device::gpu> {
   /// A CPU context for compressors. One thread at a time uses it.
   context<device::cpu>& host(context<device::gpu>&) { return host_context_; }
 
-  /// Sets gradients that layers have stopped writing to zero, in the order of the context's stream.
-  void zero_unwritten(context<device::gpu>& ctx) {
-    zero_before_exchange(*store_, true, [&](index_t offset, index_t size) {
-      gpu::check(cudaMemsetAsync(store_->gradients().data() + offset, 0,
-                                 static_cast<std::size_t>(size) * sizeof(T), ctx.stream()),
-                 "cudaMemsetAsync of gradients");
-    });
-  }
+  /// See gpu::detail::zero_unwritten.
+  void zero_unwritten(context<device::gpu>& ctx) { gpu::detail::zero_unwritten(ctx, *store_); }
 
   // The copy to the host is ordered after the backward pass's work, and so after the previous step's copy to
   // the device from the same host memory.

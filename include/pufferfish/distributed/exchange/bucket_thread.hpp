@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the thread that exchanges buckets while the backward pass computes, in direct steps and in
+/// replays of captured ones.
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/distributed/exchange/exchange_failure.hpp>
+#include <pufferfish/distributed/exchange/gradient_staging.hpp>
+#include <pufferfish/distributed/exchange/job_thread.hpp>
+#include <pufferfish/distributed/waiting.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// A step has a job for every bucket, and one that closes it. `Work`: bucket_work.
+template <class Work>
+class bucket_thread {
+ public:
+  /// `failure` keeps the failure of a replay, after which all later replays fail, too.
+  bucket_thread(Work& work, exchange_failure& failure) : work_(&work), failure_(&failure) {
+    for (std::uint32_t b = 0; b < work.buckets.size(); ++b) places_.push_back({this, b});
+  }
+
+  /// Starts the thread unless it runs. Throws backend_error.
+  void start() {
+    if (!jobs_.running()) jobs_.start(jobs_of_step(), [this](std::size_t job) { serve(job); });
+  }
+  /// Ends the thread after its current job.
+  void stop() { jobs_.stop(); }
+
+  /// Call that releases the jobs of bucket b, which has come. `replayed`: in a replay, not a direct step.
+  host_call notification(std::size_t b, bool replayed) {
+    return {replayed ? &bucket_thread::replayed_bucket_came : &bucket_thread::bucket_came, &places_[b]};
+  }
+  /// Call that waits for bucket b, in a replay all of whose jobs have been released. The last bucket is
+  /// waited for until the step is closed.
+  host_call wait(std::size_t b) { return {&bucket_thread::await_bucket, &places_[b]}; }
+
+  /// Ends a direct step, all buckets of which are fetched with their notifications. Calls take(b) for every
+  /// bucket, in order, once it is exchanged. Returns whether the step may be taken, or throws an exception of
+  /// its jobs, only when the thread no longer uses the gradients.
+  template <class Take>
+  bool finish(Take&& take) {
+    // After this, all of the step's jobs have been added. If a device has failed, this throws; its jobs would
+    // never be added.
+    work_->staging.await(places_.size() - 1);
+    const std::uint32_t all = jobs_.added();
+    for (const place& p : places_) {
+      jobs_.await(all - jobs_of_step() + p.bucket + 1);
+      if (failed_.load(std::memory_order_relaxed)) break;
+      take(p.bucket);
+    }
+    jobs_.await(all);
+    if (const std::exception_ptr thrown = take_exception()) std::rethrow_exception(thrown);
+    return usable_;
+  }
+
+ private:
+  // Argument of a host function in a stream.
+  struct place {
+    bucket_thread* thread;
+    std::uint32_t bucket;
+  };
+
+  std::uint32_t jobs_of_step() const { return static_cast<std::uint32_t>(places_.size() + 1); }
+  // Number of jobs of a step that may be done when the bucket has come. The last one allows the job that
+  // closes the step.
+  std::uint32_t jobs_up_to(std::uint32_t bucket) const {
+    return bucket + 1 < places_.size() ? bucket + 1 : jobs_of_step();
+  }
+
+  static void bucket_came(void* object) { came(*static_cast<place*>(object), false); }
+  static void replayed_bucket_came(void* object) { came(*static_cast<place*>(object), true); }
+  static void came(const place& p, bool replayed) {
+    p.thread->replayed_.store(replayed, std::memory_order_relaxed);
+    p.thread->jobs_.add(p.thread->jobs_up_to(p.bucket) - p.bucket);
+  }
+  static void await_bucket(void* object) {
+    const place& p = *static_cast<place*>(object);
+    bucket_thread& self = *p.thread;
+    const auto start = std::chrono::steady_clock::now();
+    self.jobs_.await(self.jobs_.added() - self.jobs_of_step() + self.jobs_up_to(p.bucket));
+    self.work_->reducer.counts().report().exposed_ms += milliseconds_since(start);
+  }
+
+  void serve(std::size_t job) {
+    const auto start = std::chrono::steady_clock::now();
+    const bool replayed = replayed_.load(std::memory_order_relaxed);
+    try {
+      if (job == 0) begin_step(replayed);
+      if (!failed_.load(std::memory_order_relaxed)) serve_unless_failed(job);
+    } catch (...) {
+      thrown_ = std::current_exception();
+      failed_.store(true, std::memory_order_relaxed);
+      work_->staging.set_usable(false);
+    }
+    if (job == places_.size() && replayed) leave_failure();
+    count_time(start);
+  }
+  void begin_step(bool replayed) {
+    work_->staging.enter_thread();
+    work_->staging.set_usable(true);
+    if (!replayed) return;
+    work_->reducer.restart();
+    failure_->require_none();
+  }
+  void serve_unless_failed(std::size_t job) {
+    if (job < places_.size()) {
+      work_->look_at(job);
+      if (work_->reducer.by_bucket()) work_->reducer.reduce(job, work_->gradients_of(job));
+    } else {
+      usable_ = work_->close();
+      work_->staging.set_usable(usable_);
+    }
+  }
+  void count_time(std::chrono::steady_clock::time_point start) {
+    exchange_report& report = work_->reducer.counts().report();
+    report.busy_ms += milliseconds_since(start);
+    const double now = thread_processor_ms();
+    report.processor_ms += now - std::exchange(processor_ms_, now);
+  }
+
+  // Returns the exception of the step's jobs, which are done, and clears it; nullptr: there was none.
+  std::exception_ptr take_exception() {
+    failed_.store(false, std::memory_order_relaxed);
+    return std::exchange(thrown_, nullptr);
+  }
+  // Passes the thread's exception to the context. Later replays are skipped and pass a failure again.
+  void leave_failure() {
+    const std::exception_ptr thrown = take_exception();
+    if (!thrown) return;
+    if (!work_->reducer.counts().stopped()) failure_->keep(thrown);
+    if constexpr (Work::on_device) work_->staging.leave_failure(thrown);
+  }
+
+  Work* work_;
+  exchange_failure* failure_;
+  std::vector<place> places_;  // of each bucket
+  // Results of the thread: whether the step may be taken, and the exception of a job. The caller may read
+  // failed_ while the thread works, and the others when all jobs of the step are done.
+  bool usable_ = true;
+  std::exception_ptr thrown_;
+  std::atomic<bool> failed_{false}, replayed_{false};
+  double processor_ms_ = 0.0;  // processor time of the thread at its last report
+  job_thread jobs_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

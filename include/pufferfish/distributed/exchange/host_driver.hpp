@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the driver of a gradient exchange by a communicator's functions for memory of the host.
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/distributed/exchange/bucket_thread.hpp>
+#include <pufferfish/distributed/exchange/gradient_reducer.hpp>
+#include <pufferfish/distributed/exchange/gradient_staging.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// The buckets of an exchange, and what is done to them. One thread at a time works on bucket b, after
+/// staging.await(b).
+template <class T, class Comm, class Device>
+struct bucket_work {
+  static constexpr bool on_device = gradient_staging<T, Device>::copies;
+
+  /// Collective: throws on all ranks if the options of one rank are invalid.
+  bucket_work(parameter_store<T>& store, Comm& comm, const exchange_options& options,
+              std::optional<any_compressor<T>> compressor)
+      : reducer(store, comm, options, std::move(compressor)),
+        buckets(cut_buckets(store, reducer.plan().buckets)),
+        staging(store, buckets.size(), options.memory, works()) {}
+
+  /// overlapped: buckets are exchanged during the backward pass. changes: finish changes gradients. works:
+  /// finish changes or checks gradients.
+  bool overlapped() const { return changes() && reducer.by_bucket(); }
+  bool changes() const {
+    return !buckets.empty() && !reducer.is_local() && (reducer.comm().size() > 1 || reducer.has_compressor());
+  }
+  bool works() const { return changes() || (!buckets.empty() && reducer.looks()); }
+
+  std::span<T> gradients_of(std::size_t b) {
+    return staging.gradients().subspan(static_cast<std::size_t>(buckets[b].offset),
+                                       static_cast<std::size_t>(buckets[b].size));
+  }
+  /// Checks a bucket's own gradients, before the sum.
+  void look_at(std::size_t b) { reducer.look_at(gradients_of(b), buckets[b].offset); }
+  /// Ends the step after all buckets. Returns and throws as gradient_reducer::close.
+  bool close() { return reducer.close(staging.host(*ctx), staging.gradients()); }
+
+  gradient_reducer<T, Comm> reducer;
+  const std::vector<gradient_bucket> buckets;
+  gradient_staging<T, Device> staging;
+  context<Device>* ctx = nullptr;  ///< of the last step that has begun
+};
+
+/// A driver: exchange_driver.hpp says what the members do. Buckets are exchanged by a bucket_thread or by
+/// calls: sums of ready buckets are started and polled if they can be, and all other work is done in finish.
+/// Captured steps always use the thread.
+template <class T, class Comm, class Device>
+class host_driver {
+ public:
+  static constexpr bool on_device = gradient_staging<T, Device>::copies;
+
+  host_driver(parameter_store<T>& store, Comm& comm, const exchange_options& options,
+              std::optional<any_compressor<T>> compressor, exchange_failure& failure)
+      : work_(store, comm, options, std::move(compressor)), thread_(work_, failure) {}
+  host_driver(const host_driver&) = delete;
+  host_driver& operator=(const host_driver&) = delete;
+  ~host_driver() {
+    staging_.drain();  // work in streams may notify the thread, or wait for it
+    thread_.stop();
+    if constexpr (on_device) {
+      if (gave_up(reducer_.comm())) staging_.keep_host_memory();
+    }
+  }
+
+  std::string option_lines() const { return reducer_.option_lines(buckets()); }
+  void start() {
+    if (!on_device && reducer_.memory() != exchange_memory::staged) {
+      PUFFERFISH_THROW(value_error("gradient_exchange: exchange_memory::device, but no gradients on one"));
+    }
+    reducer_.check_device_memory();
+    if (is_threaded()) all_or_none(reducer_.comm(), "gradient_exchange", [this] { thread_.start(); });
+  }
+
+  const std::vector<gradient_bucket>& buckets() const { return work_.buckets; }
+  const exchange_plan& plan() const { return reducer_.plan(); }
+  bool with_thread() const { return reducer_.with_thread(); }
+  index_t payload_bytes() const { return reducer_.payload_bytes(); }
+  exchange_counts& counts() { return reducer_.counts(); }
+  const exchange_counts& counts() const { return reducer_.counts(); }
+  bool arrives_early() const { return work_.overlapped() && !reducer_.looks(); }
+  bool can_be_captured() const {
+    return !work_.works() || (reducer_.memory() != exchange_memory::device && reducer_.may_have_thread());
+  }
+  // Gradients of a device are copied to the host early in any case.
+  bool listens() const { return work_.overlapped() || (on_device && work_.works()); }
+  const int* skip() const requires(on_device) { return staging_.skip(); }
+
+  std::vector<compressor_state<T>> states() { return reducer_.states(); }
+  void set_epoch(index_t epoch, double learning_rate) { reducer_.set_epoch(epoch, learning_rate); }
+  void set_rate(context<Device>& ctx, double learning_rate) {
+    if (!reducer_.has_compressor() || learning_rate == reducer_.learning_rate()) return;
+    await_replays(ctx);
+    reducer_.set_rate(learning_rate);
+  }
+
+  bool is_captured(const context<Device>& ctx) const { return staging_.is_captured(ctx); }
+  void prepare(context<Device>& ctx, bool captured) {
+    if (!captured) await_replays(ctx);
+  }
+  void begin(context<Device>& ctx, bool captured) {
+    captured_ = captured;
+    captured ? prepare_capture(ctx) : reducer_.restart();
+    work_.ctx = &ctx;
+    requests_.clear();
+  }
+
+  void release(std::size_t b) {
+    const bool notifies = captured_ || is_threaded();
+    staging_.fetch(*work_.ctx, b, buckets()[b], notifies ? thread_.notification(b, captured_) : host_call{});
+  }
+  void progress(std::size_t released) {
+    if (work_.overlapped() && !with_thread() && !captured_) poll(released);
+  }
+  void zero_unwritten(context<Device>& ctx) { staging_.zero_unwritten(ctx); }
+
+  template <class Take>
+  bool finish(context<Device>& ctx, Take&& take) {
+    if constexpr (on_device) {
+      if (captured_) return finish_captured(ctx, take);
+    }
+    if (arrives_early()) {
+      staging_.publish(ctx, true);
+      return finish_direct(take);
+    }
+    const bool usable = finish_direct([](std::size_t) {});
+    staging_.publish(ctx, usable);
+    for (std::size_t b = 0; usable && b < buckets().size(); ++b) take(b);
+    return usable;
+  }
+  void deliver(context<Device>& ctx, std::size_t b) {
+    if (work_.changes()) staging_.send(ctx, buckets()[b], reducer_.divisor());
+  }
+  void count_times(double exposed, double updating) {
+    if (captured_) return;  // replays count their own
+    counts().report().update_ms += updating;
+    if (work_.changes()) counts().report().exposed_ms += exposed;
+  }
+
+ private:
+  using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
+
+  // Whether the thread makes direct steps.
+  bool is_threaded() const { return work_.overlapped() && with_thread(); }
+
+  // Replays under way use the communicator and the thread.
+  void await_replays([[maybe_unused]] context<Device>& ctx) {
+    if constexpr (on_device) {
+      if (ever_captured_) ctx.synchronize();
+    }
+  }
+
+  // Whether the sum of bucket b is started as soon as the bucket has come, and then polled.
+  bool starts(std::size_t b) { return work_.overlapped() && reducer_.starts(work_.gradients_of(b)); }
+  // Starts sums of ready buckets if they can be started, and lets started sums progress.
+  void poll(std::size_t released) {
+    for (std::size_t b = requests_.size(); b < released && staging_.has_come(b); ++b) {
+      work_.look_at(b);
+      requests_.push_back(starts(b) ? reducer_.comm().start_all_reduce_sum(work_.gradients_of(b))
+                                    : request());
+    }
+    for (request& r : requests_) r.done();
+  }
+
+  template <class Take>
+  bool finish_direct(Take&& take) {
+    return is_threaded() ? thread_.finish(take) : finish_by_calls(take);
+  }
+  template <class Take>
+  bool finish_by_calls(Take&& take) {
+    for (std::size_t b = 0; work_.works() && b < buckets().size(); ++b) {
+      if (b == requests_.size()) {
+        staging_.await(b);
+        poll(buckets().size());
+      }
+      if (starts(b)) {
+        requests_[b].wait();
+        scale_values(work_.gradients_of(b), reducer_.divisor());
+        poll(buckets().size());
+      } else if (work_.overlapped()) {
+        reducer_.reduce(b, work_.gradients_of(b));
+      }
+      take(b);
+    }
+    requests_.clear();
+    return work_.close();
+  }
+
+  // Captured steps: the work of a direct step, put into the graph as host functions.
+
+  void prepare_capture([[maybe_unused]] context<Device>& ctx) {
+    if (!work_.works()) return;
+    reducer_.require_capturable();
+    if constexpr (on_device) staging_.leave_failures_to(ctx);
+    ever_captured_ = true;
+    thread_.start();
+  }
+  // CUDA may run host functions one at a time, in any order that the streams allow. So those that wait for
+  // the thread come after all that notify the thread: every rank's buckets are then under way before any
+  // rank waits for one, and no wait can block the notification that it waits for.
+  template <class Take>
+  bool finish_captured(context<Device>& ctx, Take&& take) {
+    const std::size_t count = buckets().size();
+    work_.works() ? staging_.join(ctx) : staging_.call(ctx, {&host_driver::count_replay, this});
+    for (std::size_t b = 0; b < count; ++b) {
+      if (work_.works() && (arrives_early() || b == 0)) {
+        staging_.call(ctx, thread_.wait(arrives_early() ? b : count - 1));
+        staging_.publish_replayed(ctx);
+      }
+      take(b);
+    }
+    return true;
+  }
+  // There is nothing to do in the step.
+  static void count_replay(void* object) {
+    exchange_counts& counts = static_cast<host_driver*>(object)->counts();
+    ++counts.report().steps;
+    counts.count_step();
+  }
+
+  bucket_work<T, Comm, Device> work_;
+  gradient_reducer<T, Comm>& reducer_ = work_.reducer;
+  gradient_staging<T, Device>& staging_ = work_.staging;
+  bucket_thread<bucket_work<T, Comm, Device>> thread_;
+  std::vector<request> requests_;  // of the buckets that have come, in polled steps
+  bool captured_ = false, ever_captured_ = false;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
