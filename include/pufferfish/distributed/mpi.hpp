@@ -10,155 +10,23 @@
 /// the library takes turns by a lock that the program's own MPI calls must hold, too (call_lock). At all
 /// levels one thread at a time uses a communicator.
 
-#include <pufferfish/distributed/mpi_calls.hpp>
-
-#if defined(OPEN_MPI) && defined(__has_include)
-#if __has_include(<mpi-ext.h>)
-#include <mpi-ext.h>
-#endif
-#endif
-
 #include <algorithm>
 #include <climits>
 #include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include <pufferfish/core/number_text.hpp>
-#include <pufferfish/distributed/mpi_watch.hpp>
+#include <pufferfish/distributed/mpi_request.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
 namespace mpi {
-
-namespace detail {
-
-/// For the types of is_reducible_v.
-template <class T>
-MPI_Datatype datatype() {
-  if constexpr (std::is_same_v<T, float>) {
-    return MPI_FLOAT;
-  } else if constexpr (std::is_same_v<T, double>) {
-    return MPI_DOUBLE;
-  } else if constexpr (std::is_signed_v<T>) {
-    return sizeof(T) == 8 ? MPI_INT64_T : MPI_INT32_T;
-  } else {
-    return sizeof(T) == 8 ? MPI_UINT64_T : MPI_UINT32_T;
-  }
-}
-
-/// Whether MPI reports that its calls accept memory of a CUDA device. MPI must be running.
-inline bool takes_device_memory() {
-  [[maybe_unused]] const auto turn = call_lock();
-#if defined(MPIX_CUDA_AWARE_SUPPORT)
-  return MPIX_Query_cuda_support() == 1;
-#elif defined(MPIX_GPU_SUPPORT_CUDA)
-  int supported = 0;
-  return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &supported) == MPI_SUCCESS && supported != 0;
-#else
-  return false;  // this MPI has no such query
-#endif
-}
-
-/// Calls f(first, length) for pieces of at most `chunk` elements: MPI counts in int.
-template <class T, class F>
-void for_chunks(std::span<T> values, std::size_t chunk, const F& f) {
-  for (std::size_t at = 0; at < values.size(); at += chunk) {
-    f(values.data() + at, static_cast<int>(std::min(chunk, values.size() - at)));
-  }
-}
-
-}  // namespace detail
-
-/// A started sum or message. Move-only; see `collective_request`. May outlive its communicator, but not MPI.
-/// The destructor of an unfinished request waits, since MPI can neither cancel a collective nor release its
-/// memory earlier. It ignores MPI's errors; done() and wait() throw them (backend_error; the elements are
-/// then undefined). After a timeout it does not wait; MPI may use the memory until the process ends.
-/// A default-constructed request is done. done() makes progress and returns at once: it looks at no time
-/// limit.
-class request {
- public:
-  request() = default;
-  request(request&& other) noexcept
-      : first_(std::exchange(other.first_, MPI_REQUEST_NULL)),
-        rest_(std::move(other.rest_)),
-        backs_off_(other.backs_off_),
-        watch_(std::move(other.watch_)) {
-    other.rest_.clear();
-  }
-  request& operator=(request&& other) noexcept {
-    if (this == &other) return *this;
-    finish();
-    first_ = std::exchange(other.first_, MPI_REQUEST_NULL);
-    rest_ = std::exchange(other.rest_, {});
-    backs_off_ = other.backs_off_;
-    watch_ = std::move(other.watch_);
-    return *this;
-  }
-  ~request() { finish(); }
-
-  bool done() {
-    int first_done = 1;
-    int rest_done = 1;
-    if (first_ != MPI_REQUEST_NULL) {
-      detail::call("MPI_Test", [&] { return MPI_Test(&first_, &first_done, MPI_STATUS_IGNORE); });
-    }
-    if (!rest_.empty()) {
-      detail::call("MPI_Testall",
-                   [&] { return MPI_Testall(rest_count(), rest_.data(), &rest_done, MPI_STATUSES_IGNORE); });
-    }
-    return first_done != 0 && rest_done != 0;
-  }
-
-  /// Throws timeout_error if the wait takes longer than communicator::timeout(). MPI may then use the
-  /// request's memory until the process ends (communicator::set_timeout).
-  void wait() {
-    if (!is_open()) return;
-    if (backs_off_ || watch_->polls()) {
-      return watch_->until([this] { return done(); }, "a started transfer", backs_off_);
-    }
-    detail::call("MPI_Wait", [&] { return MPI_Wait(&first_, MPI_STATUS_IGNORE); });
-    if (rest_.empty()) return;
-    detail::call("MPI_Waitall", [&] { return MPI_Waitall(rest_count(), rest_.data(), MPI_STATUSES_IGNORE); });
-    rest_.clear();
-  }
-
- private:
-  friend class communicator;
-
-  bool is_open() const { return first_ != MPI_REQUEST_NULL || !rest_.empty(); }
-  int rest_count() const { return static_cast<int>(rest_.size()); }
-
-  /// Address for the handle of the next chunk. The first handle needs no allocation.
-  MPI_Request* next() {
-    if (!is_open()) return &first_;
-    rest_.push_back(MPI_REQUEST_NULL);
-    return &rest_.back();
-  }
-
-  void finish() noexcept {
-    if (!is_open() || detail::is_finalized()) return;
-    try {
-      wait();
-    } catch (...) {
-      // The transfer will not end: its handle and memory are left to MPI.
-      first_ = MPI_REQUEST_NULL;
-    }
-    rest_.clear();
-  }
-
-  MPI_Request first_ = MPI_REQUEST_NULL;
-  std::vector<MPI_Request> rest_;
-  bool backs_off_ = false;
-  std::shared_ptr<detail::watch> watch_;  // nullptr: nothing was started
-};
 
 /// A communicator (see the concept `pufferfish::communicator`) on a duplicate of the user's MPI communicator,
 /// so that its messages never match the user's. Its waits end after default_timeout, see set_timeout.
@@ -313,14 +181,9 @@ class communicator {
   template <class T>
   [[nodiscard]] request start_all_reduce_sum(std::span<T> values) {
     pufferfish::detail::check_reducible<T>();
-    request started = new_request();
-    detail::for_chunks(values, chunk_, [&](T* first, int length) {
-      MPI_Request* const next = started.next();
-      detail::call("MPI_Iallreduce", [&] {
-        return MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), MPI_SUM, handle(), next);
-      });
+    return start_pieces("MPI_Iallreduce", values, [&](T* first, int length, MPI_Request* next) {
+      return MPI_Iallreduce(MPI_IN_PLACE, first, length, detail::datatype<T>(), MPI_SUM, handle(), next);
     });
-    return started;
   }
 
   /// Copies the bytes; all machines of the group must represent T alike.
@@ -349,11 +212,10 @@ class communicator {
     constexpr int bytes = static_cast<int>(sizeof(T));
     std::vector<T> all(static_cast<std::size_t>(size()), value);
     if (polls()) {
-      poll("MPI_Iallgather", std::as_writable_bytes(std::span(all)),
-           [&](std::byte* memory, MPI_Request* next) {
-             return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory, bytes, MPI_BYTE, handle(),
-                                   next);
-           });
+      const auto start = [&](std::byte* memory, MPI_Request* next) {
+        return MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, memory, bytes, MPI_BYTE, handle(), next);
+      };
+      poll("MPI_Iallgather", std::as_writable_bytes(std::span(all)), start);
     } else {
       detail::call("MPI_Allgather", [&] {
         return MPI_Allgather(&value, bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, handle());
@@ -374,50 +236,47 @@ class communicator {
   template <class T>
   [[nodiscard]] request start_send(std::span<const T> values, int to) {
     pufferfish::detail::check_root("mpi::communicator: start_send", to, size());
-    request started = new_request();
-    detail::for_chunks(std::as_bytes(values), chunk_, [&](const std::byte* first, int length) {
-      MPI_Request* const next = started.next();
-      detail::call("MPI_Isend",
-                   [&] { return MPI_Isend(first, length, MPI_BYTE, to, message_tag, handle(), next); });
-    });
-    return started;
+    const auto send = [&](const std::byte* first, int length, MPI_Request* next) {
+      return MPI_Isend(first, length, MPI_BYTE, to, message_tag, handle(), next);
+    };
+    return start_pieces("MPI_Isend", std::as_bytes(values), send);
   }
   template <class T>
   [[nodiscard]] request start_receive(std::span<T> values, int from) {
     pufferfish::detail::check_broadcastable<T>();
     pufferfish::detail::check_root("mpi::communicator: start_receive", from, size());
-    request started = new_request();
-    detail::for_chunks(std::as_writable_bytes(values), chunk_, [&](std::byte* first, int length) {
-      MPI_Request* const next = started.next();
-      detail::call("MPI_Irecv",
-                   [&] { return MPI_Irecv(first, length, MPI_BYTE, from, message_tag, handle(), next); });
-    });
-    return started;
+    const auto receive = [&](std::byte* first, int length, MPI_Request* next) {
+      return MPI_Irecv(first, length, MPI_BYTE, from, message_tag, handle(), next);
+    };
+    return start_pieces("MPI_Irecv", std::as_writable_bytes(values), receive);
   }
 
  private:
   static constexpr int message_tag = 1;
-
   /// Largest piece of a polled collective, in bytes. Pieces are copied; longer ones would hardly be faster.
   static constexpr std::size_t longest_piece = std::size_t{16} << 20;
 
   bool polls() const { return watch_ && watch_->polls(); }
-
-  /// Throws timeout_error after a timeout.
+  /// Throws timeout_error after a timeout; so does new_request.
   void check_not_broken() const {
     if (broken())
       PUFFERFISH_THROW(timeout_error("mpi::communicator: a call after a timeout", watch_->missing()));
   }
-
-  /// Throws timeout_error after a timeout.
   request new_request() const {
     check_not_broken();
-    request started;
-    started.backs_off_ = backs_off_;
-    started.watch_ = watch_;
-    return started;
+    return request(backs_off_, watch_);
   }
 
+  /// Starts call(first, length, request) for the pieces of a message or sum. `name`: that of MPI's function.
+  template <class T, class Call>
+  request start_pieces(const char* name, std::span<T> values, const Call& call) {
+    request started = new_request();
+    detail::for_chunks(values, chunk_, [&](T* first, int length) {
+      MPI_Request* const next = started.next();
+      detail::call(name, [&] { return call(first, length, next); });
+    });
+    return started;
+  }
   /// Calls f(first, length) for the pieces of a blocking collective.
   template <class T, class F>
   void for_pieces(std::span<T> values, const F& f) {
