@@ -6,20 +6,16 @@
 /// while, instead of their gradients in every step.
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <exception>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <pufferfish/distributed/exchange/gradient_reducer.hpp>
-#include <pufferfish/distributed/exchange/job_thread.hpp>
+#include <pufferfish/distributed/exchange/fragment_exchanges.hpp>
 #include <pufferfish/distributed/exchange/outer_parameters.hpp>
 #include <pufferfish/distributed/rare_exchange_options.hpp>
 
@@ -70,10 +66,11 @@ class rare_exchange {
       : store_(&store),
         generation_(store.generation()),
         options_(options),
-        reducer_(store, comm, options.exchange, checked(store, comm, options, std::move(compressor))) {
+        exchanges_(store, comm, options, checked(store, comm, options, std::move(compressor))) {
     detail::all_or_none(comm, "rare_exchange", [this] { prepare(); });
-    agree_on_lines(comm, "rare exchange", reducer_.option_lines(fragments_) + describe(options_) + "\n");
-    if (threaded()) detail::all_or_none(comm, "rare_exchange", [this] { start_thread(); });
+    agree_on_lines(comm, "rare exchange",
+                   exchanges_.reducer.option_lines(fragments()) + describe(options_) + "\n");
+    exchanges_.start_thread();
   }
   /// The same with a new compressor, which new_compressor makes of its options.
   template <compressor_options<T> Options>
@@ -82,13 +79,9 @@ class rare_exchange {
       : rare_exchange(store, comm, options, new_compressor(store, compressor)) {}
   rare_exchange(const rare_exchange&) = delete;
   rare_exchange& operator=(const rare_exchange&) = delete;
-  ~rare_exchange() {
-    finish_thread();
-    if (detail::gave_up(reducer_.comm())) detail::keep_for_good(changes_);
-  }
 
   const rare_exchange_options& options() const { return options_; }
-  const std::vector<gradient_bucket>& fragments() const { return fragments_; }
+  const std::vector<gradient_bucket>& fragments() const { return exchanges_.fragments; }
 
   /// To be called after each optimizer step of this rank: exchanges the fragments that are due. Collective.
   /// Throws state_error if the network has changed its arenas, its values are on a device or an earlier call
@@ -100,14 +93,12 @@ class rare_exchange {
       ++clock_;
       ++report_.local_steps;
       for (std::uint64_t& steps : since_) ++steps;
-      while (!flights_.empty() && flights_.front().lands_at <= clock_) land(ctx);
-      for (std::size_t f = 0; f < fragments_.size(); ++f) {
+      while (exchanges_.any_due(clock_)) land(ctx);
+      for (std::size_t f = 0; f < fragments().size(); ++f) {
         if (due_at(f) == position_) exchange(ctx, f);
       }
       if (position_ == round_steps_) start_round();
-      for (flight& one : flights_) {
-        if (one.started) one.sum.done();
-      }
+      exchanges_.progress();
     });
   }
 
@@ -119,18 +110,18 @@ class rare_exchange {
   /// lengths on all ranks. Collective. Errors as step_done.
   void synchronize(context<device::cpu>& ctx, const std::vector<std::span<T>>& buffers = {}) {
     guarded([&] {
-      while (!flights_.empty()) land(ctx);
-      for (std::size_t f = 0; f < fragments_.size(); ++f) {
+      while (exchanges_.any()) land(ctx);
+      for (std::size_t f = 0; f < fragments().size(); ++f) {
         if (since_[f] > 0) {
-          reduce(ctx, take_change(ctx, f));
+          exchanges_.reduce(ctx, take_change(ctx, f));
           apply(ctx, f, 0.0);
         } else {
-          outer_.adopt(ctx, fragments_[f], store_->values());
+          outer_.adopt(ctx, fragments()[f], store_->values());
         }
       }
       changed_ = true;
       start_round();
-      for (const std::span<T> values : buffers) mean(reducer_.comm(), values);
+      for (const std::span<T> values : buffers) mean(exchanges_.reducer.comm(), values);
     });
   }
 
@@ -138,18 +129,14 @@ class rare_exchange {
   /// effect at their steps, as without the call. Local. Rethrows exceptions of the exchange; throws
   /// state_error as step_done does.
   void await() {
-    guarded(
-        [&] {
-          for (flight& one : flights_) arrive(one);
-        },
-        false);
+    guarded([&] { exchanges_.await(); }, false);
   }
 
   /// Whether the parameters are theta: right after synchronize, restart or the construction; and after each
   /// round without delay and with one fragment.
   bool is_synchronized() const {
     const auto none = [](std::uint64_t steps) { return steps == 0; };
-    return flights_.empty() && std::all_of(since_.begin(), since_.end(), none);
+    return !exchanges_.any() && std::all_of(since_.begin(), since_.end(), none);
   }
 
   /// Whether the next step is the first of a round.
@@ -158,14 +145,14 @@ class rare_exchange {
   /// Sets the parameters to theta without any message, for a rank that has lost others. Exchanges under way
   /// are discarded. The object is unusable afterwards. Local.
   void abandon(context<device::cpu>& ctx) {
-    for (const gradient_bucket& fragment : fragments_) outer_.adopt(ctx, fragment, store_->values());
+    for (const gradient_bucket& fragment : fragments()) outer_.adopt(ctx, fragment, store_->values());
     store_->round();
   }
 
   /// Takes the store's values, which must be equal on all ranks, as theta; v = 0. To be called on all ranks:
   /// the next step_done or synchronize compares theta. Throws state_error if exchanges are under way.
   void restart() {
-    if (!flights_.empty())
+    if (exchanges_.any())
       PUFFERFISH_THROW(state_error("rare_exchange: restart while exchanges are under way"));
     outer_.restart(store_->values());
     std::fill(since_.begin(), since_.end(), std::uint64_t{0});
@@ -192,14 +179,14 @@ class rare_exchange {
     }
     agreed_ = false;  // they may be overwritten
     std::vector<compressor_state<T>> all = outer_.states();
-    for (compressor_state<T>& state : reducer_.states()) all.push_back(std::move(state));
+    for (compressor_state<T>& state : exchanges_.reducer.states()) all.push_back(std::move(state));
     return all;
   }
   /// Number of exchanges of single fragments since the beginning; the compressor's random numbers use it.
   std::uint64_t outer_steps() const { return outer_steps_; }
   void set_outer_steps(std::uint64_t steps) {
     outer_steps_ = steps;
-    reducer_.counts().set_steps(steps);
+    exchanges_.reducer.counts().set_steps(steps);
     agreed_ = false;
   }
   /// Sets the epoch and its learning rate (exchange_place::epoch_rate) for compressors. D is multiplied by
@@ -220,31 +207,14 @@ class rare_exchange {
 
   /// Bytes that one rank passes to collectives when every fragment is exchanged once.
   index_t payload_bytes() const {
-    return reducer_.payload_bytes() + slots_ * static_cast<index_t>(fragments_.size() * sizeof(T));
+    return exchanges_.reducer.payload_bytes() +
+           exchanges_.slots * static_cast<index_t>(fragments().size() * sizeof(T));
   }
   const rare_exchange_report& report() const { return report_; }
   void clear_report() { report_ = {}; }
 
  private:
-  using clock = std::chrono::steady_clock;
-  using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
-
-  // One exchange of a fragment, with the numbers that compressors get.
-  struct job {
-    std::size_t fragment = 0;
-    std::uint64_t number = 0;  // number of this exchange among all
-    index_t epoch = 0;
-    double learning_rate = 0.0;
-  };
-  // An exchange that is under way.
-  struct flight {
-    job what;
-    std::uint64_t lands_at = 0;  // value of clock_ at which the result is applied
-    std::uint32_t jobs = 0;      // number of the thread's jobs that are done then
-    bool started = false;        // the sum has been started
-    bool arrived = false;        // the mean is in changes_
-    request sum{};
-  };
+  using job = typename detail::fragment_exchanges<T, Comm>::job;
 
   // Returns the compressor, split into the fragments. Throws on all ranks if the compressor, the options or
   // the memory of the values are invalid.
@@ -267,45 +237,12 @@ class rare_exchange {
 
   // Local.
   void prepare() {
-    fragments_ = cut_fragments(*store_, options_.fragments);
-    slots_ = options_.measure_spread ? 1 : 0;
+    exchanges_.prepare(cut_fragments(*store_, options_.fragments),
+                       static_cast<index_t>(store_->values().size()));
     outer_ = detail::outer_parameters<T>(store_->values(), options_);
-    changes_ = std::make_shared<aligned_buffer<T>>(static_cast<index_t>(store_->values().size()) +
-                                                   slots_ * static_cast<index_t>(fragments_.size()));
-    since_.assign(fragments_.size(), 0);
-    variances_.assign(fragments_.size(), 0.0);
-    queue_.assign(fragments_.size(), {});
+    since_.assign(fragments().size(), 0);
+    variances_.assign(fragments().size(), 0.0);
     round_steps_ = options_.local_steps;
-  }
-
-  bool threaded() const {
-    return options_.delay > 0 && !fragments_.empty() && reducer_.comm().size() > 1 &&
-           reducer_.may_have_thread() && options_.exchange.progress != exchange_progress::calls;
-  }
-  void start_thread() {
-    worker_ = std::make_unique<cpu_context>();
-    jobs_.start(queue_.size(), [this](std::size_t place) { serve(place); });
-  }
-  // Jobs that were added are completed first, since other ranks wait for them, unless ranks are lost.
-  void finish_thread() {
-    if (!jobs_.running()) return;
-    try {
-      jobs_.await(jobs_.added());
-    } catch (const error&) {  // a forked process
-    }
-    jobs_.stop();
-  }
-  // A job of the thread: the exchange at queue_[place]. Nothing after a failure.
-  void serve(std::size_t place) {
-    if (failed_.load(std::memory_order_relaxed)) return;
-    const auto start = clock::now();
-    try {
-      reduce(*worker_, queue_[place]);
-    } catch (...) {
-      thrown_ = std::current_exception();
-      failed_.store(true, std::memory_order_release);
-    }
-    busy_ms_ += detail::milliseconds_since(start);
   }
 
   // Calls work(). If it throws, all later calls throw, since collectives of the ranks may no longer match.
@@ -320,7 +257,7 @@ class rare_exchange {
       detail::throw_error<state_error>({"rare_exchange: an earlier call failed (", failure_,
                                         "): the ranks may have different steps; make a new exchange on all"});
     }
-    const auto start = clock::now();
+    const auto start = std::chrono::steady_clock::now();
     try {
       if (collective && !agreed_) agree_on_start();
       work();
@@ -332,7 +269,7 @@ class rare_exchange {
     report_.exposed_ms += detail::milliseconds_since(start);
   }
   void agree_on_start() {
-    agree_on_lines(reducer_.comm(), "rare exchange",
+    agree_on_lines(exchanges_.reducer.comm(), "rare exchange",
                    detail::message({"outer steps ", outer_steps_, ", local steps ", options_.local_steps,
                                     "\n", "outer parameters ", detail::hexadecimal(outer_.digest()), "\n"}));
     agreed_ = true;
@@ -341,7 +278,7 @@ class rare_exchange {
   // The step of a round, 1 to H, after which a fragment is exchanged.
   index_t due_at(std::size_t fragment) const {
     const auto number = static_cast<index_t>(fragment + 1);
-    const auto count = static_cast<index_t>(fragments_.size());
+    const auto count = static_cast<index_t>(fragments().size());
     return (round_steps_ * number + count - 1) / count;
   }
   void start_round() {
@@ -349,131 +286,65 @@ class rare_exchange {
     round_steps_ = options_.local_steps;
   }
 
-  // change: outer gradient of a fragment. all_of: the same and the element for its squared norm.
-  std::span<T> change(std::size_t fragment) const { return all_of(fragment).first(size_of(fragment)); }
-  std::span<T> all_of(std::size_t fragment) const {
-    const auto slots = static_cast<std::size_t>(slots_);
-    return changes_->span().subspan(static_cast<std::size_t>(fragments_[fragment].offset) + slots * fragment,
-                                    size_of(fragment) + slots);
-  }
-  std::size_t size_of(std::size_t fragment) const {
-    return static_cast<std::size_t>(fragments_[fragment].size);
-  }
-
   // Takes D_w of fragment f. Without delay makes the outer step, else starts the exchange.
   void exchange(context<device::cpu>& ctx, std::size_t f) {
-    const auto goes = [f](const flight& one) { return one.what.fragment == f; };
-    while (std::any_of(flights_.begin(), flights_.end(), goes)) land(ctx);
+    while (exchanges_.any_of(f)) land(ctx);
     const job what = take_change(ctx, f);
     if (options_.delay == 0) {
-      reduce(ctx, what);
+      exchanges_.reduce(ctx, what);
       return apply(ctx, f, 0.0);
     }
-    flight& one = flights_.emplace_back();
-    one.what = what;
-    one.lands_at = clock_ + static_cast<std::uint64_t>(options_.delay);
-    if (jobs_.running()) {
-      queue_[next_job_] = what;
-      next_job_ = (next_job_ + 1) % queue_.size();
-      jobs_.add(1);
-      one.jobs = jobs_.added();
-    } else if (reducer_.comm().size() > 1 && reducer_.starts(all_of(f))) {
-      one.sum = reducer_.comm().start_all_reduce_sum(all_of(f));
-      one.started = true;
-    }
+    exchanges_.start(what, clock_ + static_cast<std::uint64_t>(options_.delay));
   }
+  // Ends the oldest exchange under way.
+  void land(context<device::cpu>& ctx) { apply(ctx, exchanges_.land(ctx), options_.mixing); }
 
   // Computes D_w of a fragment.
   job take_change(context<device::cpu>& ctx, std::size_t f) {
-    detail::check_not_given_up(reducer_.comm());
-    outer_.subtract(ctx, fragments_[f], store_->values(), change(f));
-    if (slots_ > 0) all_of(f).back() = static_cast<T>(detail::squared_norm<T>(change(f)));
+    detail::check_not_given_up(exchanges_.reducer.comm());
+    const std::span<T> change = exchanges_.change(f);
+    outer_.subtract(ctx, fragments()[f], store_->values(), change);
+    if (exchanges_.slots > 0) exchanges_.all_of(f).back() = static_cast<T>(detail::squared_norm<T>(change));
     since_[f] = 0;
     return {f, outer_steps_++, epoch_, learning_rate_};
   }
 
-  // Replaces D_w by D, on the exchange's thread or the caller's.
-  void reduce(context<device::cpu>& ctx, const job& what) {
-    const std::size_t f = what.fragment;
-    reducer_.counts().set_steps(what.number);
-    reducer_.set_epoch(what.epoch, what.learning_rate);
-    reducer_.set_rate(options_.outer_rate);
-    if (reducer_.has_compressor() && fragments_.size() == 1) {
-      reducer_.close(ctx, change(f));
-    } else if (reducer_.has_compressor() || reducer_.comm().size() > 1) {
-      reducer_.reduce(f, all_of(f));
-    }
-  }
-
-  // Waits for an exchange that was started or given to the thread; others arrive in land().
-  void arrive(flight& one) {
-    if (one.arrived) return;
-    if (jobs_.running()) {
-      jobs_.await(one.jobs);
-      if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(thrown_);
-      one.arrived = true;
-    } else if (one.started) {
-      one.sum.wait();
-      detail::scale_values(all_of(one.what.fragment), reducer_.divisor());
-      one.arrived = true;
-    }
-  }
-
-  // Ends the oldest exchange under way.
-  void land(context<device::cpu>& ctx) {
-    flight& one = flights_.front();
-    arrive(one);
-    if (!one.arrived) reduce(ctx, one.what);
-    const std::size_t f = one.what.fragment;
-    flights_.pop_front();
-    apply(ctx, f, options_.mixing);
-  }
-
-  // The outer step with D, which is in change(f); adds to the report.
+  // The outer step with D, which is in exchanges_.change(f); adds to the report.
   void apply(context<device::cpu>& ctx, std::size_t f, double mixing) {
-    if (slots_ > 0 && reducer_.comm().size() > 1) {
-      const double mean_square = static_cast<double>(all_of(f).back());
-      variances_[f] = std::max(0.0, mean_square - detail::squared_norm<T>(change(f)));
+    const std::span<T> change = exchanges_.change(f), all = exchanges_.all_of(f);
+    const bool sent = exchanges_.reducer.comm().size() > 1;
+    if (exchanges_.slots > 0 && sent) {
+      const double mean_square = static_cast<double>(all.back());
+      variances_[f] = std::max(0.0, mean_square - detail::squared_norm<T>(change));
     }
-    outer_.step(ctx, fragments_[f], change(f), store_->values(), mixing);
+    outer_.step(ctx, fragments()[f], change, store_->values(), mixing);
     changed_ = true;
     ++report_.outer_steps;
-    if (!reducer_.has_compressor() && reducer_.comm().size() > 1) {
-      const std::size_t element = reducer_.is_narrow() ? sizeof(bfloat16) : sizeof(T);
-      report_.payload_bytes += static_cast<std::uint64_t>(all_of(f).size() * element);
+    if (!exchanges_.reducer.has_compressor() && sent) {
+      const std::size_t element = exchanges_.reducer.is_narrow() ? sizeof(bfloat16) : sizeof(T);
+      report_.payload_bytes += static_cast<std::uint64_t>(all.size() * element);
     }
-    if (!flights_.empty()) return;  // the thread may write what follows
-    report_.payload_bytes += std::exchange(reducer_.counts().report().payload_bytes, std::uint64_t{0});
-    report_.busy_ms += std::exchange(busy_ms_, 0.0);
+    if (exchanges_.any()) return;  // the thread may write what follows
+    report_.payload_bytes +=
+        std::exchange(exchanges_.reducer.counts().report().payload_bytes, std::uint64_t{0});
+    report_.busy_ms += exchanges_.take_busy_ms();
   }
 
   parameter_store<T>* store_;
   std::uint64_t generation_;
   rare_exchange_options options_;  // local_steps: of the next round
-  detail::gradient_reducer<T, Comm> reducer_;
-  std::vector<gradient_bucket> fragments_;
-  index_t slots_ = 0;  // elements that are sent with a fragment after its own
+  detail::fragment_exchanges<T, Comm> exchanges_;
   detail::outer_parameters<T> outer_;
-  std::shared_ptr<aligned_buffer<T>> changes_;  // D_w, then D, of all fragments, with their slots
-  std::vector<double> variances_;               // of each fragment
-  std::vector<std::uint64_t> since_;            // local steps since each fragment's D_w was taken
-  index_t position_ = 0, round_steps_ = 1;      // local steps of this round: done, all
-  std::uint64_t clock_ = 0;                     // local steps of this object
+  std::vector<double> variances_;           // of each fragment
+  std::vector<std::uint64_t> since_;        // local steps since each fragment's D_w was taken
+  index_t position_ = 0, round_steps_ = 1;  // local steps of this round: done, all
+  std::uint64_t clock_ = 0;                 // local steps of this object
   std::uint64_t outer_steps_ = 0;
   index_t epoch_ = 0;
   double learning_rate_ = 0.0;
   bool agreed_ = false, changed_ = false;
   std::string failure_;
   rare_exchange_report report_;
-  std::deque<flight> flights_;  // the oldest first
-  // Members that the thread uses.
-  std::vector<job> queue_;     // of the thread's jobs, by place
-  std::size_t next_job_ = 0;   // place of the next job
-  std::exception_ptr thrown_;  // by the first job that has failed; later jobs do nothing
-  std::atomic<bool> failed_{false};
-  double busy_ms_ = 0.0;
-  std::unique_ptr<cpu_context> worker_;
-  detail::job_thread jobs_;
 };
 
 PUFFERFISH_NAMESPACE_END

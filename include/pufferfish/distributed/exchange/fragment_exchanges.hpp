@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the exchanges of a rare_exchange's fragments: at once, or under way while ranks take local
+/// steps.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/distributed/exchange/gradient_reducer.hpp>
+#include <pufferfish/distributed/exchange/job_thread.hpp>
+#include <pufferfish/distributed/rare_exchange_options.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// D_w of every fragment of a rare_exchange, and its replacement by D: at once by reduce(), or between
+/// start() and land(). Meanwhile a thread works if threads may use the communicator, or a started sum
+/// progresses; all other exchanges are made in land(). They land in the order in which they were started.
+template <class T, class Comm>
+class fragment_exchanges {
+ public:
+  /// An exchange of a fragment, with the numbers that compressors get.
+  struct job {
+    std::size_t fragment = 0;
+    std::uint64_t number = 0;  ///< number of this exchange among all
+    index_t epoch = 0;
+    double learning_rate = 0.0;
+  };
+
+  gradient_reducer<T, Comm> reducer;
+  std::vector<gradient_bucket> fragments;
+  index_t slots;  ///< number of elements that are sent with a fragment after its own
+
+  /// Collective, and throws as gradient_reducer. prepare must follow.
+  fragment_exchanges(const parameter_store<T>& store, Comm& comm, const rare_exchange_options& options,
+                     std::optional<any_compressor<T>> compressor)
+      : reducer(store, comm, options.exchange, std::move(compressor)),
+        slots(options.measure_spread ? 1 : 0),
+        outer_rate_(options.outer_rate),
+        may_start_thread_(options.delay > 0 && options.exchange.progress != exchange_progress::calls) {}
+  fragment_exchanges(const fragment_exchanges&) = delete;
+  fragment_exchanges& operator=(const fragment_exchanges&) = delete;
+  ~fragment_exchanges() {
+    finish_thread();
+    if (gave_up(reducer.comm())) keep_for_good(changes_);
+  }
+
+  /// Allocates the memory of the fragments, which cut an arena of `elements` elements. Local.
+  void prepare(std::vector<gradient_bucket> cut, index_t elements) {
+    fragments = std::move(cut);
+    changes_ = std::make_shared<aligned_buffer<T>>(elements + slots * static_cast<index_t>(fragments.size()));
+    queue_.assign(fragments.size(), {});
+  }
+  /// Starts the thread if exchanges are to be made by one. Collective.
+  void start_thread() {
+    if (!may_start_thread_ || fragments.empty() || reducer.comm().size() == 1 || !reducer.may_have_thread()) {
+      return;
+    }
+    all_or_none(reducer.comm(), "rare_exchange", [this] {
+      worker_ = std::make_unique<cpu_context>();
+      jobs_.start(queue_.size(), [this](std::size_t place) { serve(place); });
+    });
+  }
+
+  /// change: outer gradient of a fragment. all_of: the same and its slots.
+  std::span<T> change(std::size_t fragment) const { return all_of(fragment).first(size_of(fragment)); }
+  std::span<T> all_of(std::size_t fragment) const {
+    const auto extra = static_cast<std::size_t>(slots);
+    return changes_->span().subspan(static_cast<std::size_t>(fragments[fragment].offset) + extra * fragment,
+                                    size_of(fragment) + extra);
+  }
+
+  /// Replaces D_w by D, on the exchange's thread or the caller's.
+  void reduce(context<device::cpu>& ctx, const job& what) {
+    const std::size_t f = what.fragment;
+    reducer.counts().set_steps(what.number);
+    reducer.set_epoch(what.epoch, what.learning_rate);
+    reducer.set_rate(outer_rate_);
+    if (reducer.has_compressor() && fragments.size() == 1) {
+      reducer.close(ctx, change(f));
+    } else if (reducer.has_compressor() || reducer.comm().size() > 1) {
+      reducer.reduce(f, all_of(f));
+    }
+  }
+
+  // Exchanges under way.
+
+  /// Starts an exchange that lands at this value of the caller's clock.
+  void start(const job& what, std::uint64_t lands_at) {
+    flight& one = flights_.emplace_back();
+    one.what = what;
+    one.lands_at = lands_at;
+    const std::span<T> values = all_of(what.fragment);
+    if (jobs_.running()) {
+      queue_[next_job_] = what;
+      next_job_ = (next_job_ + 1) % queue_.size();
+      jobs_.add(1);
+      one.jobs = jobs_.added();
+    } else if (reducer.comm().size() > 1 && reducer.starts(values)) {
+      one.sum = reducer.comm().start_all_reduce_sum(values);
+      one.started = true;
+    }
+  }
+  bool any() const { return !flights_.empty(); }
+  bool any_of(std::size_t fragment) const {
+    return std::any_of(flights_.begin(), flights_.end(),
+                       [=](const flight& one) { return one.what.fragment == fragment; });
+  }
+  bool any_due(std::uint64_t clock) const { return any() && flights_.front().lands_at <= clock; }
+  /// Lets started sums progress.
+  void progress() {
+    for (flight& one : flights_) {
+      if (one.started) one.sum.done();
+    }
+  }
+  /// Waits for all exchanges that were started or given to the thread, so that no message is under way.
+  void await() {
+    for (flight& one : flights_) arrive(one);
+  }
+  /// Ends the oldest exchange, whose D is then in change(). Returns its fragment.
+  std::size_t land(context<device::cpu>& ctx) {
+    flight& one = flights_.front();
+    arrive(one);
+    if (!one.arrived) reduce(ctx, one.what);
+    const std::size_t f = one.what.fragment;
+    flights_.pop_front();
+    return f;
+  }
+  /// Time of the thread in its jobs since the last call, in ms. Only if no exchange is under way.
+  double take_busy_ms() { return std::exchange(busy_ms_, 0.0); }
+
+ private:
+  using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
+
+  struct flight {
+    job what;
+    std::uint64_t lands_at = 0;
+    std::uint32_t jobs = 0;  // number of the thread's jobs that are done then
+    bool started = false;    // the sum has been started
+    bool arrived = false;    // the mean is in changes_
+    request sum{};
+  };
+
+  std::size_t size_of(std::size_t fragment) const {
+    return static_cast<std::size_t>(fragments[fragment].size);
+  }
+
+  // Waits for an exchange that was started or given to the thread; others arrive in land().
+  void arrive(flight& one) {
+    if (one.arrived) return;
+    if (jobs_.running()) {
+      jobs_.await(one.jobs);
+      if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(thrown_);
+      one.arrived = true;
+    } else if (one.started) {
+      one.sum.wait();
+      scale_values(all_of(one.what.fragment), reducer.divisor());
+      one.arrived = true;
+    }
+  }
+
+  // Jobs that were added are completed first, since other ranks wait for them, unless ranks are lost.
+  void finish_thread() {
+    if (!jobs_.running()) return;
+    try {
+      jobs_.await(jobs_.added());
+    } catch (const error&) {  // a forked process
+    }
+    jobs_.stop();
+  }
+  // A job of the thread: the exchange at queue_[place]. Nothing after a failure.
+  void serve(std::size_t place) {
+    if (failed_.load(std::memory_order_relaxed)) return;
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      reduce(*worker_, queue_[place]);
+    } catch (...) {
+      thrown_ = std::current_exception();
+      failed_.store(true, std::memory_order_release);
+    }
+    busy_ms_ += milliseconds_since(start);
+  }
+
+  double outer_rate_;
+  bool may_start_thread_;
+  std::shared_ptr<aligned_buffer<T>> changes_;  // D_w, then D, of all fragments, with their slots
+  std::deque<flight> flights_;                  // the oldest first
+  // Members that the thread uses.
+  std::vector<job> queue_;     // of the thread's jobs, by place
+  std::size_t next_job_ = 0;   // place of the next job
+  std::exception_ptr thrown_;  // by the first job that has failed; later jobs do nothing
+  std::atomic<bool> failed_{false};
+  double busy_ms_ = 0.0;
+  std::unique_ptr<cpu_context> worker_;
+  job_thread jobs_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
