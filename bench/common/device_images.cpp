@@ -144,7 +144,7 @@ class image_step final : public device_step {
   pf::memory_block<std::int32_t> labels_;
   pf::memory_block<double> results_;
   pf::SoftmaxCrossEntropy<T> loss_;
-  pf::gpu::SGD optimizer_;
+  pf::SGD<float, pf::device::gpu> optimizer_;
   std::unique_ptr<pf::gpu::conv_library> library_;
 };
 

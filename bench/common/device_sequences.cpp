@@ -105,7 +105,7 @@ class lstm_step final : public device_step {
   pf::lstm_lm_state<T, gpu> state_;
   pf::memory_block<double> results_;
   pf::memory_block<pf::gpu::kernels::gradient_facts> facts_;
-  pf::gpu::SGD optimizer_;
+  pf::SGD<float, pf::device::gpu> optimizer_;
 };
 
 /// Steps over pairs of 30 + 30 tokens without padding, with label smoothing and Adam.
@@ -179,7 +179,7 @@ class transformer_step final : public device_step {
   pf::pair_packing packing_;
   pf::memory_block<std::byte> batch_;
   pf::memory_block<double> results_;
-  pf::gpu::Adam optimizer_;
+  pf::Adam<float, pf::device::gpu> optimizer_;
 };
 
 template <class T>

@@ -161,7 +161,7 @@ class image_step final : public image_training_step {
     loss_(ctx_, y_.view(), labels_, static_cast<double>(labels_.size()), dy_.view());
   }
   void backward() override { net_.backward(ctx_, dy_.view()); }
-  void begin_update() override { optimizer_.begin_step(0.01); }
+  void begin_update() override { optimizer_.begin_step(ctx_, 0.01); }
   void update(index_t offset, index_t size) override { optimizer_.step_range(ctx_, offset, size); }
   index_t parameters() const override { return net_.parameter_count(); }
   std::string items() const override { return std::to_string(x_.extent(0)) + " images"; }

@@ -49,7 +49,7 @@ double train(pf::network<float>& net, pf::mpi::communicator& comm, std::uint64_t
     net.forward(ctx, x.view(), y.view());
     last = loss(ctx, y.view(), labels, images, dy.view()).mean_loss();
     net.backward(ctx, dy.view());  // buckets of gradients leave while it runs
-    sgd.begin_step(0.05);
+    sgd.begin_step(ctx, 0.05);
     exchange.finish(ctx, [&](const pf::gradient_bucket& b) { sgd.step_range(ctx, b.offset, b.size); });
   }
   return last;

@@ -27,6 +27,7 @@
 #include <pufferfish/gpu/ops/pooling.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/gpu/optim/frobenius_decay.hpp>
+#include <pufferfish/gpu/optim/loss_scaler.hpp>
 #include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
 #include <pufferfish/gpu/runtime/graph.hpp>

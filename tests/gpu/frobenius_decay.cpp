@@ -109,7 +109,7 @@ TEST_CASE("gpu Frobenius decay: a captured step uses each step's factors") {
   of_host.exempt(host_target);
   of_device.exempt(target);
   pf::SGD<float> expected(std::move(host_target), options);
-  pf::gpu::SGD found(std::move(target), options);
+  pf::SGD<float, pf::device::gpu> found(std::move(target), options);
   pf::gpu::step_graph graph;
   for (std::uint64_t step = 0; step < 5; ++step) {
     net.fill_gradients(step);
@@ -135,7 +135,7 @@ TEST_CASE("gpu Frobenius decay: factors whose gradient no layer has written, and
   pf::frobenius_decay of_device(net.there, {0.3});
   const pf::sgd_options options{0.9, 0.0, false, 0.0, false};
   pf::SGD<float> expected(pf::make_optimizer_target(net.host.store()), options);
-  pf::gpu::SGD found(pf::make_optimizer_target(net.there.store()), options);
+  pf::SGD<float, pf::device::gpu> found(pf::make_optimizer_target(net.there.store()), options);
   const index_t size = net.host.parameter_count();
   for (std::uint64_t step = 0; step < 3; ++step) {
     net.fill_gradients(step);
@@ -165,7 +165,7 @@ TEST_CASE("gpu optimizer_memory: states are carried as the host's are") {
     pf::cpu_context host;
     both_sides<> net(false);
     pf::optimizer<float> host_steps(pf::make_optimizer_target(net.host.store()), options);
-    pf::gpu::any_optimizer steps(pf::make_optimizer_target(net.there.store()), options);
+    pf::optimizer<float, pf::device::gpu> steps(pf::make_optimizer_target(net.there.store()), options);
     for (std::uint64_t step = 0; step < 3; ++step) {
       net.fill_gradients(step);
       host_steps.step(host, 0.01);
@@ -180,7 +180,7 @@ TEST_CASE("gpu optimizer_memory: states are carried as the host's are") {
     net.host.initialize(9);
     pf::copy_state(net.host, net.there);
     pf::optimizer<float> host_after(pf::make_optimizer_target(net.host.store()), options);
-    pf::gpu::any_optimizer after(pf::make_optimizer_target(net.there.store()), options);
+    pf::optimizer<float, pf::device::gpu> after(pf::make_optimizer_target(net.there.store()), options);
     const pf::carried_state report = on_host.carry(net.host, host_after);
     CHECK(on_device.carry(net.there, after).projected == report.projected);
     CHECK(report.projected.size() == 2 + 2 + 4 + 2);

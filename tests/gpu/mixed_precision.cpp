@@ -327,7 +327,8 @@ trained train(bool captured, bool scaled, float first_scale = 65536.0F) {
   const auto x = x_memory.device_view(images), y = y_memory.device_view(logits),
              dy = dy_memory.device_view(logits);
   const std::span<const std::int32_t> labels = label_memory.device_span();
-  pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store()), {0.9, 0.0, false, 1e-4, false});
+  pf::SGD<float, pf::device::gpu> optimizer(pf::make_optimizer_target(net.store()),
+                                            {0.9, 0.0, false, 1e-4, false});
   const pf::SoftmaxCrossEntropy<T> criterion;
   // [scaler]
   pf::gpu::loss_scaler scaler(first_scale);

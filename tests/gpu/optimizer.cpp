@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include <pufferfish/gpu/ops/elementwise.hpp>
-#include <pufferfish/gpu/optim/any_optimizer.hpp>
+#include <pufferfish/gpu/optim/loss_scaler.hpp>
 #include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/optim/clip.hpp>
@@ -13,6 +13,9 @@
 using namespace gpu_test;
 
 namespace {
+
+using device_sgd = pf::SGD<float, pf::device::gpu>;
+using device_adam = pf::Adam<float, pf::device::gpu>;
 
 // Parameters of all sizes, packed, so that most begin anywhere.
 std::vector<pf::arena_segment> segments() {
@@ -70,26 +73,26 @@ void check_steps(const Options& options) {
 }  // namespace
 
 TEST_CASE("gpu optimizer: SGD with everything that it has") {
-  check_steps<pf::SGD<float>, pf::gpu::SGD>(pf::sgd_options{});
-  check_steps<pf::SGD<float>, pf::gpu::SGD>(pf::sgd_options{0.0, 0.0, false, 0.01, true});
-  check_steps<pf::SGD<float>, pf::gpu::SGD>(pf::sgd_options{0.9, 0.1, false, 0.01, false});
-  check_steps<pf::SGD<float>, pf::gpu::SGD>(pf::sgd_options{0.9, 0.0, true, 0.01, true});
+  check_steps<pf::SGD<float>, device_sgd>(pf::sgd_options{});
+  check_steps<pf::SGD<float>, device_sgd>(pf::sgd_options{0.0, 0.0, false, 0.01, true});
+  check_steps<pf::SGD<float>, device_sgd>(pf::sgd_options{0.9, 0.1, false, 0.01, false});
+  check_steps<pf::SGD<float>, device_sgd>(pf::sgd_options{0.9, 0.0, true, 0.01, true});
   arenas a;
-  CHECK_THROWS_AS(pf::gpu::SGD(a.on_device(), pf::sgd_options{-1.0}), pf::value_error);
-  CHECK_THROWS_AS(pf::gpu::SGD(a.on_device(), pf::sgd_options{0.0, 0.0, true}), pf::value_error);
+  CHECK_THROWS_AS(device_sgd(a.on_device(), pf::sgd_options{-1.0}), pf::value_error);
+  CHECK_THROWS_AS(device_sgd(a.on_device(), pf::sgd_options{0.0, 0.0, true}), pf::value_error);
 }
 
 TEST_CASE("gpu optimizer: Adam, both ways of weight decay") {
   pf::adam_options options;
-  check_steps<pf::Adam<float>, pf::gpu::Adam>(options);
+  check_steps<pf::Adam<float>, device_adam>(options);
   options.weight_decay = 0.02;
-  check_steps<pf::Adam<float>, pf::gpu::Adam>(options);
+  check_steps<pf::Adam<float>, device_adam>(options);
   options.decoupled_decay = false;
   options.decay_all = true;
-  check_steps<pf::Adam<float>, pf::gpu::Adam>(options);
+  check_steps<pf::Adam<float>, device_adam>(options);
   options.beta1 = 1.0;
   arenas a;
-  CHECK_THROWS_AS(pf::gpu::Adam(a.on_device(), options), pf::value_error);
+  CHECK_THROWS_AS(device_adam(a.on_device(), options), pf::value_error);
 }
 
 TEST_CASE("gpu optimizer: a step captured into a graph takes every step's numbers") {
@@ -99,7 +102,7 @@ TEST_CASE("gpu optimizer: a step captured into a graph takes every step's number
   pf::adam_options options;
   options.weight_decay = 0.02;
   pf::Adam<float> expected(a.on_host(), options);
-  pf::gpu::Adam found(a.on_device(), options);
+  device_adam found(a.on_device(), options);
   pf::gpu::step_graph graph;
   for (int step = 0; step < 6; ++step) {
     const double lr = 0.1 / (1 + step);
@@ -117,7 +120,7 @@ TEST_CASE("gpu optimizer: steps that are skipped change and count nothing; gradi
   twin<int> skip(1);
   twin<float> factor(1, 0.5F);
   pf::Adam<float> expected(a.on_host(), {});
-  pf::gpu::Adam found(a.on_device(), {});
+  device_adam found(a.on_device(), {});
   found.set_control({skip.device_data(), factor.device_data()});
   for (float& g : a.gradients.host()) g *= 0.5F;
   for (const bool skips : {false, true, true, false}) {
@@ -170,10 +173,9 @@ TEST_CASE("gpu optimizer: a flag that another optimizer's skipped step has left 
   const pf::sgd_options sgd{0.9, 0.1, false, 0.01, false};
   for (const std::uint64_t done : {0U, 5U}) {
     CAPTURE(done);
-    check(std::type_identity<pf::Adam<float>>(), std::type_identity<pf::gpu::Adam>(), pf::adam_options{},
-          done);
-    check(std::type_identity<pf::SGD<float>>(), std::type_identity<pf::gpu::SGD>(), sgd, done);
-    check(std::type_identity<pf::Adam<float>>(), std::type_identity<pf::gpu::any_optimizer>(),
+    check(std::type_identity<pf::Adam<float>>(), std::type_identity<device_adam>(), pf::adam_options{}, done);
+    check(std::type_identity<pf::SGD<float>>(), std::type_identity<device_sgd>(), sgd, done);
+    check(std::type_identity<pf::Adam<float>>(), std::type_identity<pf::optimizer<float, pf::device::gpu>>(),
           pf::adam_options{}, done);
   }
 }
@@ -212,7 +214,7 @@ TEST_CASE("gpu optimizer: loss scaling skips, falls and grows") {
   pf::gpu::loss_scaler scaler(1024.0F, {2.0F, 0.5F, 1.0F, 2048.0F, 2});
   const float infinity = std::numeric_limits<float>::infinity();
   arenas a;
-  pf::gpu::SGD sgd(a.on_device(), {});
+  device_sgd sgd(a.on_device(), {});
   sgd.set_control(scaler.control());
   const auto before = a.values.fetched();
   const auto step = [&](float first_gradient) {

@@ -86,6 +86,24 @@ TEST_CASE("gpu training run: in 16 bits, interrupted and gone on with") {
   check_rounded_runs(language_case<pf::gpu::bf16>(), 17, 0.1);
 }
 
+// The exchange finds the overflow before the loss scaler does. The step must lower the scale all the same.
+TEST_CASE("gpu training run: a step that the exchange skips lowers the loss scale, captured or not") {
+  pf::self comm;
+  const image_case<pf::gpu::fp16> of;
+  auto options = image_case<>::options();
+  options.exchange.nonfinite = pf::nonfinite_policy::skip;
+  recorder seen;
+  auto captured = of.make<gpu>(comm, options);
+  captured.run(seen);
+  options.captured_steps = false;
+  auto direct = of.make<gpu>(comm, options);
+  direct.run(seen);
+  CHECK(captured.skipped_steps() > 0);
+  CHECK(captured.skipped_steps() < captured.total_steps() / 2);
+  CHECK(direct.skipped_steps() == captured.skipped_steps());
+  check_same(outcome_of(direct), outcome_of(captured));
+}
+
 TEST_CASE("gpu training run: a loss scale takes no compressed gradients") {
   pf::self comm;
   auto options = image_case<>::options();

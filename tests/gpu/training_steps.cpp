@@ -60,7 +60,7 @@ outcome train_on_device(bool captured, const pf::gpu::context_options& machine =
   const auto x = x_memory.device_view(images), y = y_memory.device_view(logits),
              dy = dy_memory.device_view(logits);
   const std::span<const std::int32_t> labels = label_memory.device_span();
-  pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store()), sgd);
+  pf::SGD<float, pf::device::gpu> optimizer(pf::make_optimizer_target(net.store()), sgd);
   const pf::SoftmaxCrossEntropy<float> criterion;
   pf::gpu::step_graph graph;
   graph.set_enabled(captured);

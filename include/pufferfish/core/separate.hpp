@@ -24,7 +24,8 @@
 /// \endcode
 ///
 /// The first argument is the part of the kernels that compiles the template (kernels.hpp). A function must
-/// not be overloaded where the macro stands.
+/// not be overloaded where the macro stands. PUFFERFISH_SEPARATE_CLASS(part, name, arguments...) is for
+/// class templates with further arguments after float or double.
 
 #include <pufferfish/core/device.hpp>
 
@@ -52,9 +53,9 @@
   template decltype(name<float, device::cpu>) name<float, device::cpu>; \
   PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part)                   \
   template decltype(name<double, device::cpu>) name<double, device::cpu>
-#define PUFFERFISH_SEPARATE_CLASS(part, name)                                     \
-  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<float>; \
-  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<double>
+#define PUFFERFISH_SEPARATE_CLASS(part, name, ...)                                                           \
+  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<float __VA_OPT__(, ) __VA_ARGS__>; \
+  PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_##part) template class name<double __VA_OPT__(, ) __VA_ARGS__>
 
 PUFFERFISH_NAMESPACE_BEGIN
 /// A program without <pufferfish/kernels.hpp> is refused by the linker with this name. The name of the
@@ -77,5 +78,5 @@ PUFFERFISH_NAMESPACE_END
 #else
 #define PUFFERFISH_SEPARATE_FUNCTION(part, name) static_assert(true)
 #define PUFFERFISH_SEPARATE_OPERATION(part, name) static_assert(true)
-#define PUFFERFISH_SEPARATE_CLASS(part, name) static_assert(true)
+#define PUFFERFISH_SEPARATE_CLASS(part, name, ...) static_assert(true)
 #endif

@@ -140,7 +140,7 @@ tensor_view<T, 2> rows_in_memory(const std::string& who, const tensor_view<T, 4>
 ///     decay.exempt(target);                       // no separate weight decay of the factors
 ///     SGD<float> optimizer(std::move(target), options);
 ///     ...                                         // each step: gradients, exchange, clipping; then
-///     optimizer.begin_step(lr);
+///     optimizer.begin_step(ctx, lr);
 ///     decay.begin_step(ctx, lr);
 ///     for (each bucket) {
 ///       decay.add(ctx, bucket.offset, bucket.size);

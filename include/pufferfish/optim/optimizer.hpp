@@ -5,6 +5,7 @@
 /// `optimizer`: SGD or Adam, chosen at run time, as one type.
 
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -18,7 +19,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Which optimizer to use, with its options.
 using optimizer_options = std::variant<sgd_options, adam_options>;
 
-/// SGD or Adam over the arenas of a model.
+/// SGD or Adam over the arenas of a model. Contract: see arena_optimizer.
 ///
 /// \code
 /// const optimizer_options options = sgd_options{.momentum = 0.9};
@@ -26,27 +27,40 @@ using optimizer_options = std::variant<sgd_options, adam_options>;
 /// opt.step(ctx, 0.1);
 /// for (const auto& [name, values] : opt.states()) save(name, values);  // and opt.steps()
 /// \endcode
-template <class T>
+template <class T, class Device = device::cpu>
 class optimizer {
  public:
-  /// Errors as the constructors of SGD and Adam.
+  /// Errors as the constructors of SGD and Adam. The options' type decides: sgd_options or adam_options.
   optimizer(optimizer_target<T> target, const optimizer_options& options)
       : held_(make(std::move(target), options)) {}
 
-  /// One step with the given learning rate; see SGD::step, Adam::step.
-  void step(context<device::cpu>& ctx, double lr) {
+  /// On a device: sets the skip flag and the factor of later steps; see arena_optimizer::set_control.
+  void set_control(const typename SGD<T, Device>::control_type& control) requires(
+      !std::is_same_v<Device, device::cpu>) {
+    std::visit([&](auto& one) { one.set_control(control); }, held_);
+  }
+
+  /// One step with the given learning rate; see arena_optimizer::step.
+  void step(context<Device>& ctx, double lr) {
     std::visit([&](auto& one) { one.step(ctx, lr); }, held_);
   }
 
-  /// The same step in parts; see SGD::begin_step, Adam::begin_step.
-  void begin_step(double lr) {
+  /// The same step in parts; see arena_optimizer::begin_step.
+  void begin_step(context<Device>& ctx, double lr) {
+    std::visit([&](auto& one) { one.begin_step(ctx, lr); }, held_);
+  }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // of SGD and Adam, called here
+  [[deprecated("pass the context: begin_step(ctx, lr)")]] void begin_step(
+      double lr) requires std::is_same_v<Device, device::cpu> {
     std::visit([&](auto& one) { one.begin_step(lr); }, held_);
   }
-  void step_range(context<device::cpu>& ctx, index_t offset, index_t size) {
+#pragma GCC diagnostic pop
+  void step_range(context<Device>& ctx, index_t offset, index_t size) {
     std::visit([&](auto& one) { one.step_range(ctx, offset, size); }, held_);
   }
 
-  /// Number of steps taken.
+  /// Number of steps taken, without skipped ones; see arena_optimizer::steps.
   /// set_steps restores the number from a checkpoint.
   std::uint64_t steps() const {
     return std::visit([](const auto& one) { return one.steps(); }, held_);
@@ -55,21 +69,23 @@ class optimizer {
     std::visit([&](auto& one) { one.set_steps(steps); }, held_);
   }
 
-  /// The state for checkpoints, by name: SGD's velocity, Adam's two moments.
+  /// The state for checkpoints, by name, in the memory of the device: SGD's velocity, Adam's two moments.
   /// Each span has the order of the values and is valid as long as the optimizer. The velocity is empty
   /// without momentum.
   std::vector<std::pair<std::string, std::span<T>>> states() {
-    if (auto* sgd = std::get_if<SGD<T>>(&held_)) return {{"optimizer.momentum", sgd->velocity()}};
-    auto& adam = std::get<Adam<T>>(held_);
+    if (auto* sgd = std::get_if<SGD<T, Device>>(&held_)) return {{"optimizer.momentum", sgd->velocity()}};
+    auto& adam = std::get<Adam<T, Device>>(held_);
     return {{"optimizer.first_moment", adam.first_moment()},
             {"optimizer.second_moment", adam.second_moment()}};
   }
 
  private:
-  using held = std::variant<SGD<T>, Adam<T>>;
+  using held = std::variant<SGD<T, Device>, Adam<T, Device>>;
   static held make(optimizer_target<T> target, const optimizer_options& options) {
-    if (const auto* sgd = std::get_if<sgd_options>(&options)) return SGD<T>(std::move(target), *sgd);
-    return Adam<T>(std::move(target), std::get<adam_options>(options));
+    if (const auto* sgd = std::get_if<sgd_options>(&options)) {
+      return SGD<T, Device>(std::move(target), *sgd);
+    }
+    return Adam<T, Device>(std::move(target), std::get<adam_options>(options));
   }
 
   held held_;

@@ -89,7 +89,7 @@ namespace detail {
 /// crosses a segment's end, so steps over ranges of whole segments compute the same as one step over all.
 class arena_tasks {
  public:
-  arena_tasks(const std::vector<arena_segment>& segments, bool decay_all, index_t piece = 32768) {
+  arena_tasks(const std::vector<arena_segment>& segments, bool decay_all, index_t piece) {
     for (const arena_segment& segment : segments) {
       for (index_t begin = 0; begin < segment.size; begin += piece) {
         tasks_.push_back({segment.offset + begin, std::min(piece, segment.size - begin),
@@ -119,14 +119,6 @@ class arena_tasks {
                                 " are no whole parameters of ", end_of_all(), " elements"});
     }
     return {first - tasks_.begin(), last - first};
-  }
-
-  /// Calls f(task) for each of the tasks of these elements, in parallel.
-  template <class F>
-  void run(context<device::cpu>& ctx, const char* who, index_t offset, index_t size, F&& f) const {
-    const task_range range = tasks_of(who, offset, size);
-    ctx.parallel_for(range.count,
-                     [&](index_t task, int) { f(tasks_[static_cast<std::size_t>(range.first + task)]); });
   }
 
  private:

@@ -4,15 +4,13 @@
 /// \file
 /// `SGD`: stochastic gradient descent with momentum, over whole arenas.
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/core/separate.hpp>
-#include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
-#include <pufferfish/optim/optimizer_target.hpp>
+#include <pufferfish/optim/arena_optimizer.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -60,15 +58,41 @@ void sgd_element(T& value, T gradient, T& velocity, double lr, const sgd_options
 
 }  // namespace ops::reference
 
+namespace detail {
+
+template <>
+struct update_rule<sgd_options> {
+  static constexpr const char* name = "SGD";
+  static std::size_t states(const sgd_options& options) { return options.momentum != 0.0 ? 1 : 0; }
+
+  template <class T>
+  using numbers = ops::detail::sgd_numbers<T>;
+  template <class T>
+  static numbers<T> numbers_of(const sgd_options& options, double decay, std::uint64_t step, double lr) {
+    const T momentum = static_cast<T>(options.momentum);
+    const bool first = step == 1;  // first step: velocity = 0 velocity + 1 g
+    return {static_cast<T>(lr),
+            static_cast<T>(decay),
+            first ? T{} : momentum,
+            first ? T{1} : static_cast<T>(1.0 - options.dampening),
+            options.nesterov ? T{1} : T{},
+            options.nesterov ? momentum : T{1}};
+  }
+  template <class T>
+  static void update(const numbers<T>& n, const T* gradient, const state_arrays<T>& states, T* value,
+                     index_t count) {
+    PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sgd<T>)(n, gradient, states[0], value, count);
+  }
+};
+
+}  // namespace detail
+PUFFERFISH_SEPARATE_CLASS(train, arena_optimizer, sgd_options);
+
 /// With g = gradient + weight_decay value:
 ///     velocity = g at the first step, else momentum velocity + (1 - dampening) g
 ///     value -= lr velocity               (Nesterov: value -= lr (g + momentum velocity))
-/// which is PyTorch's form (lr outside the velocity). Without momentum: value -= lr g.
-///
-/// Weight decay applies to parameters of role weight only, unless decay_all is set, and to no exempt segment
-/// (see arena_segment). Memory: one velocity per value, none without momentum. Results do not depend on the
-/// number of threads. Gradients that layers have stopped writing count as zero (see parameter). One thread at
-/// a time may call an optimizer.
+/// which is PyTorch's form (lr outside the velocity). Without momentum: value -= lr g. Memory: one velocity
+/// per value, none without momentum. Steps, errors, weight decay and device::gpu: see arena_optimizer.
 ///
 /// \code
 /// SGD<float> optimizer(make_optimizer_target(net.store()), {.momentum = 0.9, .weight_decay = 1e-4});
@@ -80,86 +104,19 @@ void sgd_element(T& value, T gradient, T& velocity, double lr, const sgd_options
 ///   optimizer.step(ctx, 0.1);
 /// }
 /// \endcode
-template <class T>
-class SGD {
+template <class T, class Device = device::cpu>
+class SGD : public arena_optimizer<T, sgd_options, Device> {
  public:
-  using value_type = T;
-
   /// Starts at step 0, without a velocity. Throws shape_error if the target's parts do not fit each other,
   /// value_error for options out of range.
   /// The target's arenas must exist as long as the optimizer is used.
   SGD(optimizer_target<T> target, const sgd_options& options)
-      : target_(std::move(target)), options_(options), tasks_(target_.segments, options.decay_all) {
-    options_.validate();
-    target_.require_covered("SGD");
-    if (options_.momentum != 0.0) velocity_ = aligned_buffer<T>(static_cast<index_t>(target_.values.size()));
-  }
+      : arena_optimizer<T, sgd_options, Device>(std::move(target), options) {}
 
-  const sgd_options& options() const { return options_; }
-  const optimizer_target<T>& target() const { return target_; }
-
-  /// One step with the given learning rate over all parameters. Throws state_error if the network has changed
-  /// its arenas, value_error for a learning rate that is not finite.
-  /// Gradients are read, not changed, except those that must count as zero.
-  void step(context<device::cpu>& ctx, double lr) {
-    begin_step(lr);
-    step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
-  }
-
-  /// The same step in parts: begin_step counts the step; the step_range calls after it must contain each
-  /// parameter exactly once. Their order and number do not change a bit of the result. Errors as step.
-  /// step_range throws value_error unless elements offset .. offset + size are whole parameters.
-  void begin_step(double lr) {
-    target_.require_current("SGD");
-    if (!std::isfinite(lr)) {
-      PUFFERFISH_THROW(value_error("SGD: learning rate " + detail::shortest_number(lr) + " is not finite"));
-    }
-    numbers_ = numbers_for(lr);
-    ++steps_;
-    unwritten_.begin();
-  }
-  void step_range(context<device::cpu>& ctx, index_t offset, index_t size) {
-    unwritten_.use(target_.store, offset, size, [this](index_t first, index_t count) {
-      std::fill_n(target_.store->gradients().data() + first, count, T{});
-    });
-    T* velocity = options_.momentum != 0.0 ? velocity_.data() : nullptr;
-    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, sgd<T>);
-    tasks_.run(ctx, "SGD", offset, size, [&](const arena_segment& range) {
-      ops::detail::sgd_numbers<T> own = numbers_;
-      if (!range.decay) own.decay = T{};
-      kernel(own, target_.gradients.data() + range.offset,
-             velocity == nullptr ? nullptr : velocity + range.offset, target_.values.data() + range.offset,
-             range.size);
-    });
-  }
-
-  /// The state, for checkpoints: the velocity arena (arranged like the values; empty without momentum) and
-  /// the number of steps taken.
-  /// set_steps(n) with n > 0 declares the velocity valid, as after loading it.
-  std::span<T> velocity() { return velocity_.span(); }
-  std::span<const T> velocity() const { return velocity_.span(); }
-  std::uint64_t steps() const { return steps_; }
-  void set_steps(std::uint64_t steps) { steps_ = steps; }
-
- private:
-  ops::detail::sgd_numbers<T> numbers_for(double lr) const {
-    const T momentum = static_cast<T>(options_.momentum);
-    const bool first = steps_ == 0;  // first step: velocity = 0 velocity + 1 g
-    return {static_cast<T>(lr),
-            static_cast<T>(options_.weight_decay),
-            first ? T{} : momentum,
-            first ? T{1} : static_cast<T>(1.0 - options_.dampening),
-            options_.nesterov ? T{1} : T{},
-            options_.nesterov ? momentum : T{1}};
-  }
-
-  optimizer_target<T> target_;
-  sgd_options options_;
-  detail::arena_tasks tasks_;
-  ops::detail::sgd_numbers<T> numbers_{};  // constants of the current step
-  aligned_buffer<T> velocity_;
-  std::uint64_t steps_ = 0;
-  detail::zero_before_step unwritten_;
+  /// The state for checkpoints, next to steps(): the velocity, in the memory of the device, arranged as the
+  /// values; empty without momentum. Valid for the life of this object.
+  std::span<T> velocity() { return this->state(0); }
+  std::span<const T> velocity() const { return this->state(0); }
 };
 PUFFERFISH_SEPARATE_CLASS(train, SGD);
 

@@ -58,10 +58,10 @@ struct carried_state {
 template <class T>
 class optimizer_memory {
  public:
-  /// Copies the states and the number of steps of an optimizer (optimizer, gpu::any_optimizer) whose arenas
-  /// are the network's, and notes where each dense layer's matrices are in them. Waits for a device. Throws
-  /// state_error, naming the state, if it is not arranged as the network's values or no rule for it is known.
-  /// Memory: a copy of all states on the host.
+  /// Copies the states and the number of steps of an optimizer whose arenas are the network's, and notes
+  /// where each dense layer's matrices are in them. Waits for a device. Throws state_error, naming the state,
+  /// if it is not arranged as the network's values or no rule for it is known. Memory: a copy of all states
+  /// on the host.
   template <class Root, class Device, class Optimizer>
   optimizer_memory(model<Root, Device>& net, Optimizer& of) : steps_(of.steps()) {
     const auto size = static_cast<std::size_t>(net.parameter_count());

@@ -11,7 +11,6 @@
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/memory.hpp>
 #include <pufferfish/nn/factorize.hpp>
-#include <pufferfish/optim/optimizer.hpp>
 #include <pufferfish/train/loader.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -28,10 +27,6 @@ template <>
 struct device_parts<device::cpu> {
   /// Options of the run's context.
   using machine_options = context_options;
-
-  /// SGD or Adam over arenas of T.
-  template <class T>
-  using optimizer_type = optimizer<T>;
 
   /// Loads batches of images into the device's memory.
   using image_source = loader;

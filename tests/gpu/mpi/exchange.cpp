@@ -234,7 +234,7 @@ TEST_CASE("gpu exchange: a gradient that layers have stopped writing is zero, in
       stream_buffer<float> source(net.size());
       exchange_of<float> exchange(net.store, comm, small_buckets()),
           other(expected.store, comm, small_buckets());
-      pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store), training_sgd),
+      pf::SGD<float, pf::device::gpu> optimizer(pf::make_optimizer_target(net.store), training_sgd),
           reference(pf::make_optimizer_target(expected.store), training_sgd);
       pf::gpu::step_graph graph;
       graph.set_enabled(captured);

@@ -79,7 +79,7 @@ std::vector<float> train_on_devices(communicator& comm, bool captured) {
     // [exchange]
     pf::gradient_exchange<float, pf::mpi::communicator, pf::device::gpu> exchange(net.store(), comm);
     // [exchange]
-    pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store()), sgd);
+    pf::SGD<float, pf::device::gpu> optimizer(pf::make_optimizer_target(net.store()), sgd);
     pf::gpu::step_graph graph;
     graph.set_enabled(captured);
     for (int step = 0; step < steps; ++step) {

@@ -20,6 +20,7 @@
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/distributed.hpp>
 #include <pufferfish/gpu/comm/staging.hpp>
+#include <pufferfish/gpu/optim/loss_scaler.hpp>
 #include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/optim/sgd.hpp>
@@ -265,7 +266,7 @@ std::vector<float> train_on_device(Comm& comm, const pf::exchange_options& optio
   odd_parameters<float> net(pf::gpu::device_memory());
   stream_buffer<float> source(net.size());
   pf::gradient_exchange<float, Comm, pf::device::gpu> exchange(net.store, comm, options);
-  pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store), training_sgd);
+  pf::SGD<float, pf::device::gpu> optimizer(pf::make_optimizer_target(net.store), training_sgd);
   optimizer.set_control({exchange.skip(), nullptr});
   pf::gpu::step_graph graph;
   graph.set_enabled(captured);
@@ -307,7 +308,7 @@ scaled_training train_scaled(Comm& comm, const pf::exchange_options& options, bo
   stream_buffer<float> source(net.size());
   pf::gradient_exchange<float, Comm, pf::device::gpu> exchange(net.store, comm, options,
                                                                pf::new_compressor(net.store, compression));
-  pf::gpu::SGD optimizer(pf::make_optimizer_target(net.store), training_sgd);
+  pf::SGD<float, pf::device::gpu> optimizer(pf::make_optimizer_target(net.store), training_sgd);
   pf::gpu::loss_scaler scaler(scale);
   scaler.use(ctx);
   optimizer.set_control(scaler.control());

@@ -207,11 +207,11 @@ TEST_CASE_TEMPLATE(
       for (std::uint64_t step = 0; step < 3; ++step) {
         fill_gradients(whole, step);
         fill_gradients(parts, step);
-        whole_steps.begin_step(0.1);
+        whole_steps.begin_step(one, 0.1);
         of_whole.begin_step(one, 0.1);
         of_whole.add(one, 0, whole.parameter_count());
         whole_steps.step_range(one, 0, whole.parameter_count());
-        part_steps.begin_step(0.1);
+        part_steps.begin_step(three, 0.1);
         of_parts.begin_step(three, 0.1);
         const auto& entries = parts.store().parameters();
         for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -295,7 +295,7 @@ TEST_CASE("Frobenius decay of factors whose gradient no layer has written in a s
       }
     };
     const auto take = [&](auto& to, auto& with, auto& optimizer) {
-      optimizer.begin_step(0.1);
+      optimizer.begin_step(ctx, 0.1);
       with.begin_step(ctx, 0.1);
       for (const auto& entry : to.store().parameters()) {
         with.add(ctx, entry.offset, entry.thing->size());

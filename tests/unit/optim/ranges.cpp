@@ -54,7 +54,7 @@ TEST_CASE_TEMPLATE("a step in ranges of whole parameters, in any order: the bits
       fill_normal<T>(whole.gradients, 1.0, {2, step});
       parts.gradients = whole.gradients;
       of_whole.step(one, 0.1);
-      of_parts.begin_step(0.1);
+      of_parts.begin_step(two, 0.1);
       const auto count = parts.segments.size();
       for (std::size_t i = 0; i < count; i += 2) {
         const arena_segment& first = parts.segments[step % 2 == 0 ? i : count - 2 - i];
@@ -75,7 +75,7 @@ TEST_CASE("ranges that are no whole parameters, and rates that are no numbers") 
     arenas<float> a;
     optimizer<float> one(a.target(), options);
     cpu_context ctx;
-    one.begin_step(0.1);
+    one.begin_step(ctx, 0.1);
     const auto all = static_cast<index_t>(a.values.size());
     CHECK_THROWS_AS(one.step_range(ctx, 1, 99), value_error);
     CHECK_THROWS_AS(one.step_range(ctx, 0, 99), value_error);
@@ -84,7 +84,7 @@ TEST_CASE("ranges that are no whole parameters, and rates that are no numbers") 
     CHECK_THROWS_AS(one.step_range(ctx, -1, 101), value_error);
     CHECK_THROWS_AS(one.step_range(ctx, 0, -1), value_error);
     CHECK_NOTHROW(one.step_range(ctx, 100, 7));
-    CHECK_THROWS_AS(one.begin_step(std::numeric_limits<double>::quiet_NaN()), value_error);
+    CHECK_THROWS_AS(one.begin_step(ctx, std::numeric_limits<double>::quiet_NaN()), value_error);
   }
 }
 

@@ -23,7 +23,7 @@ TEST_CASE("optimizers: a parameter that layers have stopped writing has a gradie
         expected.write(ctx, i, i != 1 || writes ? 1.0F : 0.0F);
       }
       if (in_ranges) {
-        optimizer.begin_step(0.1);
+        optimizer.begin_step(ctx, 0.1);
         for (const index_t offset : {80, 0, 40}) optimizer.step_range(ctx, offset, 40);
       } else {
         optimizer.step(ctx, 0.1);
@@ -56,7 +56,7 @@ TEST_CASE("optimizers: after an exchange they use its result, also where this ra
     exchange.begin(ctx);
     if (second) net.write(ctx, 1, 1.0F);
     net.write(ctx, 0, 1.0F);
-    optimizer.begin_step(1.0);
+    optimizer.begin_step(ctx, 1.0);
     exchange.finish(ctx, [&](const gradient_bucket& b) {
       // As if the other rank had written it.
       if (!second && b.offset == 0) {

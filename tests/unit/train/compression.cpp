@@ -181,7 +181,7 @@ std::vector<std::uint64_t> reference(const image_sets& sets, const training_opti
     exchange.begin(ctx);
     task.step(ctx, net, {total / steps, total % steps, static_cast<std::uint64_t>(total)});
     exchange.finish(ctx);
-    sgd.begin_step(rate);
+    sgd.begin_step(ctx, rate);
     sgd.step_range(ctx, 0, static_cast<index_t>(net.store().gradients().size()));
     digests.push_back(digest(net.store().values()));
   }

@@ -241,7 +241,7 @@ inline context_options options_of_current_device() {
 ///
 ///     gpu::cusolver_eigensolver solver;                           // <pufferfish/gpu/cusolver.hpp>
 ///     const factorization done = factorize(net, policy, ctx, {.solver = &solver});
-///     gpu::SGD optimizer(make_optimizer_target(net.store()), options);     // the arenas are new
+///     SGD<float, device::gpu> optimizer(make_optimizer_target(net.store()), options);  // the arenas are new
 template <class Root>
 factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
                         context<device::gpu>& ctx, const gpu::svd_settings& settings = {},

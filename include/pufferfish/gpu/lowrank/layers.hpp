@@ -12,7 +12,7 @@
 ///     LowRankConv<float, dynamic_rank, device::gpu> layer(shape, rank, true);  // true: with a bias
 ///     layer.initialize(random_stream(4, 1));
 ///     layer.forward(ctx, x, y);                                                // views of device memory
-///     gpu::SGD optimizer(make_optimizer_target(layer.store()), sgd_options{});
+///     SGD<float, device::gpu> optimizer(make_optimizer_target(layer.store()), sgd_options{});
 
 #include <string>
 #include <type_traits>

@@ -12,14 +12,14 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <type_traits>
 
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/core/record_line.hpp>
 #include <pufferfish/gpu/comm/staging.hpp>
 #include <pufferfish/gpu/lowrank/factorize.hpp>
-#include <pufferfish/gpu/optim/any_optimizer.hpp>
 #include <pufferfish/gpu/optim/frobenius_decay.hpp>
+#include <pufferfish/gpu/optim/loss_scaler.hpp>
+#include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/gpu/train/augment.hpp>
 #include <pufferfish/gpu/train/host_rows.hpp>
@@ -28,24 +28,12 @@
 #include <pufferfish/train/run/steps.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-namespace gpu::detail {
-
-template <class T>
-struct optimizer_of {
-  static_assert(std::is_same_v<T, float>, "pufferfish: on a device, parameters are trained in float");
-  using type = any_optimizer;
-};
-
-}  // namespace gpu::detail
-
 namespace detail {
 
 /// The device's form of train/device_parts.hpp.
 template <>
 struct device_parts<device::gpu> {
   using machine_options = gpu::context_options;
-  template <class T>
-  using optimizer_type = typename gpu::detail::optimizer_of<T>::type;
   using image_source = gpu::image_loader;
   using input_place = gpu::input_place;
 
@@ -215,7 +203,8 @@ class run_steps<Task, Comm, device::gpu> {
     if (!clips() && !lossy && !scaler_ && run.exchange.arrives_early()) {
       if (run.decay != nullptr) run.decay->begin_step(run.ctx, 0.0);
       run.exchange.finish(run.ctx, update_bucket(run));
-    } else if (finish_exchange(run)) {
+    } else if (finish_exchange(run) || scaler_) {
+      // A step that the exchange skips lowers the loss scale; skip_if makes the update leave it out.
       if (scaler_) {
         scaler_->unscale(run.ctx, gradients);
         if (run.exchange.skip() != nullptr) scaler_->skip_if(run.ctx, run.exchange.skip());

@@ -15,6 +15,7 @@
 #include <pufferfish/distributed/exchange.hpp>
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/optim/frobenius_decay.hpp>
+#include <pufferfish/optim/optimizer.hpp>
 #include <pufferfish/train/device_parts.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/progress_record.hpp>
@@ -29,8 +30,7 @@ struct run_parts {
   using model_type = typename Task::model_type;
   using device_type = typename model_type::device_type;
   using value_type = stored_t<model_type>;
-  using parts = device_parts<device_type>;
-  using optimizer_type = typename parts::template optimizer_type<value_type>;
+  using optimizer_type = pufferfish::optimizer<value_type, device_type>;
   using exchange_type = gradient_exchange<value_type, Comm, device_type>;
 
   context<device_type>& ctx;
@@ -130,7 +130,7 @@ class run_steps<Task, Comm, device::cpu> {
   }
 
   static void begin_update(const parts& run, double rate) {
-    run.optimizer.begin_step(rate);
+    run.optimizer.begin_step(run.ctx, rate);
     if (run.decay != nullptr) run.decay->begin_step(run.ctx, rate);
   }
 
