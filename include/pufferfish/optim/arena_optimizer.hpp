@@ -41,22 +41,18 @@ template <class Options>
 struct update_rule;
 
 /// The parts of an optimizer that differ between devices: its memory, the constants and number of a step, and
-/// the pass over the arenas. <pufferfish/gpu.hpp> specialises the class for device::gpu.
+/// the pass over the arenas. This is the CPU's form; <pufferfish/gpu.hpp> has that of device::gpu.
 template <class T, class Options, class Device>
 class optimizer_pass {
   static_assert(
-      !std::is_same_v<Device, device::gpu>,
+      std::is_same_v<Device, device::cpu>,
       "pufferfish: optimizers on device::gpu are defined by <pufferfish/gpu.hpp>: include that header "
       "in this file (it needs the CUDA Toolkit, not nvcc)");
-};
-
-template <class T, class Options>
-class optimizer_pass<T, Options, device::cpu> {
   using rule = update_rule<Options>;
 
  public:
-  struct control_type {};                      ///< a step on the CPU is skipped by not calling it
-  using array = aligned_buffer<T>;             ///< memory of a state
+  struct control_type {};           ///< none: the caller of a step on the CPU omits the step instead
+  using array = aligned_buffer<T>;  ///< memory of a state
   static constexpr index_t task_size = 32768;  ///< see arena_tasks
 
   explicit optimizer_pass(const arena_tasks&) {}
