@@ -66,12 +66,8 @@ inline image_set load_idx_pair(const std::string& images_path, const std::string
     detail::throw_error<io_error>({images_path, ": images need 3 or 4 dimensions, the file has shape ",
                                    detail::shape_text(images.extents)});
   }
-  image_set set;
-  set.count = images.extents[0];
-  set.height = images.extents[1];
-  set.width = images.extents[2];
-  set.channels = rank == 4 ? images.extents[3] : 1;
-  set.classes = classes;
+  const std::vector<index_t>& e = images.extents;
+  image_set set{e[0], e[1], e[2], rank == 4 ? e[3] : 1, classes, {}, {}};
   detail::set_labels(set, read_idx(labels_path), labels_path);
   set.pixels = std::move(images.values);
   return set;
@@ -98,11 +94,7 @@ inline image_set load_mnist_layout(const std::string& folder, bool train, index_
 /// The images are in the order of the files. A complete set has 50,000 or 10,000 images, which is not
 /// checked.
 inline image_set load_cifar10(const std::string& folder, bool train) {
-  image_set set;
-  set.height = 32;
-  set.width = 32;
-  set.channels = 3;
-  set.classes = 10;
+  image_set set{0, 32, 32, 3, 10, {}, {}};
   for (int batch = 1; batch <= (train ? 5 : 1); ++batch) {
     const std::string name = train ? "data_batch_" + std::to_string(batch) : std::string("test_batch");
     const cifar_batch part = read_cifar10(detail::find_plain_or_gzip(folder + "/" + name + ".bin"));

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 
 #include <pufferfish/core/config.hpp>
 #include <pufferfish/core/scalar.hpp>
@@ -67,63 +68,25 @@ inline constexpr std::array<dtype_row, 17> dtype_table{{
     {tensor_dtype::c64, "C64", 8},
 }};
 
-template <class T>
-struct dtype_of;
-template <>
-struct dtype_of<std::uint8_t> {
-  static constexpr tensor_dtype value = tensor_dtype::u8;
-};
-template <>
-struct dtype_of<std::int8_t> {
-  static constexpr tensor_dtype value = tensor_dtype::i8;
-};
-template <>
-struct dtype_of<std::uint16_t> {
-  static constexpr tensor_dtype value = tensor_dtype::u16;
-};
-template <>
-struct dtype_of<std::int16_t> {
-  static constexpr tensor_dtype value = tensor_dtype::i16;
-};
-template <>
-struct dtype_of<float16> {
-  static constexpr tensor_dtype value = tensor_dtype::f16;
-};
-template <>
-struct dtype_of<bfloat16> {
-  static constexpr tensor_dtype value = tensor_dtype::bf16;
-};
-template <>
-struct dtype_of<std::uint32_t> {
-  static constexpr tensor_dtype value = tensor_dtype::u32;
-};
-template <>
-struct dtype_of<std::int32_t> {
-  static constexpr tensor_dtype value = tensor_dtype::i32;
-};
-template <>
-struct dtype_of<float> {
-  static constexpr tensor_dtype value = tensor_dtype::f32;
-};
-template <>
-struct dtype_of<std::uint64_t> {
-  static constexpr tensor_dtype value = tensor_dtype::u64;
-};
-template <>
-struct dtype_of<std::int64_t> {
-  static constexpr tensor_dtype value = tensor_dtype::i64;
-};
-template <>
-struct dtype_of<double> {
-  static constexpr tensor_dtype value = tensor_dtype::f64;
-};
+constexpr tensor_dtype dtype_of(std::type_identity<std::uint8_t>) { return tensor_dtype::u8; }
+constexpr tensor_dtype dtype_of(std::type_identity<std::int8_t>) { return tensor_dtype::i8; }
+constexpr tensor_dtype dtype_of(std::type_identity<std::uint16_t>) { return tensor_dtype::u16; }
+constexpr tensor_dtype dtype_of(std::type_identity<std::int16_t>) { return tensor_dtype::i16; }
+constexpr tensor_dtype dtype_of(std::type_identity<float16>) { return tensor_dtype::f16; }
+constexpr tensor_dtype dtype_of(std::type_identity<bfloat16>) { return tensor_dtype::bf16; }
+constexpr tensor_dtype dtype_of(std::type_identity<std::uint32_t>) { return tensor_dtype::u32; }
+constexpr tensor_dtype dtype_of(std::type_identity<std::int32_t>) { return tensor_dtype::i32; }
+constexpr tensor_dtype dtype_of(std::type_identity<float>) { return tensor_dtype::f32; }
+constexpr tensor_dtype dtype_of(std::type_identity<std::uint64_t>) { return tensor_dtype::u64; }
+constexpr tensor_dtype dtype_of(std::type_identity<std::int64_t>) { return tensor_dtype::i64; }
+constexpr tensor_dtype dtype_of(std::type_identity<double>) { return tensor_dtype::f64; }
 
 }  // namespace detail
 
 /// The dtype that holds values of T: fixed-width integers, float, double, bfloat16, float16.
 /// Other types do not compile, nor does bool, since a byte from a file may be no valid bool.
 template <class T>
-inline constexpr tensor_dtype dtype_of_v = detail::dtype_of<T>::value;
+inline constexpr tensor_dtype dtype_of_v = detail::dtype_of(std::type_identity<T>());
 
 /// "F32", "BF16", ...
 constexpr std::string_view to_string(tensor_dtype dtype) {

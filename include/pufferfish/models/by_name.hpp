@@ -29,27 +29,17 @@ struct named_model {
 /// The small models with the options that an image and a number of classes determine.
 template <class T, class Device>
 network<T, Device> default_small_resnet(const extents<4>& image, index_t classes) {
-  small_resnet_options options;
-  options.channels_in = image[3];
-  options.classes = classes;
-  return small_resnet<T, Device>(options);
+  return small_resnet<T, Device>({.channels_in = image[3], .classes = classes});
 }
 
 template <class T, class Device>
 network<T, Device> default_small_vgg(const extents<4>& image, index_t classes) {
-  small_vgg_options options;
-  options.image = {image[1], image[2]};
-  options.channels_in = image[3];
-  options.classes = classes;
-  return small_vgg<T, Device>(options);
+  return small_vgg<T, Device>({.image = {image[1], image[2]}, .channels_in = image[3], .classes = classes});
 }
 
 template <class T, class Device>
 network<T, Device> default_mlp(const extents<4>& image, index_t classes) {
-  mlp_options options;
-  options.inputs = image[1] * image[2] * image[3];
-  options.classes = classes;
-  return mlp<T, Device>(options);
+  return mlp<T, Device>({.inputs = image[1] * image[2] * image[3], .classes = classes});
 }
 
 template <class T, class Device>

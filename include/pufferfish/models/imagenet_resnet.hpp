@@ -211,11 +211,7 @@ inline factorize_policy resnet34_policy() { return detail::stage4_policy(detail:
 
 /// Pure low rank: all layers but the stem and the linear layer, at rank 1/4. Shortcuts are
 /// factorized in networks of bottleneck blocks only.
-inline factorize_policy bottleneck_low_rank_policy() {
-  factorize_policy policy;
-  policy.shortcuts_dense = false;
-  return policy;
-}
+inline factorize_policy bottleneck_low_rank_policy() { return {.shortcuts_dense = false}; }
 inline factorize_policy basic_low_rank_policy() { return {}; }
 
 /// Ranks of the paper's pure low-rank ResNet-50 (8,745,000 parameters) and WideResNet-50-2

@@ -333,11 +333,6 @@ model<lstm_lm<T, Device>, Device> make_lstm_lm(const lstm_lm_options& options) {
 /// embedding, and with it the output, stays dense.
 ///
 ///     const factorization made = factorize(net, lstm_lm_policy());  // 85,962,278 -> 67,962,278 parameters
-inline factorize_policy lstm_lm_policy() {
-  factorize_policy policy;
-  policy.first_layer = 1;
-  policy.last_layer_dense = false;
-  return policy;
-}
+inline factorize_policy lstm_lm_policy() { return {.first_layer = 1, .last_layer_dense = false}; }
 
 PUFFERFISH_NAMESPACE_END

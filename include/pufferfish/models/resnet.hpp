@@ -36,23 +36,18 @@ struct resnet18_options {
 /// \endcode
 template <class T, class Device = device::cpu>
 network<T, Device> resnet18(const resnet18_options& options = {}) {
-  small_resnet_options shape;
-  shape.channels_in = options.channels_in;
-  shape.classes = options.classes;
-  shape.width = options.width;
-  shape.blocks = 2;
-  shape.stages = 4;
+  const small_resnet_options shape{.channels_in = options.channels_in,
+                                   .classes = options.classes,
+                                   .width = options.width,
+                                   .blocks = 2,
+                                   .stages = 4};
   return detail::residual_network<T, Device>("resnet18", "linear", shape, options.stem_norm);
 }
 
 /// Policy of the paper: K = 4, so that all layers but the stem, the first block, the shortcuts and
 /// the linear layer are factorized, at rank ratio 1/4. 3,336,138 of the 11,173,834 parameters of
 /// resnet18 are left (Wang et al., Pufferfish, MLSys 2021).
-inline factorize_policy resnet18_policy() {
-  factorize_policy policy;
-  policy.first_layer = 4;
-  return policy;
-}
+inline factorize_policy resnet18_policy() { return {.first_layer = 4}; }
 
 /// Pure low rank: all eight blocks; the stem, the shortcuts and the linear layer stay dense. 3,282,890
 /// parameters.

@@ -136,19 +136,11 @@ network<T, Device> vgg19_lth(const vgg_options& options = {}) {
 /// Policy of the paper for vgg19: K = 10, so that the last seven convolutions and the first two linear
 /// layers get rank 128 = 1/4. 8,370,634 of 20,560,330 parameters are left (Wang et al., Pufferfish,
 /// MLSys 2021). Of vgg19_lth, which has no such linear layers, 8,107,466 of 20,035,018 are left.
-inline factorize_policy vgg19_policy() {
-  factorize_policy policy;
-  policy.first_layer = 10;
-  return policy;
-}
+inline factorize_policy vgg19_policy() { return {.first_layer = 10}; }
 
 /// The same for vgg11, of which the paper has no hybrid form: factorizes from the first convolution
 /// of 512 to 512 channels on.
-inline factorize_policy vgg11_policy() {
-  factorize_policy policy;
-  policy.first_layer = 6;
-  return policy;
-}
+inline factorize_policy vgg11_policy() { return {.first_layer = 6}; }
 
 /// Pure low rank: all but the first convolution and the last linear layer. vgg11 is left with 2,878,538
 /// parameters, vgg19 with 5,884,362.

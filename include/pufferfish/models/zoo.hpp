@@ -82,20 +82,13 @@ namespace detail {
 /// zoo_model::dense for a function that takes vgg_options.
 template <class T, class Device, network<T, Device> (*Make)(const vgg_options&)>
 network<T, Device> zoo_vgg(index_t channels_in, index_t classes) {
-  vgg_options options;
-  options.channels_in = channels_in;
-  options.classes = classes;
-  return Make(options);
+  return Make({.channels_in = channels_in, .classes = classes});
 }
 
 /// zoo_model::dense for resnet18, with or without a batch norm after the first convolution.
 template <class T, class Device, bool StemNorm>
 network<T, Device> zoo_resnet18(index_t channels_in, index_t classes) {
-  resnet18_options options;
-  options.channels_in = channels_in;
-  options.classes = classes;
-  options.stem_norm = StemNorm;
-  return resnet18<T, Device>(options);
+  return resnet18<T, Device>({.channels_in = channels_in, .classes = classes, .stem_norm = StemNorm});
 }
 
 template <class T, class Device, network<T, Device> (*Make)(const imagenet_resnet_options&),
@@ -103,22 +96,16 @@ template <class T, class Device, network<T, Device> (*Make)(const imagenet_resne
 /// zoo_model::dense for the ImageNet networks; with FactorNorm, the published pure low-rank form of basic
 /// blocks.
 network<T, Device> zoo_imagenet(index_t channels_in, index_t classes) {
-  imagenet_resnet_options options;
-  options.channels_in = channels_in;
-  options.classes = classes;
-  options.factor_bn = FactorNorm;
-  options.zero_init_residual = FactorNorm;
-  return Make(options);
+  return Make({.channels_in = channels_in,
+               .classes = classes,
+               .zero_init_residual = FactorNorm,
+               .factor_bn = FactorNorm});
 }
 
 /// The network with the paper's ranks and initial values.
 template <class T, class Device, network<T, Device> (*Make)(const imagenet_resnet_options&)>
 network<T, Device> zoo_reference_ranks(index_t channels_in, index_t classes) {
-  imagenet_resnet_options options;
-  options.channels_in = channels_in;
-  options.classes = classes;
-  options.zero_init_residual = true;
-  network<T, Device> net = Make(options);
+  network<T, Device> net = Make({.channels_in = channels_in, .classes = classes, .zero_init_residual = true});
   apply_ranks(net, reference_ranks(net));
   return net;
 }

@@ -133,9 +133,8 @@ inline truncation truncation_of(const std::vector<tensor_place>& tensors,
   truncation most = truncation::two_sided;
   for (std::size_t i = 0; i < plan.size(); ++i) {
     if (!plan[i].factorize) continue;
-    const layer_statistics* const seen = policy.statistics->find(tensors[i].name);
     factorize_options options;
-    options.statistics = seen;
+    options.statistics = policy.statistics->find(tensors[i].name);
     const truncation own = chosen_truncation(options);
     if (own == truncation::plain) {
       throw_error<value_error>({"factorize_weights: no statistics of ", quote_name(tensors[i].name),
@@ -169,9 +168,7 @@ inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>&
   rest.parameters = static_cast<double>(fixed);
   network_budget budget;
   budget.parameters = policy.budget;
-  budget_options options;
-  options.floor = 1;
-  const std::vector<budget_choice> choices = allocate(layers, rest, budget, options);
+  const std::vector<budget_choice> choices = allocate(layers, rest, budget, {.floor = 1});
   std::vector<index_t> ranks(plan.size(), 0);
   for (std::size_t k = 0; k < choices.size(); ++k) {
     if (!choices[k].dense()) ranks[places[k]] = choices[k].ranks.front();

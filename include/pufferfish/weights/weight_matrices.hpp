@@ -146,12 +146,7 @@ class weight_matrices {
 
  private:
   // Method and seed of the policy, for decompositions of whole matrices.
-  svd_options how() const {
-    svd_options result;
-    result.method = options_.method;
-    result.seed = options_.seed;
-    return result;
-  }
+  svd_options how() const { return {.method = options_.method, .seed = options_.seed}; }
 
   // Squares of the singular values of part p; adds the part's ||A||_F^2 to norm2.
   std::vector<double> energies(index_t p, double& norm2) const {

@@ -42,25 +42,20 @@ __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   emulated_device::mma<T>(c, a, b);
 #else
+#define PUFFERFISH_MMA(types)                                    \
+  asm volatile("mma.sync.aligned." types                         \
+               " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+               "{%0, %1, %2, %3};"                               \
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])  \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
   if constexpr (std::is_same_v<T, float>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    PUFFERFISH_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
   } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    PUFFERFISH_MMA("m16n8k16.row.col.f32.bf16.bf16.f32");
   } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+    PUFFERFISH_MMA("m16n8k16.row.col.f32.f16.f16.f32");
   }
+#undef PUFFERFISH_MMA
 #endif
 }
 

@@ -177,27 +177,18 @@ struct norm_sum_task {
   const T* dy;
   const std::uint32_t* mask;
 
-  /// Sums of a run are in float, those of all runs in double.
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
-    using A = accumulate_t<T>;
-    const lanes<A, Width> mean = load_channels<Width>(m.mean + column);
-    while (row < end) {
-      row_values<T, Width> sums{}, products{};
-      for_run(
-          row, end, step,
-          [&](index_t at) { return load_pair<Width>(m.x, dy, mask, at * m.channels + column); },
-          [&](const raw_pair<T, Width>& pair) {
-            const row_values<T, Width> x = widen(pair.x), g = masked(pair);
-            for (int k = 0; k < Width; ++k) {
-              sums[k] += g[k];
-              products[k] += g[k] * (x[k] - mean[k]);
-            }
-          });
-      for (int k = 0; k < Width; ++k) {
-        s.sums[0][k] += static_cast<double>(sums[k]);
-        s.sums[1][k] += static_cast<double>(products[k]);
-      }
-    }
+    const row_values<T, Width> mean = load_channels<Width>(m.mean + column);
+    add_runs<T>(
+        row, end, step, s,
+        [&](index_t at) { return load_pair<Width>(m.x, dy, mask, at * m.channels + column); },
+        [&](const raw_pair<T, Width>& pair, auto& run) {
+          const row_values<T, Width> x = widen(pair.x), g = masked(pair);
+          for (int k = 0; k < Width; ++k) {
+            run[0][k] += g[k];
+            run[1][k] += g[k] * (x[k] - mean[k]);
+          }
+        });
   }
 };
 

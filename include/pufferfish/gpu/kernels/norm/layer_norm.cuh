@@ -128,19 +128,12 @@ struct layer_norm_sum_task {
       return loaded{load_row<Width>(p.sum.row(at) + column), load_row<Width>(p.dy.row(at) + column),
                     p.statistics[2 * at], p.statistics[2 * at + 1]};
     };
-    while (row < end) {
-      row_values<T, Width> weighted = {}, plain = {};
-      for_run(row, end, step, load, [&](const loaded& values) {
-        for (int k = 0; k < Width; ++k) {
-          weighted[k] += values.dy[k] * ((values.sum[k] - values.mean) * values.deviation);
-          plain[k] += values.dy[k];
-        }
-      });
+    add_runs<T>(row, end, step, s, load, [](const loaded& values, auto& run) {
       for (int k = 0; k < Width; ++k) {
-        s.sums[0][k] += static_cast<double>(weighted[k]);
-        s.sums[1][k] += static_cast<double>(plain[k]);
+        run[0][k] += values.dy[k] * ((values.sum[k] - values.mean) * values.deviation);
+        run[1][k] += values.dy[k];
       }
-    }
+    });
   }
 };
 

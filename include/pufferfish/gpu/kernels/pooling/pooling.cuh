@@ -59,6 +59,23 @@ struct pool_images {
   __device__ index_t output_at(index_t n, index_t y, index_t x, index_t channel) const {
     return ((n * windows.out_height + y) * windows.out_width + x) * windows.channels + channel;
   }
+  /// Calls f(offset in the input) for each pixel of a window of image n, row by row.
+  template <class F>
+  __device__ void for_each_pixel(const window_range& window, index_t n, index_t channel, F f) const {
+    for (index_t y = window.y.begin; y < window.y.end; ++y) {
+      for (index_t x = window.x.begin; x < window.x.end; ++x) f(input_at(n, y, x, channel));
+    }
+  }
+  /// Calls f(offset in the output, window) for each window that contains a pixel of the input, in order.
+  template <class F>
+  __device__ void for_each_window(const pixel_place& at, F f) const {
+    const pool_windows& w = windows;
+    const axis_range ys = windows_of(at.y, w.stride_height, w.pad_height, w.kernel_height, w.out_height);
+    const axis_range xs = windows_of(at.x, w.stride_width, w.pad_width, w.kernel_width, w.out_width);
+    for (index_t y = ys.begin; y < ys.end; ++y) {
+      for (index_t x = xs.begin; x < xs.end; ++x) f(output_at(at.n, y, x, at.channel), window_at(w, y, x));
+    }
+  }
   /// The factor of an average.
   __device__ A share(const window_range& window, bool count_padding) const {
     return A(1) /
@@ -80,15 +97,13 @@ struct max_pool_task : pool_images<T, Width> {
   __device__ void run(const pixel_place& at) const {
     const window_range window = window_at(this->windows, at.y, at.x);
     auto best = load_row<Width>(x + this->input_at(at.n, window.y.begin, window.x.begin, at.channel));
-    for (index_t iy = window.y.begin; iy < window.y.end; ++iy) {
-      for (index_t ix = window.x.begin; ix < window.x.end; ++ix) {
-        const auto values = load_row<Width>(x + this->input_at(at.n, iy, ix, at.channel));
-        // A NaN is treated as the largest, so that it is noticed.
-        for (int k = 0; k < Width; ++k) {
-          if (values[k] > best[k] || values[k] != values[k]) best[k] = values[k];
-        }
+    this->for_each_pixel(window, at.n, at.channel, [&](index_t i) {
+      const auto values = load_row<Width>(x + i);
+      // A NaN is treated as the largest, so that it is noticed.
+      for (int k = 0; k < Width; ++k) {
+        if (values[k] > best[k] || values[k] != values[k]) best[k] = values[k];
       }
-    }
+    });
     store_row(y + this->output_at(at.n, at.y, at.x, at.channel), best);
   }
 };
@@ -119,20 +134,14 @@ struct max_pool_gradient_task : pool_images<T, Width> {
 
   /// at: pixel of the input. A window's winner is the first of its pixels, row by row, that equals y.
   __device__ void run(const pixel_place& at) const {
-    const pool_windows& w = this->windows;
     const index_t place = this->input_at(at.n, at.y, at.x, at.channel);
     const row own = load_row<Width>(x + place);
-    const axis_range ys = windows_of(at.y, w.stride_height, w.pad_height, w.kernel_height, w.out_height);
-    const axis_range xs = windows_of(at.x, w.stride_width, w.pad_width, w.kernel_width, w.out_width);
     lanes<A, Width> sum{};
-    for (index_t oy = ys.begin; oy < ys.end; ++oy) {
-      for (index_t ox = xs.begin; ox < xs.end; ++ox) {
-        const index_t out = this->output_at(at.n, oy, ox, at.channel);
-        const row largest = load_row<Width>(y + out), gradient = load_row<Width>(dy + out);
-        const lanes<bool, Width> wins = winners_of(at, window_at(w, oy, ox), own, largest);
-        for (int k = 0; k < Width; ++k) sum[k] += wins[k] ? gradient[k] : A{};
-      }
-    }
+    this->for_each_window(at, [&](index_t out, const window_range& window) {
+      const row largest = load_row<Width>(y + out), gradient = load_row<Width>(dy + out);
+      const lanes<bool, Width> wins = winners_of(at, window, own, largest);
+      for (int k = 0; k < Width; ++k) sum[k] += wins[k] ? gradient[k] : A{};
+    });
     store_row(dx + place, sum);
   }
 };
@@ -171,12 +180,10 @@ struct average_pool_task : pool_images<T, Width> {
   __device__ void run(const pixel_place& at) const {
     const window_range window = window_at(this->windows, at.y, at.x);
     lanes<A, Width> sum{};
-    for (index_t iy = window.y.begin; iy < window.y.end; ++iy) {
-      for (index_t ix = window.x.begin; ix < window.x.end; ++ix) {
-        const auto values = load_row<Width>(x + this->input_at(at.n, iy, ix, at.channel));
-        for (int k = 0; k < Width; ++k) sum[k] += values[k];
-      }
-    }
+    this->for_each_pixel(window, at.n, at.channel, [&](index_t i) {
+      const auto values = load_row<Width>(x + i);
+      for (int k = 0; k < Width; ++k) sum[k] += values[k];
+    });
     const A share = this->share(window, count_padding);
     for (int k = 0; k < Width; ++k) sum[k] *= share;
     store_row(y + this->output_at(at.n, at.y, at.x, at.channel), sum);
@@ -193,17 +200,12 @@ struct average_pool_gradient_task : pool_images<T, Width> {
 
   /// at: pixel of the input. Windows in order.
   __device__ void run(const pixel_place& at) const {
-    const pool_windows& w = this->windows;
-    const axis_range ys = windows_of(at.y, w.stride_height, w.pad_height, w.kernel_height, w.out_height);
-    const axis_range xs = windows_of(at.x, w.stride_width, w.pad_width, w.kernel_width, w.out_width);
     lanes<A, Width> sum{};
-    for (index_t oy = ys.begin; oy < ys.end; ++oy) {
-      for (index_t ox = xs.begin; ox < xs.end; ++ox) {
-        const auto gradient = load_row<Width>(dy + this->output_at(at.n, oy, ox, at.channel));
-        const A share = this->share(window_at(w, oy, ox), count_padding);
-        for (int k = 0; k < Width; ++k) sum[k] += gradient[k] * share;
-      }
-    }
+    this->for_each_window(at, [&](index_t out, const window_range& window) {
+      const auto gradient = load_row<Width>(dy + out);
+      const A share = this->share(window, count_padding);
+      for (int k = 0; k < Width; ++k) sum[k] += gradient[k] * share;
+    });
     store_row(dx + this->input_at(at.n, at.y, at.x, at.channel), sum);
   }
 };

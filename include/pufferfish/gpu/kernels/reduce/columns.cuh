@@ -154,6 +154,21 @@ struct column_sum_state {
   }
 };
 
+/// Adds to `s` what use(load(row), run) adds to the `Quantities` sums of a run of up to run_rows rows, for
+/// the rows row, row + step, .. below end. Sums of a run are in the type of computation of T, those of all
+/// runs in double.
+template <class T, int Quantities, int Width, class Load, class Use>
+__device__ inline void add_runs(index_t row, index_t end, index_t step,
+                                column_sum_state<Quantities, Width>& s, Load load, Use use) {
+  while (row < end) {
+    row_values<T, Width> run[static_cast<std::size_t>(Quantities)] = {};
+    for_run(row, end, step, load, [&](const auto& values) { use(values, run); });
+    for (int q = 0; q < Quantities; ++q) {
+      for (int k = 0; k < Width; ++k) s.sums[q][k] += static_cast<double>(run[q][k]);
+    }
+  }
+}
+
 /// A state in shared memory, an odd number of doubles long: neighbouring threads use different banks.
 template <class State>
 struct gapped : State {
@@ -265,18 +280,13 @@ struct column_sum_task {
   const T* x;
   index_t row_stride;
 
-  /// Runs of up to run_rows rows are summed in float, then added in double.
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
-    while (row < end) {
-      row_values<T, Width> run{};
-      for_run(
-          row, end, step, [&](index_t at) { return load_raw<Width>(x + at * row_stride + column); },
-          [&](const raw_row<T, Width>& raw) {
-            const row_values<T, Width> values = widen(raw);
-            for (int k = 0; k < Width; ++k) run[k] += values[k];
-          });
-      for (int k = 0; k < Width; ++k) s.sums[0][k] += static_cast<double>(run[k]);
-    }
+    add_runs<T>(
+        row, end, step, s, [&](index_t at) { return load_raw<Width>(x + at * row_stride + column); },
+        [](const raw_row<T, Width>& raw, auto& run) {
+          const row_values<T, Width> values = widen(raw);
+          for (int k = 0; k < Width; ++k) run[0][k] += values[k];
+        });
   }
 };
 
