@@ -28,6 +28,7 @@
 #include <pufferfish/adapters/dlib_con.hpp>
 #include <pufferfish/adapters/dlib_distributed.hpp>
 #include <pufferfish/adapters/dlib_fc.hpp>
+#include <pufferfish/adapters/dlib_solver.hpp>
 #include <pufferfish/adapters/dlib_twin.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -21,7 +21,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Between forward and backward pass the layer keeps the activation of r channels; clean() releases it.
 ///
 /// dlib's solvers treat a layer of a type unknown to them as one vector of weights. The bias multipliers take
-/// effect only with `bias_solver` (dlib_layer.hpp); other solvers treat the bias as a weight.
+/// effect only with `bias_solver` (dlib_solver.hpp); other solvers treat the bias as a weight.
 template <long NumFilters, long Rank, long Rows, long Cols, int StrideY, int StrideX,
           int PaddingY = StrideY != 1 ? 0 : static_cast<int>(Rows / 2),
           int PaddingX = StrideX != 1 ? 0 : static_cast<int>(Cols / 2)>

@@ -2,16 +2,9 @@
 #pragma once
 
 /// \file
-/// The base class of the low-rank layers of adapters/dlib.hpp; layer_traits of dlib's con_
-/// and fc_; and `bias_solver`.
+/// The base class of the low-rank layers of adapters/dlib.hpp.
 
-// Included first, so that its error message comes before those of dlib's headers.
-#include <pufferfish/core/needs_exceptions.hpp>
-
-#include <dlib/dnn.h>
-
-#include <array>
-#include <cmath>
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <istream>
@@ -20,71 +13,9 @@
 #include <string>
 #include <utility>
 
-#include <pufferfish/lowrank/factorization/factorize.hpp>
+#include <pufferfish/adapters/dlib_traits.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-/// Traits of any dlib::con_. Its functions throw state_error for a layer that has no parameters yet. Views
-/// are of the layer's parameters in dlib's order [out][in][height][width], then the bias; they are valid
-/// until the layer's parameters are replaced. The number of input channels follows from the number of
-/// parameters.
-template <long NumFilters, long Rows, long Cols, int StrideY, int StrideX, int PaddingY, int PaddingX>
-struct layer_traits<::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>> {
-  using layer_type = ::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>;
-  static constexpr auto kind = layer_kind::conv;
-  /// The number of input channels is (parameters - bias) / (filters kernel rows kernel columns).
-  static conv_shape shape(const layer_type& layer) {
-    const index_t out = layer.num_filters(), cells = layer.nr() * layer.nc();
-    const auto size = static_cast<index_t>(layer.get_layer_params().size());
-    if (size == 0) PUFFERFISH_THROW(state_error("dlib::con_: no parameters yet: run its network once first"));
-    return {(size - (layer.bias_is_disabled() ? 0 : out)) / (out * cells),
-            out,
-            {layer.nr(), layer.nc()},
-            {StrideY, StrideX},
-            {layer.padding_y(), layer.padding_x()},
-            {1, 1}};
-  }
-  static auto matrices(const layer_type& layer) {
-    const conv_shape s = shape(layer);
-    const extents<4> oihw{s.out_channels, s.in_channels, s.kernel.height, s.kernel.width};
-    return std::array{named_view<const float, 4>{"filters", {layer.get_layer_params().host(), oihw}}};
-  }
-  /// The bias, a null view for a layer whose bias is disabled.
-  static tensor_view<const float, 1> bias(const layer_type& layer) {
-    const conv_shape s = shape(layer);
-    if (layer.bias_is_disabled()) return {};
-    return {layer.get_layer_params().host() + s.out_channels * s.patch(), {s.out_channels}};
-  }
-};
-
-/// Traits of any dlib::fc_. Its functions throw state_error for a layer that has no parameters yet. Views are
-/// of the layer's parameters, valid until these are replaced. The matrix is out x in, with the strides of
-/// dlib's order.
-template <unsigned long NumOutputs, ::dlib::fc_bias_mode BiasMode>
-struct layer_traits<::dlib::fc_<NumOutputs, BiasMode>> {
-  using layer_type = ::dlib::fc_<NumOutputs, BiasMode>;
-  static constexpr auto kind = layer_kind::linear;
-  static auto matrices(const layer_type& layer) {
-    const auto out = static_cast<index_t>(layer.get_num_outputs());
-    // dlib stores weights as [in][out].
-    return std::array{named_view<const float, 2>{
-        "weights", {layer.get_layer_params().host(), {out, inputs(layer)}, {1, out}}}};
-  }
-  /// The bias, a null view for a layer without bias or whose bias is disabled.
-  static tensor_view<const float, 1> bias(const layer_type& layer) {
-    if (BiasMode == ::dlib::FC_NO_BIAS || layer.bias_is_disabled()) return {};
-    const auto out = static_cast<index_t>(layer.get_num_outputs());
-    return {layer.get_layer_params().host() + inputs(layer) * out, {out}};
-  }
-
- private:
-  static index_t inputs(const layer_type& layer) {
-    if (layer.get_layer_params().size() == 0) {
-      PUFFERFISH_THROW(state_error("dlib::fc_: no parameters yet: run its network once first"));
-    }
-    return static_cast<index_t>(layer.get_weights().get().num_samples());
-  }
-};
 
 namespace detail {
 
@@ -398,87 +329,5 @@ class dlib_layer {
 };
 
 }  // namespace detail
-
-/// Wraps one of dlib's solvers (dlib::sgd, dlib::adam) so that the bias multipliers of low-rank layers
-/// take effect. dlib's solvers handle the bias of con_ and fc_ only and treat all parameters of other
-/// layers as weights. For a trainer:
-///
-///     dlib::dnn_trainer<small_net, bias_solver<dlib::sgd>> trainer(net,
-///     bias_solver<dlib::sgd>(dlib::sgd()));
-///
-/// The solver is copied twice: the two copies keep the momentum of weights and of biases. Layers that are not
-/// of this library are passed to the first copy unchanged.
-template <class Solver>
-class bias_solver {
- public:
-  explicit bias_solver(const Solver& solver = Solver()) : weights_(solver), biases_(solver) {}
-
-  /// Computes the step of a layer's parameters, as dlib's solvers do. For the bias, the learning rate
-  /// multiplier is the product of the layer's and its bias_learning_rate_multiplier, and likewise for weight
-  /// decay. The result refers to memory of this object, valid until the next call.
-  template <class Layer>
-  const ::dlib::tensor& operator()(float learning_rate, const Layer& layer, const ::dlib::tensor& gradient) {
-    if constexpr (std::is_base_of_v<detail::dlib_layer, Layer>) {
-      const std::size_t bias = layer.bias_size();
-      if (bias > 0) return both(learning_rate, layer, gradient, bias);
-    }
-    return weights_(learning_rate, layer, gradient);
-  }
-
-  const Solver& solver() const { return weights_; }
-
-  /// Files hold both solvers. deserialize throws dlib::serialization_error for a file of another type.
-  friend void serialize(const bias_solver& item, std::ostream& out) {
-    using ::dlib::serialize;
-    serialize(std::string("pufferfish_bias_solver_1"), out);
-    serialize(item.weights_, out);
-    serialize(item.biases_, out);
-  }
-  friend void deserialize(bias_solver& item, std::istream& in) {
-    using ::dlib::deserialize;
-    std::string version;
-    deserialize(version, in);
-    if (version != "pufferfish_bias_solver_1") {
-      throw ::dlib::serialization_error(
-          "Unexpected version found while deserializing pufferfish::bias_solver.");
-    }
-    deserialize(item.weights_, in);
-    deserialize(item.biases_, in);
-  }
-  friend std::ostream& operator<<(std::ostream& out, const bias_solver& item) { return out << item.weights_; }
-
- private:
-  // A part of a layer's parameters, with the interface that solvers use.
-  struct part {
-    const ::dlib::tensor& params;
-    double learning_rate, weight_decay;
-    const ::dlib::tensor& get_layer_params() const { return params; }
-    double get_learning_rate_multiplier() const { return learning_rate; }
-    double get_weight_decay_multiplier() const { return weight_decay; }
-  };
-
-  // The last `bias` elements of the gradient are those of the bias.
-  const ::dlib::tensor& both(float learning_rate, const detail::dlib_layer& layer,
-                             const ::dlib::tensor& gradient, std::size_t bias) {
-    const std::size_t weights = gradient.size() - bias;
-    step_.copy_size(gradient);
-    const auto run = [&](Solver& solver, std::size_t first, std::size_t count, double rate, double decay) {
-      const ::dlib::alias_tensor window(static_cast<long long>(count));
-      const auto params = window(layer.get_layer_params(), first);
-      const auto own = window(gradient, first);
-      const part seen{params.get(), rate, decay};
-      const ::dlib::tensor& step = solver(learning_rate, seen, own.get());
-      std::copy_n(step.host(), count, step_.host() + first);
-    };
-    const double rate = layer.get_learning_rate_multiplier(), decay = layer.get_weight_decay_multiplier();
-    run(weights_, 0, weights, rate, decay);
-    run(biases_, weights, bias, rate * layer.get_bias_learning_rate_multiplier(),
-        decay * layer.get_bias_weight_decay_multiplier());
-    return step_;
-  }
-
-  Solver weights_, biases_;
-  ::dlib::resizable_tensor step_;
-};
 
 PUFFERFISH_NAMESPACE_END
