@@ -15,42 +15,11 @@
 #include <pufferfish/adapters/torch/zero_tracker.hpp>
 #include <pufferfish/distributed.hpp>
 
-// libtorch's headers bring glog's macros, which end the program.
-#undef CHECK
-#undef CHECK_EQ
-#undef CHECK_NE
-#undef CHECK_LE
-#undef CHECK_LT
-#undef CHECK_GE
-#undef CHECK_GT
-#include <doctest/doctest.h>
-
-namespace pf = pufferfish;
-namespace ht = pufferfish::host_torch;
-using torch::Tensor;
+#include "torch_common.hpp"
 
 // Every rank runs every case in the same order. No REQUIRE before a collective.
 
 namespace {
-
-/// Largest difference over largest element.
-double difference(const Tensor& a, const Tensor& b) {
-  const double scale = b.abs().max().item().toDouble();
-  return (a - b).abs().max().item().toDouble() / (scale > 0.0 ? scale : 1.0);
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const pf::error& e) {
-    return e.what();
-  }
-  return "nothing thrown";
-}
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 /// Layers of libtorch and of ours.
 struct Small : torch::nn::Module {
