@@ -109,14 +109,35 @@ low_rank_parts<T> parts_of(const std::vector<factor_tensors>& factors, const std
   return parts;
 }
 
-/// Options for layer `layer` of a module of `layers` layers. Statistics are for modules of one layer only.
-inline factorize_options options_of_layer(factorize_options options, std::int64_t layer,
-                                          std::int64_t layers) {
-  if (layers == 1) return options;
-  options.name += ".l" + std::to_string(layer);
-  options.statistics = nullptr;
-  return options;
-}
+/// Options for layer `layer` of a module of several layers: with the layer's name and its matrices'
+/// statistics. The options of a module of one layer are those of the module.
+class options_of_layer {
+ public:
+  /// Throws shape_error for statistics of another number of matrices.
+  template <class Module>
+  options_of_layer(const Module& module, const factorize_options& given, std::int64_t layer)
+      : options(given) {
+    const std::int64_t layers = module_traits<Module>::layers(module);
+    if (layers == 1) return;
+    options.name += ".l" + std::to_string(layer);
+    if (given.statistics == nullptr) return;
+    const std::vector<output_statistics>& all = given.statistics->matrices;
+    const auto each = static_cast<std::int64_t>(module_traits<Module>::weights(module, layer).size());
+    if (static_cast<std::int64_t>(all.size()) != layers * each) {
+      throw_error<shape_error>(
+          {given.name, ": statistics of ", all.size(), " matrices for ", layers, " layers of ", each});
+    }
+    own_.matrices.assign(all.begin() + layer * each, all.begin() + (layer + 1) * each);
+    options.statistics = &own_;
+  }
+  options_of_layer(const options_of_layer&) = delete;
+  options_of_layer& operator=(const options_of_layer&) = delete;
+
+  factorize_options options;  ///< refer to this object
+
+ private:
+  layer_statistics own_;
+};
 
 /// Calls call(source, T()). `source` is the module itself if its weights are float or double on the CPU, else
 /// a float copy on the CPU; T is the scalar of its weights. In the first case `source` does not own the
@@ -150,9 +171,9 @@ layer_gains gains_of(const Dense& dense, factorize_options options) {
     const std::int64_t layers = module_traits<typename kind::dense>::layers(module);
     layer_gains result;
     for (std::int64_t l = 0; l < layers; ++l) {
-      const factorize_options own = options_of_layer(options, l, layers);
+      const options_of_layer own(module, options, l);
       const pufferfish::detail::layer_truncation<T> one(
-          pufferfish::detail::weights_of(of<T>(module, l), own.name), own);
+          pufferfish::detail::weights_of(of<T>(module, l), own.options.name), own.options);
       for (std::vector<double>& gains : one.gains()) result.groups.push_back(std::move(gains));
       result.kind = one.kind();
     }
@@ -173,8 +194,9 @@ decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Den
   rank_list ranks;
   const std::int64_t layers = traits::layers(dense);
   for (std::int64_t l = 0; l < layers; ++l) {
-    const factorize_options own = options_of_layer(options, l, layers);
     const typename kind::dense& module = *source;
+    const options_of_layer layer(module, options, l);
+    const factorize_options& own = layer.options;
     layer_factors<T> one{pufferfish::detail::weights_of(of<T>(module, l), own.name), {}};
     const std::size_t before = ranks.size();
     const auto fixed = pufferfish::detail::fixed_ranks(
@@ -217,15 +239,16 @@ decomposition decompose(const Dense& dense, const layer_choice& choice, const fa
 /// Makes a low-rank module from a dense one (Linear, Conv2d, Embedding, LSTM, MultiheadAttention). `policy`
 /// chooses the rank; up down is the best approximation of that rank (factorize_matrix). Scalar, device and
 /// requires_grad of the parameters and the training mode are those of the dense module. The two biases of an
-/// LSTM are added up. `reports`, if given, receives a report for each matrix.
+/// LSTM are added up. `reports`, if given, receives a report for each matrix. options.statistics are those of
+/// all matrices, the layers of an LSTM one after another.
 ///
 ///     host_torch::LowRankConv2d conv = host_torch::low_rank(*dense_conv, rank_ratio{0.25});
 ///
 /// Throws value_error for a module that has no factors (see traits.hpp) or a weight that is not finite,
-/// rank_error for an impossible rank or one that does not make the layer smaller (unless
-/// options.allow_growth). `dense` is not changed, and the result shares no memory with it. libtorch's random
-/// numbers are not changed. Weights that are not float or double on the CPU are decomposed as a float copy
-/// there.
+/// shape_error for statistics of another layer, rank_error for an impossible rank or one that does not make
+/// the layer smaller (unless options.allow_growth). `dense` is not changed, and the result shares no memory
+/// with it. libtorch's random numbers are not changed. Weights that are not float or double on the CPU are
+/// decomposed as a float copy there.
 template <class Dense, class Kind = typename detail::find_kind<Dense>::type>
 typename Kind::holder low_rank(const Dense& dense, const rank_policy& policy, factorize_options options = {},
                                std::vector<factor_report>* reports = nullptr) {
