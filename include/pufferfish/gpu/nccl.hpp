@@ -75,10 +75,6 @@ constexpr ncclDataType_t nccl_type() {
 /// - The context's device is current in all calls. The exchange must outlive graphs that have captured its
 ///   calls; its destructor waits for the device if a step is unfinished or was captured.
 ///
-///     exchange.begin(ctx);
-///     ... forward, loss, backward ...
-///     exchange.finish(ctx, [&](const gradient_bucket& b) { optimizer.step_range(ctx, b.offset, b.size); });
-///
 /// The object cannot be moved. Destroy it while MPI still runs, before the context, and after the graphs that
 /// have captured its calls (step_graph::drop): NCCL waits for the end of these graphs. One thread at a time
 /// calls the functions. With one rank no NCCL communicator is made and the functions for device memory do
