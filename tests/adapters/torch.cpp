@@ -1257,6 +1257,11 @@ TEST_CASE("gradients of parts of a batch become those of the whole") {
         reference.step();
         CHECK(same_everywhere<double>(comm, net->parameters()));
       }
+      if (comm.size() > 1) {
+        std::int64_t elements = 0;
+        for (const Tensor& t : trained(*net)) elements += t.numel();
+        CHECK(parallel.report().payload_bytes == 4 * sizeof(double) * static_cast<std::uint64_t>(elements));
+      }
       // Where nobody takes the gradients away, autograd adds to them in the arena.
       if (!to_nothing) CHECK(parallel.copied_gradients() == 0);
       if (to_nothing) CHECK(parallel.copied_gradients() > 0);

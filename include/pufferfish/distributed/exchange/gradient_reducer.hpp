@@ -98,7 +98,7 @@ class gradient_reducer {
   index_t payload_bytes() const {
     if (is_local()) return 0;
     if (compressor_) return compressor_->payload_bytes();
-    return static_cast<index_t>(store_->values().size() * (is_narrow() ? sizeof(bfloat16) : sizeof(T)));
+    return store_->size() * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
   }
 
   /// The options that must be equal on all ranks.
