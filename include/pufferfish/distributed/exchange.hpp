@@ -134,8 +134,9 @@ class gradient_exchange {
       agree_on_lines(*comm_, "gradient exchange", "steps done: " + std::to_string(steps()) + "\n");
       steps_agreed_ = true;
     }
-    driver_.begin(ctx, captured);
+    // restart() may throw. The driver must be unchanged then.
     ready_.restart();
+    driver_.begin(ctx, captured);
     captured_ = captured;
     running_ = true;
     ctx_ = &ctx;
