@@ -138,11 +138,12 @@ class parameter_store {
     start_generation();
   }
 
+  /// Number of elements of all parameters, and so of the gradients' arena.
+  index_t size() const { return gradients_ ? gradients_->size() : 0; }
+
   /// The arenas: all values, all gradients, all buffers, each in one piece and in the memory of the source.
   /// Spans are valid until the next layout (see generation()); after bring_to_host the visited objects, not
   /// these spans, are on the host.
-  /// Number of elements of all parameters, and so of the gradients' arena.
-  index_t size() const { return gradients_ ? gradients_->size() : 0; }
   std::span<T> values() { return values_.span(); }
   std::span<const T> values() const { return values_.span(); }
   std::span<T> gradients() { return gradients_ ? gradients_->span() : std::span<T>(); }
