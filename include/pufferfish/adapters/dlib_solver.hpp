@@ -4,6 +4,7 @@
 /// \file
 /// `bias_solver`: dlib's solvers with the multipliers of low-rank layers' biases.
 
+#include <algorithm>
 #include <cstddef>
 #include <istream>
 #include <ostream>
