@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Attention on a device. Operands are in memory of the context's device, work is put into the context's
-/// stream. A failed launch throws backend_error.
+/// The operations of ops/attention/ on a device: attention and token runs. Operands are in memory of the
+/// context's device. Work is put into the context's stream. A failed launch throws backend_error.
 
 #include <pufferfish/gpu/kernels/attention/attention.hpp>
 #include <pufferfish/gpu/kernels/copy/rows.hpp>
