@@ -5,6 +5,7 @@
 /// Which layers of a Transformer are factorized.
 
 #include <charconv>
+#include <cstddef>
 #include <string>
 #include <string_view>
 

@@ -5,6 +5,7 @@
 /// Internal: one layer of a LowRankLSTM as a function of autograd, by this library's kernels or by libtorch's
 /// operations.
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <tuple>

@@ -4,6 +4,7 @@
 /// \file
 /// Internal: the places of a tree of libtorch modules that hold a dense or a low-rank layer.
 
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <memory>

@@ -4,6 +4,9 @@
 /// \file
 /// The operations of ops/copy/ on a device.
 
+#include <cstddef>
+#include <span>
+
 #include <pufferfish/gpu/kernels/elementwise/elementwise.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>

@@ -6,6 +6,9 @@
 /// read. Work is put into the context's stream; the functions may be captured. A failed launch throws
 /// backend_error.
 
+#include <algorithm>
+#include <cstddef>
+
 #include <pufferfish/gpu/kernels/loss/loss.hpp>
 #include <pufferfish/gpu/kernels/loss/token_loss.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>

@@ -5,6 +5,8 @@
 /// The operations of ops/norm/ on a device. Statistics of a batch take one pass over memory, the
 /// normalisation with its epilogue another, the gradient two.
 
+#include <cstdint>
+
 #include <pufferfish/gpu/kernels/norm/batch_norm.hpp>
 #include <pufferfish/gpu/kernels/norm/layer_norm.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>

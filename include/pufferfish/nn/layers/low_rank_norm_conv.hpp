@@ -4,6 +4,7 @@
 /// \file
 /// `LowRankNormConv`: a convolution of rank r with a batch norm between its factors.
 
+#include <cstddef>
 #include <string>
 
 #include <pufferfish/nn/containers/sequential.hpp>

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/ops/attention/attention_input.hpp>

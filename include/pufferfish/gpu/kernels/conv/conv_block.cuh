@@ -4,6 +4,8 @@
 /// \file
 /// Internal: the blocks of threads that compute the tiles of convolutions.
 
+#include <type_traits>
+
 #include <pufferfish/gpu/kernels/conv/conv.hpp>
 #include <pufferfish/gpu/kernels/conv/conv_plan.hpp>
 #include <pufferfish/gpu/kernels/gemm/tile_product.cuh>

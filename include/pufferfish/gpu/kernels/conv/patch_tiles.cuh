@@ -5,6 +5,8 @@
 /// Internal: copies tiles of the matrix of patches, gathered pixel by pixel, and of the weight to shared
 /// memory.
 
+#include <type_traits>
+
 #include <pufferfish/gpu/kernels/conv/conv_axis.hpp>
 #include <pufferfish/gpu/kernels/conv/conv_tiles.cuh>
 #include <pufferfish/gpu/kernels/gemm/tile_product.cuh>

@@ -4,6 +4,8 @@
 /// \file
 /// Internal: `result_target`: the destination of the results of a product.
 
+#include <cstdint>
+
 #include <pufferfish/gpu/kernels/gemm/tile_product.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 

@@ -4,6 +4,9 @@
 /// \file
 /// Internal: elementwise passes whose threads keep the numbers of their channels in registers.
 
+#include <cstddef>
+#include <cstdint>
+
 #include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
 #include <pufferfish/gpu/kernels/reduce/columns.cuh>
 
