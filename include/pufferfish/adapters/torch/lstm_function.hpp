@@ -103,7 +103,7 @@ inline torch::autograd::variable_list reference_lstm(const torch::autograd::vari
 /// undefined; input side: down [in][4 rank], up [rank][4 hidden]; bias: 4 hidden or undefined; hidden side:
 /// down, up. All are dense, with the gates side by side in each row. Returns y, h and c after the last step.
 /// The backward pass always computes the gradients of all factors and the bias; those of x and of the first
-/// state only if autograd wants them. A backward pass with create_graph uses reference_lstm.
+/// state only if autograd requests them. A backward pass with create_graph uses reference_lstm.
 template <class T>
 class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_function<T>> {
   using context = torch::autograd::AutogradContext;
