@@ -5,6 +5,7 @@
 /// `svd_with_eigen`: the result of `svd` by Eigen's divide-and-conquer SVD. Opt-in, because compiling it
 /// takes 15 seconds in every file that calls it. `svd` needs no Eigen, and is faster.
 
+#include <functional>
 #include <utility>
 
 #include <Eigen/SVD>
@@ -46,7 +47,7 @@ svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& o
     result.singular_values.push_back(decomposition.singularValues()(i));
   }
   const index_t most = options.max_rank == 0 ? std::min(rows, columns) : options.max_rank;
-  const index_t rank = detail::rank_choice(choose)(result, most);
+  const index_t rank = detail::chosen_rank(std::ref(choose), result, most);
   detail::vector_rows vectors{tensor<double, 2>({rank, rows}), tensor<double, 2>({rank, columns})};
   for (index_t i = 0; i < rank; ++i) {
     for (index_t j = 0; j < rows; ++j) vectors.left(i, j) = decomposition.matrixU()(j, i);

@@ -6,6 +6,7 @@
 /// strides. Needs no other library.
 
 #include <cmath>
+#include <functional>
 #include <span>
 #include <type_traits>
 
@@ -55,11 +56,11 @@ svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, Cho
   if constexpr (std::is_same_v<T, double>) {
     // Within these bounds, neither the sum nor a significant part of it has overflowed or underflowed.
     if (!(squared_norm > 1e-200 && squared_norm < 1e200)) {
-      return detail::svd_of_scaled(detail::product_operand(a), options, detail::rank_choice(choose));
+      return detail::svd_of_scaled(detail::product_operand(a), options, std::ref(choose));
     }
   }
   const detail::svd_run run(detail::product_operand(a), options);
-  return run(squared_norm, detail::rank_choice(choose));
+  return run(squared_norm, std::ref(choose));
 }
 
 /// The same with a fixed rank: options.max_rank singular vectors, or all min(rows, columns).

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -170,30 +171,19 @@ PUFFERFISH_COLD inline void finish_svd(svd_result& result, vector_rows rows, boo
   result.v = to_columns(v, sign);
 }
 
-/// A type-erased reference to the caller's `choose`, so that the code that uses it is compiled only once.
-class rank_choice {
- public:
-  template <class ChooseRank>
-  explicit rank_choice(ChooseRank& choose)
-      : object_(&choose),
-        call_([](const void* object, std::span<const double> values, double norm) -> index_t {
-          return (*static_cast<ChooseRank*>(const_cast<void*>(object)))(values, norm);
-        }) {}
+/// The caller's `choose`, so that the code that uses it is compiled only once.
+using rank_choice = std::function<index_t(std::span<const double>, double)>;
 
-  /// The rank chosen for this spectrum, at most `most`.
-  index_t operator()(const svd_result& result, index_t most) const {
-    const index_t rank = call_(object_, result.singular_values, result.squared_norm);
-    if (rank < 0 || rank > static_cast<index_t>(result.singular_values.size())) {
-      throw_error<rank_error>(
-          {"svd: rank ", rank, " chosen from ", result.singular_values.size(), " singular values"});
-    }
-    return std::min(rank, most);
+/// The rank chosen for this spectrum, at most `most`.
+PUFFERFISH_COLD inline index_t chosen_rank(const rank_choice& choose, const svd_result& result,
+                                           index_t most) {
+  const index_t rank = choose(result.singular_values, result.squared_norm);
+  if (rank < 0 || rank > static_cast<index_t>(result.singular_values.size())) {
+    throw_error<rank_error>(
+        {"svd: rank ", rank, " chosen from ", result.singular_values.size(), " singular values"});
   }
-
- private:
-  const void* object_;
-  index_t (*call_)(const void*, std::span<const double>, double);
-};
+  return std::min(rank, most);
+}
 
 /// Multiplies a matrix by a power of two, which is returned, so that its largest |element| is about one.
 inline double scale_to_unit(tensor<double, 2>& a) {
@@ -236,7 +226,7 @@ class svd_run {
   bool run_gram(svd_result& result, const rank_choice& choose) const {
     const gram_decomposition gram(b_);
     result.singular_values = gram.values();
-    const index_t rank = choose(result, most_);
+    const index_t rank = chosen_rank(choose, result, most_);
     if (options_.method == svd_method::automatic && rank > 0) {
       const double first = gram.values().front();
       const double last = gram.values()[static_cast<std::size_t>(rank - 1)];
@@ -255,7 +245,7 @@ class svd_run {
     const jacobi_decomposition jacobi(tensor_view<const double, 2>{scaled});
     result.singular_values = jacobi.values();
     for (double& value : result.singular_values) value /= scale;
-    const index_t rank = choose(result, most_);
+    const index_t rank = chosen_rank(choose, result, most_);
     vector_rows rows{tensor<double, 2>({rank, b_.extent[0]}), tensor<double, 2>({rank, b_.extent[1]})};
     jacobi.vectors(rows.left, rows.right);
     finish_svd(result, std::move(rows), transposed_);
@@ -271,7 +261,7 @@ class svd_run {
     const gram_decomposition gram(projected);
     result.singular_values = gram.values();
     result.singular_values.resize(static_cast<std::size_t>(most_));
-    const index_t rank = choose(result, most_);
+    const index_t rank = chosen_rank(choose, result, most_);
     vector_rows inner = gram.vectors(rank);
     vector_rows rows{tensor<double, 2>({rank, b_.extent[0]}), std::move(inner.right)};
     add_product_tn(product_operand(inner.left).transposed(), basis, rows.left);
@@ -309,10 +299,10 @@ PUFFERFISH_COLD inline svd_result svd_of_scaled(const product_operand& a, const 
     seen.singular_values.assign(values.begin(), values.end());
     for (double& value : seen.singular_values) value /= scale;
     seen.squared_norm = squared_norm / scale / scale;
-    return choose(seen, static_cast<index_t>(values.size()));
+    return chosen_rank(choose, seen, static_cast<index_t>(values.size()));
   };
   const svd_run run(product_operand(view), options);
-  svd_result result = run(sum_of_squares(view), rank_choice(choose_unscaled));
+  svd_result result = run(sum_of_squares(view), choose_unscaled);
   for (double& value : result.singular_values) value /= scale;
   result.squared_norm = result.squared_norm / scale / scale;
   return result;

@@ -61,30 +61,25 @@ __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std
 
 /// Loads four 8 x 8 blocks of 2-byte numbers (or 8 x 4 of words of 4 bytes) from shared memory, by all 32
 /// lanes: `row` of lane 8 i + j is the address of row j (16 bytes, a multiple of 16) of block i. words[i]
-/// becomes the word lane % 4 of row lane / 4 of block i.
+/// becomes the word lane % 4 of row lane / 4 of block i. Transposed, for 2-byte numbers: words[i] becomes the
+/// numbers of rows 2 (lane % 4) and the next in column lane / 4 of block i.
+template <bool Transposed = false>
 __device__ inline void load_matrices(std::uint32_t (&words)[4], const void* row) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
-  emulated_device::load_matrices(words, row, false);
+  emulated_device::load_matrices(words, row, Transposed);
 #else
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(address)
-               : "memory");
-#endif
-}
-
-/// The same for transposed blocks of 2-byte numbers: words[i] becomes the numbers of rows 2 (lane % 4) and
-/// the next in column lane / 4 of block i.
-__device__ inline void load_matrices_transposed(std::uint32_t (&words)[4], const void* row) {
-#if defined(PUFFERFISH_EMULATED_DEVICE)
-  emulated_device::load_matrices(words, row, true);
-#else
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(address)
-               : "memory");
+#define PUFFERFISH_LOAD(kind)                                                             \
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4" kind ".shared.b16 {%0, %1, %2, %3}, [%4];" \
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])           \
+               : "r"(address)                                                             \
+               : "memory")
+  if constexpr (Transposed) {
+    PUFFERFISH_LOAD(".trans");
+  } else {
+    PUFFERFISH_LOAD("");
+  }
+#undef PUFFERFISH_LOAD
 #endif
 }
 

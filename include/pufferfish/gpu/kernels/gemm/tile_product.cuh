@@ -293,7 +293,7 @@ class tensor_product {
     if constexpr (D == dense::depth) {
       load_matrices(words, tile + (first + across + inner) * Stride + k + along);
     } else if constexpr (!single) {
-      load_matrices_transposed(words, tile + (k + along + inner) * Stride + first + across);
+      load_matrices<true>(words, tile + (k + along + inner) * Stride + first + across);
     } else {
       read_words<Stride, Left>(tile + first + lane_ / 4, k, words);
     }
