@@ -105,10 +105,6 @@ class bindable_storage {
   bool on_device_ = false;
 };
 
-}  // namespace detail
-
-namespace detail {
-
 [[noreturn]] PUFFERFISH_COLD inline void parameter_moved_from(const logical_layout& layout) {
   throw_error<state_error>({"parameter ", to_string(layout),
                             ": was moved from: use the layer that it was moved to, or assign a new one"});
@@ -252,24 +248,14 @@ class parameter {
   /// values are on a device.
   void bind(T* value_place, T* gradient_place, int id) {
     values_.bind(value_place);
-    gradient_ = gradient_place;
-    own_gradient_ = {};
-    id_ = id;
-    passes_ = 1;
-    written_ = 0;
-    origin_ = gradient_source::program;
+    refer_to(gradient_place, id);
   }
 
   /// Refers to values and gradient in memory of a host framework, in stored order. Nothing is copied. The
   /// places must outlive the binding. `gradient` may be nullptr if the gradient is never accessed.
   void attach(T* values, T* gradient, int id = -1, bool on_device = false) {
     values_.attach(values, on_device);
-    gradient_ = gradient;
-    own_gradient_ = {};
-    id_ = id;
-    passes_ = 1;
-    written_ = 0;
-    origin_ = gradient_source::program;
+    refer_to(gradient, id);
   }
 
   /// Refers to values stored elsewhere from now on. Gradient and id are unchanged.
@@ -287,6 +273,16 @@ class parameter {
   ~parameter() = default;
 
  private:
+  // A new gradient, of which no layer has written anything.
+  void refer_to(T* gradient, int id) {
+    gradient_ = gradient;
+    own_gradient_ = {};
+    id_ = id;
+    passes_ = 1;
+    written_ = 0;
+    origin_ = gradient_source::program;
+  }
+
   T* checked() const {
     if (is_moved_from()) detail::parameter_moved_from(layout_);
     return values_.data();
