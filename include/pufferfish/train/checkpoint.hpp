@@ -224,7 +224,7 @@ class checkpoint_file {
     if (!names.empty()) {
       detail::throw_error<io_error>({name(), ": the file is of another network", names.text("network")});
     }
-    detail::for_each_entry(net.store(), [this](const auto& entry) {
+    detail::for_each_entry(net.store(), [&](const auto& entry) {
       check_tensor<T>(entry.name, detail::shape_of(entry.thing->layout()));
     });
     if (!states.empty() && detail::layout_digest(net) != layout_) {
