@@ -151,6 +151,9 @@ inline std::string describe(const rare_training& options) {
 struct run_options {
   training_mode mode = training_mode::hybrid;
   index_t epochs = 20;
+  /// The run starts at this step instead of 0: earlier steps of the schedule, the epochs and the order of
+  /// samples are left out, as for a level of lottery tickets that is rewound to it.
+  std::uint64_t first_step = 0;
   /// E: epochs before the switch; the switch happens at the start of epoch E (0-based). Hybrid only; 0
   /// factorizes the initial values.
   index_t warmup_epochs = 5;
@@ -226,6 +229,10 @@ struct run_options {
   // Refuses options that would move pruned weights away from 0, or that compact_sum cannot be combined with.
   void validate_pruning() const {
     pruning->validate();
+    if (pruning->mask && mode != training_mode::dense) {
+      detail::throw_error<value_error>(
+          {"pruning by a given mask, which is one of the dense network, in mode ", to_string(mode)});
+    }
     const auto refuse = [](const char* with) {
       detail::throw_error<value_error>({"pruning together with ", with});
     };

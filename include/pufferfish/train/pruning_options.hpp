@@ -4,11 +4,13 @@
 /// \file
 /// `pruning_options`: when and how a training run prunes its network.
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include <pufferfish/compress/quantize/tern_codec.hpp>
 #include <pufferfish/core/number_text.hpp>
+#include <pufferfish/prune/mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -32,6 +34,9 @@ struct pruning_options {
   std::optional<tern_grad_options> ternary = std::nullopt;
   index_t samples = 10;        ///< samples of each class, for GraSP
   double temperature = 200.0;  ///< divisor of the network's outputs in GraSP's loss
+  /// The mask of the run, from its first step on, as a level of lottery tickets needs it; for the dense
+  /// network. The members above other than `ternary` are then unused. nullptr: the run makes a mask.
+  std::shared_ptr<const weight_mask> mask = nullptr;
 
   /// Throws value_error, naming the option and its value, for a ratio outside 0 .. 1 or of 1, a negative
   /// epoch, fewer than 2 samples or a temperature not above 0. The last two are checked for both methods.
@@ -47,14 +52,21 @@ struct pruning_options {
   }
 };
 
-/// "ratio 0.5 by GraSP, 10 samples a class, temperature 200, at epoch 0".
+/// "ratio 0.5 by GraSP, 10 samples a class, temperature 200, at epoch 0"; with a given mask "a mask of
+/// 3349306 of 11164352 weights, 0x0123456789abcdef".
 inline std::string describe(const pruning_options& options) {
-  std::string text = "ratio " + detail::exact_number(options.ratio) + " by " + to_string(options.method);
-  if (options.method == pruning_method::grasp) {
-    text += detail::message({", ", options.samples, " samples a class, temperature "}) +
-            detail::exact_number(options.temperature);
+  std::string text;
+  if (options.mask) {
+    text = detail::message({"a mask of ", options.mask->kept(), " of ", options.mask->prunable(),
+                            " weights, ", detail::hexadecimal(options.mask->digest())});
+  } else {
+    text = "ratio " + detail::exact_number(options.ratio) + " by " + to_string(options.method);
+    if (options.method == pruning_method::grasp) {
+      text += detail::message({", ", options.samples, " samples a class, temperature "}) +
+              detail::exact_number(options.temperature);
+    }
+    text += detail::message({", at epoch ", options.epoch});
   }
-  text += detail::message({", at epoch ", options.epoch});
   return options.ternary ? text + ", " + describe(*options.ternary) : text;
 }
 

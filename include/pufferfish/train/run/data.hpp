@@ -134,7 +134,7 @@ struct run_data {
   context<device_type> ctx;
   arena_parts<Task, Comm> bound;
   run_steps<Task, Comm, device_type> steps;
-  training_record record;
+  training_record record = first_record(options, task.steps_per_epoch());
   run_agreement agreement;
   int found_skipped = 0;  ///< skipped steps that were not yet reported to the observer
   std::vector<double> step_ms;

@@ -111,7 +111,7 @@ void resume_run(Data& r, const std::string& path) {
       make_run_compressor(*r.comm, loaded.store(), r.options, record.low_rank,
                           plan ? plan : r.options.exchange.plan),
       r.bound.outer.momentum_room(r.options, loaded.store()),
-      fact(pruning_type::fact).empty() ? std::vector<T>() : pruning_type::room(loaded.store())};
+      fact(pruning_type::fact).empty() ? std::vector<T>() : r.bound.pruning.room(loaded.store())};
   std::vector<T> measured = r.switching.prepare(statistics, path, loaded);
   auto beside = states_of(r, restored, room.states(), measured, r.options.rare.has_value());
   on_root(*r.comm, [&] {

@@ -66,6 +66,7 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   }
   line("clip norm", exact_number(options.clip_norm));
   line("seed", std::to_string(options.seed));
+  if (options.first_step > 0) line("first step", std::to_string(options.first_step));
   line("scalar bytes", std::to_string(scalar_bytes));
   line("compression", pufferfish::describe(options.compression));
   if (options.phase_of_compression != compression_phase::both) {
@@ -192,6 +193,16 @@ inline epoch_result epoch_seen(const training_record& record, double rate, const
   result.step_ms = median(step_ms);
   result.exchange_ms = record.exchange_ms / static_cast<double>(std::max<std::size_t>(1, step_ms.size()));
   return result;
+}
+
+/// The record at the start of a run, at run_options::first_step.
+inline training_record first_record(const run_options& options, index_t steps_per_epoch) {
+  training_record record;
+  const auto steps = static_cast<std::uint64_t>(std::max<index_t>(1, steps_per_epoch));
+  record.epoch = static_cast<index_t>(options.first_step / steps);
+  record.step = static_cast<index_t>(options.first_step % steps);
+  record.total_steps = record.finite_steps = options.first_step;
+  return record;
 }
 
 /// The learning rate of the step that is `steps_back` before the record's, without the plateau's factor.

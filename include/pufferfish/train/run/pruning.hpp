@@ -30,16 +30,17 @@ class run_pruning {
 
   explicit run_pruning(const run_options& options) : options_(options.pruning) {}
 
-  /// Whether prune() is due: at the start of an epoch from pruning_options::epoch on, if there is no mask.
+  /// Whether prune() is due: if there is no mask, at once for a given one, else at the start of an epoch from
+  /// pruning_options::epoch on.
   bool is_due(const training_record& at) const {
-    return options_ && !mask_ && at.step == 0 && at.epoch >= options_->epoch;
+    return options_ && !mask_ && (options_->mask || (at.step == 0 && at.epoch >= options_->epoch));
   }
   /// Makes the mask, the same on all ranks, and sets the pruned weights and their optimizer states to 0.
   /// Collective: all ranks throw if one of them throws; errors as prune_by_magnitude and prune_by_grasp.
   template <class Parts>
   void prune(const Parts& run) {
     if constexpr (std::is_same_v<typename Parts::device_type, device::cpu>) {
-      auto mask = std::make_shared<weight_mask>(run.net.store());
+      auto mask = std::make_shared<weight_mask>(whole(run.net.store()));
       all_or_none(run.comm, "training_run", [&] { choose(run, *mask); });
       broadcast_mask(run.comm, *mask);
       mask_weights(run.ctx, *mask, run.net.store());
@@ -64,24 +65,31 @@ class run_pruning {
 
   std::vector<T> numbers() const { return mask_ ? mask_numbers<T>(*mask_) : std::vector<T>(); }
   /// Memory for the numbers of a mask for these arenas.
-  static std::vector<T> room(const parameter_store<T>& store) { return mask_numbers<T>(weight_mask(store)); }
+  std::vector<T> room(const parameter_store<T>& store) const { return mask_numbers<T>(whole(store)); }
   /// Restores the mask from rank 0's numbers; no numbers: no mask. Collective.
   template <class Comm>
   void restore(Comm& comm, const parameter_store<T>& store, std::vector<T>& numbers) {
     mask_.reset();
     if (numbers.empty()) return;
     comm.broadcast(std::span<T>(numbers), 0);
-    auto mask = std::make_shared<weight_mask>(store);
+    auto mask = std::make_shared<weight_mask>(whole(store));
     set_mask_numbers<T>(*mask, numbers);
     mask_ = std::move(mask);
   }
 
  private:
+  // The mask before a weight is pruned, or the given mask.
+  weight_mask whole(const parameter_store<T>& store) const {
+    return options_ && options_->mask ? *options_->mask : weight_mask(store);
+  }
+
   // Chooses the pruned weights by the method of the options, on every rank by itself.
   template <class Parts>
   void choose(const Parts& run, weight_mask& mask) const {
     parameter_store<T>& store = run.net.store();
-    if (options_->method == pruning_method::magnitude) {
+    if (options_->mask) {
+      mask.check_store(store);
+    } else if (options_->method == pruning_method::magnitude) {
       prune_by_magnitude(mask, store, {.share = options_->ratio});
     } else if constexpr (requires { run.task.grasp_gradient(run.ctx, run.net, 0, index_t{}, double{}); }) {
       prune_by_grasp(run.ctx, store, mask,
