@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Criteria that choose the channels to remove: `norm_scales`, `filter_norms`, `prune_channels`.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/prune/removal.hpp>
+#include <pufferfish/prune/slice/slice_channels.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// A score of each output channel of a layer, not negative; channels of small scores are removed first.
+struct channel_scores {
+  std::string layer;
+  std::vector<double> scores;
+};
+
+namespace detail {
+
+/// Sum of |w| of row r of a matrix.
+template <class T>
+double row_norm(const tensor_view<const T, 4>& matrix, index_t r) {
+  double sum = 0.0;
+  for (index_t i = 0; i < matrix.extent(1); ++i) {
+    for (index_t y = 0; y < matrix.extent(2); ++y) {
+      for (index_t x = 0; x < matrix.extent(3); ++x) sum += std::abs(static_cast<double>(matrix(r, i, y, x)));
+    }
+  }
+  return sum;
+}
+
+/// |weight| of each channel of a batch norm.
+template <class T>
+std::vector<double> scales_of(BatchNorm<T>& norm) {
+  const norm_buffers<parameter_t<T>> of(norm);
+  std::vector<double> scales;
+  for (index_t c = 0; c < norm.channels(); ++c) scales.push_back(std::abs(static_cast<double>(of.weight[c])));
+  return scales;
+}
+
+/// Calls f(group) for the groups of a model while their values are on the host.
+template <class Root, class Device, class F>
+void for_each_group(const model<Root, Device>& net, group_choice choice, F&& f) {
+  net.read_on_host([&](const Root&) {
+    for (const auto& group : find_groups(net, choice)) f(group);
+  });
+}
+
+}  // namespace detail
+
+/// |weight| of the first batch norm of each channel group: the criterion of network slimming (Liu et al.,
+/// ICCV 2017) and Early-Bird tickets. The scales of a network that was trained with scale_sparsity say most.
+template <class Root, class Device>
+std::vector<channel_scores> norm_scales(const model<Root, Device>& net) {
+  using T = typename Root::value_type;
+  std::vector<channel_scores> result;
+  detail::for_each_group(net, group_choice::normed, [&](const auto& group) {
+    result.push_back(
+        {group.info.producer, detail::scales_of(*group.norms[0]->template target<BatchNorm<T>>())});
+  });
+  return result;
+}
+
+/// |weight| of all batch norms of a model, also of those that belong to no channel group, in execution order.
+/// For channel_rule::reference.
+template <class Root, class Device>
+std::vector<double> all_norm_scales(const model<Root, Device>& net) {
+  using T = typename Root::value_type;
+  std::vector<double> result;
+  net.read_on_host([&](const Root&) {
+    net.for_each_layer([&](const std::string&, const any_layer<T, Device>& layer) {
+      auto* norm = const_cast<any_layer<T, Device>&>(layer).template target<BatchNorm<T>>();
+      if (norm == nullptr) return;
+      const std::vector<double> scales = detail::scales_of(*norm);
+      result.insert(result.end(), scales.begin(), scales.end());
+    });
+  });
+  return result;
+}
+
+/// Sum of |w| over the inputs of each output channel of a group's producer (Li et al., Pruning filters for
+/// efficient ConvNets, ICLR 2017); of a low-rank layer, over the row of up down; of a LowRankNormConv, over
+/// the row of up. Norms are comparable within a layer: use removal_scope::layers.
+template <class Root, class Device>
+std::vector<channel_scores> filter_norms(const model<Root, Device>& net,
+                                         group_choice choice = group_choice::normed) {
+  using T = typename Root::value_type;
+  using P = parameter_t<T>;
+  std::vector<channel_scores> result;
+  detail::for_each_group(net, choice, [&](const auto& group) {
+    any_layer<T, Device>* layer = group.producer;
+    if (auto* conv = layer->template target<LowRankNormConv<T, Device>>()) layer = &(*conv)[2];
+    const any_layer<T, Device> dense = layer->ranks().empty() ? *layer : detail::merged(*layer);
+    const layer_weights<P> weights = dense.weights({});
+    channel_scores& row = result.emplace_back(channel_scores{group.info.producer, {}});
+    for (index_t c = 0; c < group.info.channels; ++c) {
+      row.scores.push_back(detail::row_norm<P>(weights.matrices[0].view, c));
+    }
+  });
+  return result;
+}
+
+/// How many channels prune_channels removes, and how ties are settled.
+enum class channel_rule {
+  exact,     ///< floor(share x channels) of the smallest scores; ties: earlier layer, lower channel first
+  reference  ///< all that are not above the score at position int(share x all scores) of the sorted scores:
+             ///< one more (reference program of Early-Bird tickets, You et al., ICLR 2020)
+};
+
+/// Treatment of a layer that would lose all channels.
+enum class last_channel {
+  keep,   ///< keeps the channel of the largest score; with channel_rule::reference channel 0, as its program
+  refuse  ///< value_error with the layer's name
+};
+
+/// Options of prune_channels.
+struct channel_options {
+  double share = 0.5;                           ///< of the channels, 0 .. 1
+  removal_scope scope = removal_scope::global;  ///< channels that are ranked together
+  channel_rule rule = channel_rule::exact;
+  last_channel last = last_channel::keep;
+};
+
+namespace detail {
+
+/// Clears the marks of `mask`[first .. last) by the rule. `others`: further scores that the reference rule
+/// sorts with them.
+inline void mark_channels(const std::vector<channel_scores>& scores, std::size_t first, std::size_t last,
+                          const channel_options& options, std::span<const double> others,
+                          channel_mask& mask) {
+  struct place {
+    double score;
+    std::size_t layer, channel;
+  };
+  std::vector<place> all;
+  std::vector<double> sorted(others.begin(), others.end());
+  for (std::size_t l = first; l < last; ++l) {
+    for (std::size_t c = 0; c < scores[l].scores.size(); ++c) all.push_back({scores[l].scores[c], l, c});
+    if (others.empty()) sorted.insert(sorted.end(), scores[l].scores.begin(), scores[l].scores.end());
+  }
+  if (options.rule == channel_rule::exact) {
+    const auto count = static_cast<std::size_t>(std::floor(options.share * static_cast<double>(all.size())));
+    std::stable_sort(all.begin(), all.end(),
+                     [](const place& a, const place& b) { return a.score < b.score; });
+    for (std::size_t i = 0; i < count; ++i) mask[all[i].layer].keep[all[i].channel] = false;
+    return;
+  }
+  if (sorted.empty()) return;
+  std::sort(sorted.begin(), sorted.end());
+  const auto at = static_cast<std::size_t>(options.share * static_cast<double>(sorted.size()));
+  const double threshold = sorted[std::min(at, sorted.size() - 1)];
+  for (const place& one : all) mask[one.layer].keep[one.channel] = one.score > threshold;
+}
+
+}  // namespace detail
+
+/// The mask that removes a share of the channels: those of the smallest scores. With removal_scope::layers
+/// the share applies to each layer. At least one channel of a layer remains, or the call is refused, as
+/// options.last says; fewer channels are removed then. `others`: with channel_rule::reference, the scores
+/// that are sorted to find the threshold (all_norm_scales; the reference program sorts the scales of all
+/// batch norms); empty: `scores`. Equal networks give equal masks on all ranks. Throws value_error for a
+/// share outside 0 .. 1.
+///
+/// \code
+/// slice_channels(net, prune_channels(norm_scales(net), {.share = 0.5}));
+/// slice_channels(net, prune_channels(filter_norms(net), {.share = 0.3, .scope = removal_scope::layers}));
+/// \endcode
+inline channel_mask prune_channels(const std::vector<channel_scores>& scores,
+                                   const channel_options& options = {}, std::span<const double> others = {}) {
+  detail::check_removal_share("prune_channels", options.share);
+  channel_mask mask;
+  for (const channel_scores& one : scores) {
+    mask.push_back({one.layer, std::vector<bool>(one.scores.size(), true)});
+  }
+  const std::size_t step =
+      options.scope == removal_scope::layers ? 1 : std::max<std::size_t>(1, scores.size());
+  for (std::size_t first = 0; first < scores.size(); first += step) {
+    detail::mark_channels(scores, first, std::min(first + step, scores.size()), options, others, mask);
+  }
+  for (std::size_t l = 0; l < mask.size(); ++l) {
+    if (mask[l].kept() > 0 || mask[l].keep.empty()) continue;
+    if (options.last == last_channel::refuse) {
+      detail::throw_error<value_error>({mask[l].layer, ": a share of ", options.share, " removes all of its ",
+                                        mask[l].channels(), " channels"});
+    }
+    const auto& of = scores[l].scores;
+    const auto largest = std::max_element(of.begin(), of.end()) - of.begin();
+    mask[l].keep[options.rule == channel_rule::reference ? 0 : static_cast<std::size_t>(largest)] = true;
+  }
+  return mask;
+}
+
+PUFFERFISH_NAMESPACE_END
