@@ -18,6 +18,7 @@
 #include <pufferfish/distributed/self.hpp>
 #include <pufferfish/io/dataset.hpp>
 #include <pufferfish/nn.hpp>
+#include <pufferfish/prune/early_bird.hpp>
 #include <pufferfish/train/carry_state.hpp>
 #include <pufferfish/train/checkpoint.hpp>
 #include <pufferfish/train/estimate_norms.hpp>
@@ -26,3 +27,4 @@
 #include <pufferfish/train/measure_statistics.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/procedure.hpp>
+#include <pufferfish/train/lottery_file.hpp>

@@ -28,6 +28,7 @@
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/switch/annealing.hpp>
 #include <pufferfish/nn/switch/factor_norms.hpp>
+#include <pufferfish/prune/slice/slice_channels.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/run/checkpoint_entries.hpp>
 
@@ -84,10 +85,11 @@ class checkpoint_file {
         {name(), ": the checkpoint has no state ", detail::quote_name(state), " among its ", states_.size()});
   }
 
-  /// Sets the network to the stored structure (which layers are low-rank, and their ranks) and then to the
-  /// stored values, bit for bit. `net` is a network of the same model, freshly built or not, dense or
-  /// factorized in any way. If its structure is the stored one already, no arena moves and the generation
-  /// stays. Otherwise the arenas move and the generation increases.
+  /// Sets the network to the stored structure (which layers are low-rank, their ranks, and the widths of
+  /// sliced channel groups) and then to the stored values, bit for bit. `net` is a network of the same model,
+  /// freshly built or not, dense or factorized and sliced in any way. A file of a network that differs only
+  /// in the widths of channel groups is restored, too. If its structure is the stored one already, no arena
+  /// moves and the generation stays. Otherwise the arenas move and the generation increases.
   ///
   /// Also fills `states`. The file must have each of them under its name with the same number of elements. An
   /// empty list ignores stored states, as for inference.
@@ -173,9 +175,37 @@ class checkpoint_file {
 
   template <class Root, class Device>
   bool has_structure(const model<Root, Device>& net) const {
-    return detail::sorted_ranks(low_rank_layers(net)) == ranks_ &&
+    return detail::sorted_ranks(low_rank_layers(net)) == ranks_ && layer_widths(net) == stored_widths(net) &&
            detail::sorted_ranks(annealed_layers(net)) == annealed_ &&
            (!factor_norms_ || detail::sorted_ranks(factor_norm_layers(net)) == *factor_norms_);
+  }
+
+  // The shape of a layer's weight `part`, or of its factor `factor`; empty if the file has neither, or one of
+  // them without elements.
+  std::vector<index_t> stored_shape(const std::string& layer, const char* part, const char* factor) const {
+    for (const char* const name : {part, factor}) {
+      const std::string tensor = detail::join_name(layer, name);
+      if (file_.contains(tensor) && file_.tensor(tensor).count() > 0) return file_.tensor(tensor).shape;
+    }
+    return {};
+  }
+
+  // The widths of the network's channel groups in the file. A group keeps its width if producer and consumer
+  // do not agree, or if it would grow and is low-rank in the file, whose size then does not limit the dense
+  // one.
+  template <class Root, class Device>
+  std::vector<layer_width> stored_widths(const model<Root, Device>& net) const {
+    std::vector<layer_width> widths;
+    for (const channel_group& group : channel_groups(net, group_choice::all)) {
+      const std::vector<index_t> out = stored_shape(group.producer, "weight", "up.weight");
+      const std::vector<index_t> in = stored_shape(group.consumer, "weight", "down.weight");
+      const bool agree = out.size() > 1 && in.size() > 1 && in[1] == out[0] * group.pixels;
+      const bool dense = file_.contains(detail::join_name(group.producer, "weight")) &&
+                         file_.contains(detail::join_name(group.consumer, "weight"));
+      const bool usable = agree && (dense || out[0] < group.channels);
+      widths.push_back({group.producer, usable ? out[0] : group.channels});
+    }
+    return widths;
   }
 
   /// A copy of the network, brought to the stored structure.
@@ -185,6 +215,7 @@ class checkpoint_file {
     try {
       if (!low_rank_layers(result).empty()) merge(result);
       if (factor_norms_) apply_factor_norms(result, *factor_norms_);
+      apply_widths(result, stored_widths(result));
       if (!ranks_.empty()) apply_ranks(result, ranks_);
       if (!annealed_.empty()) apply_residuals(result, annealed_);
     } catch (const error& e) {

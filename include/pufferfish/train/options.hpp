@@ -5,6 +5,7 @@
 /// Options of a training run, and the results and events that it reports.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,17 +13,17 @@
 
 #include <pufferfish/distributed/compression_options.hpp>
 #include <pufferfish/distributed/exchange.hpp>
-#include <pufferfish/distributed/local_steps.hpp>
-#include <pufferfish/distributed/rare_exchange_options.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/nn/switch/soft_projection.hpp>
 #include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 #include <pufferfish/optim/schedule.hpp>
+#include <pufferfish/prune/shrink_rank.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/loader.hpp>
 #include <pufferfish/train/pruning_options.hpp>
+#include <pufferfish/train/rare_training.hpp>
 #include <pufferfish/train/switch_moment.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -113,26 +114,6 @@ constexpr const char* to_string(compression_phase phase) {
   return phase == compression_phase::both ? "both" : phase == compression_phase::dense ? "dense" : "low rank";
 }
 
-/// Options of training with local steps: every H steps the ranks exchange parameter changes (rare_exchange).
-struct rare_training : rare_exchange_options {
-  /// local_steps is H at the run's base rate; at another rate H = local_steps (rate / base rate)^power, at
-  /// least 1 and at most the larger of most_steps and local_steps (local_steps_schedule).
-  double power = 0.0;
-  index_t most_steps = 500;
-
-  /// H as a function of the learning rate; the peak of the schedule is the run's base rate.
-  local_steps_schedule schedule() const { return {local_steps, power, 1, std::max(local_steps, most_steps)}; }
-  /// Throws value_error, naming the option and its value.
-  void validate() const {
-    rare_exchange_options::validate();
-    schedule().validate();
-  }
-};
-
-inline std::string describe(const rare_training& options) {
-  return describe(static_cast<const rare_exchange_options&>(options)) + ", " + describe(options.schedule());
-}
-
 /// Options that training runs of all tasks share.
 /// All ranks must have the same options. The constructor of training_run compares the lines that a checkpoint
 /// keeps (mode, rates, optimizer, switch, compression, pruning, wire, task, data and layers), the number of
@@ -177,6 +158,13 @@ struct run_options {
   std::optional<rare_training> rare;
   /// Prunes the network during training; only gradients of the remaining weights are exchanged. CPU only.
   std::optional<pruning_options> pruning;
+  /// At the end of every epoch with factors, removes rank components whose contribution has stayed small
+  /// (rank_shrinker); bytes and multiply-adds of a step fall. The optimizer's state is carried over, the
+  /// memory of a compressor starts afresh. CPU only.
+  std::optional<shrink_rank_options> shrink_rank;
+  /// s of a scale_sparsity, whose gradient is added to the weights of batch norms in every step; CPU only.
+  /// Early-Bird tickets: 1e-4. 0: none.
+  double scale_sparsity = 0.0;
   /// Compressor of the gradients, or with `rare` of the parameter changes. The switch makes a new one. With a
   /// momentum of its own (brings_momentum) it needs SGD without momentum, or `rare` without outer momentum.
   compression_options compression;
@@ -206,6 +194,14 @@ struct run_options {
       detail::throw_error<value_error>({"rare exchanges with soft projections every ",
                                         switching.project_every,
                                         " steps: every rank would continue with rank 0's local steps"});
+    }
+    if (!(scale_sparsity >= 0.0 && std::isfinite(scale_sparsity))) {
+      detail::throw_error<value_error>({"scale_sparsity ", scale_sparsity, " is negative or not finite"});
+    }
+    if (shrink_rank) static_cast<void>(rank_shrinker(*shrink_rank));
+    if (shrink_rank && (pruning || mode == training_mode::dense)) {
+      detail::throw_error<value_error>({"shrinking ranks together with ",
+                                        pruning ? "pruning, whose mask is for one layout" : "mode dense"});
     }
     if (pruning) validate_pruning();
     if (rare && rare->outer_momentum > 0.0 && compression.brings_momentum()) {

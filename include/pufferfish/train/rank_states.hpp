@@ -72,7 +72,10 @@ void share_structure(Comm& comm, Net& net) {
   const bool same_residuals = ranks_to_text(annealed_layers(net)) == annealed;
   if (!same_residuals) detach_residuals(net);
   if (ranks_to_text(factor_norm_layers(net)) != norms) apply_factor_norms(net, ranks_from_text(norms));
-  if (ranks_to_text(low_rank_layers(net)) != layers) apply_ranks(net, ranks_from_text(layers));
+  if (ranks_to_text(low_rank_layers(net)) != layers) {
+    if (!low_rank_layers(net).empty()) merge(net);  // ranks that have shrunk since
+    apply_ranks(net, ranks_from_text(layers));
+  }
   if (!same_residuals) apply_residuals(net, ranks_from_text(annealed));
 }
 

@@ -274,6 +274,7 @@ class training_run {
     epoch_result result = detail::epoch_seen(run_.record, run_.learning_rate(1),
                                              reduce(*run_.comm, run_.record.seen), run_.step_ms);
     if (run_.switching.annealing_ends(run_.record)) end_annealing();
+    run_.bound.shrink.run(run_.bound, run_.net, run_.record, [this] { run_.bind_to_arenas(); });
     const std::int64_t nonfinite = run_.check_condition().nonfinite_steps;
     run_.check_ranks_agree("after epoch " + std::to_string(run_.record.epoch));
     const evaluation tested = test();

@@ -124,4 +124,35 @@ TEST_CASE("lottery files: what does not fit is refused") {
   CHECK_THROWS_AS(load_lottery(path, net), io_error);
 }
 
+TEST_CASE("docs: levels of lottery tickets") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);
+  self comm;
+  training_observer observer;
+  training_options options = small_options(training_mode::dense);
+  options.epochs = 2;
+  const scratch_folder folder;
+  const std::string path = folder / "tickets";
+  network<float> net = tiny_net<float>(true);
+  const index_t target = net.parameter_count() / 2;
+  // [levels]
+  cpu_context ctx;
+  lottery<float> tickets(net.store(), {.share = 0.2, .unpruned = {"fc"}, .parameters = target});
+  for (;;) {
+    tickets.rewind(ctx, net.store());
+    if (tickets.level() > 0) options.pruning.emplace().mask = tickets.mask();
+    procedure<float, self> run(net, comm, train, test, options);
+    run.run(observer);
+    lottery_row row = tickets.new_row();
+    row.accuracy = run.history().back().test_accuracy;
+    tickets.add(row);
+    if (tickets.finished()) break;
+    tickets.prune(run.net().store());
+    save_lottery(path, net, tickets);  // load_lottery goes on after this level
+  }
+  // [levels]
+  CHECK(tickets.rows().size() == static_cast<std::size_t>(tickets.level()) + 1);
+  CHECK(tickets.rows().back().parameters <= target);
+  CHECK(tickets.rows()[1].kept < tickets.rows()[0].kept);
+}
+
 }  // namespace

@@ -10,12 +10,14 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <pufferfish/train/rank_states.hpp>
 #include <pufferfish/train/run/outer.hpp>
 #include <pufferfish/train/run/pruning.hpp>
+#include <pufferfish/train/run/shrink.hpp>
 #include <pufferfish/train/run/states.hpp>
 #include <pufferfish/train/run/steps.hpp>
 
@@ -32,13 +34,15 @@ struct arena_parts {
   using device_type = typename all_parts::device_type;
   using exchange_type = typename all_parts::exchange_type;
 
-  explicit arena_parts(const run_options& options) : pruning(options) {}
+  explicit arena_parts(const run_options& options) : pruning(options), shrink(options) {}
 
   std::optional<typename all_parts::optimizer_type> optimizer;
   std::optional<frobenius_decay<T, device_type>> decay;  ///< of the factors
+  std::optional<scale_sparsity<T>> sparsity;             ///< of the weights of batch norms
   std::optional<exchange_type> exchange;                 ///< of gradients
   run_outer<T, Comm, device_type> outer;                 ///< of parameters
   run_pruning<T> pruning;
+  run_shrink shrink;  ///< of the ranks; kept when the arenas move
 
   /// Makes the exchange of gradients, or with options.rare of parameters, with this compressor. A pruned
   /// network exchanges its remaining gradients. Parameters must be equal on all ranks. Collective.
@@ -49,6 +53,13 @@ struct arena_parts {
     if (const auto survivors = pruning.exchange()) {
       gradients.compress_by_bucket = compact_sum<T>(*survivors).has_parts();
       compressor = all_or_none(comm, "training_run", [&] { return new_compressor(store, *survivors); });
+    }
+    sparsity.reset();
+    if (options.scale_sparsity > 0.0) {
+      if (!std::is_same_v<device_type, device::cpu>) {
+        PUFFERFISH_THROW(value_error("training_run: scale_sparsity on a device; train on a CPU"));
+      }
+      sparsity.emplace(store, options.scale_sparsity);
     }
     if (options.rare) outer.start(store, comm, options, std::exchange(compressor, std::nullopt));
     exchange.emplace(store, comm, gradients, std::move(compressor));
@@ -68,7 +79,15 @@ struct arena_parts {
   /// All parts that a step works with.
   all_parts parts(context<device_type>& ctx, Task& task, typename all_parts::model_type& net, Comm& comm,
                   const run_options& options) {
-    return {ctx, task, net, comm, options, *optimizer, *exchange, decay ? &*decay : nullptr};
+    return {ctx,
+            task,
+            net,
+            comm,
+            options,
+            *optimizer,
+            *exchange,
+            decay ? &*decay : nullptr,
+            sparsity ? &*sparsity : nullptr};
   }
 
   void set_epoch(index_t epoch, double rate) {
@@ -78,6 +97,7 @@ struct arena_parts {
 
   void add_facts(std::map<std::string, std::string>& facts) const {
     facts["training.exchange"] = to_text(exchange->plan());
+    if (const std::string text = shrink.state(); !text.empty()) facts[shrink.fact] = text;
     if (outer.runs()) facts[outer.fact] = std::to_string(outer.steps());
     if (const weight_mask* mask = pruning.mask(); mask != nullptr) {
       facts[pruning.fact] = std::to_string(mask->kept());

@@ -138,6 +138,7 @@ void resume_run(Data& r, const std::string& path) {
   r.bound.optimizer->set_steps(record.optimizer_steps);
   r.bound.exchange->set_steps(record.optimizer_steps);  // neither counts skipped steps
   if (r.rate_plateau) r.rate_plateau->set_state(fact("training.plateau"));
+  r.bound.shrink.restore(fact(r.bound.shrink.fact), path);
   r.record = record;
   if (r.comm->rank() != 0) r.record.seen = {};
   r.found_skipped = 0;

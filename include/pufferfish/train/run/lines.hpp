@@ -73,6 +73,8 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
     line("phase of compression", to_string(options.phase_of_compression));
   }
   if (options.exchange.compress_by_bucket) line("compression of", "single buckets");
+  if (options.scale_sparsity > 0.0) line("sparsity of scales", exact_number(options.scale_sparsity));
+  if (options.shrink_rank) line("shrinking ranks", pufferfish::describe(*options.shrink_rank));
   if (options.pruning) line("pruning", pufferfish::describe(*options.pruning));
   if (options.rare) line("rare exchanges", pufferfish::describe(*options.rare));
   line("wire", to_string(options.exchange.wire));

@@ -16,6 +16,7 @@
 #include <pufferfish/optim/clip.hpp>
 #include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/optim/optimizer.hpp>
+#include <pufferfish/prune/scale_sparsity.hpp>
 #include <pufferfish/train/device_parts.hpp>
 #include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/progress_record.hpp>
@@ -41,13 +42,15 @@ struct run_parts {
   optimizer_type& optimizer;
   exchange_type& exchange;
   frobenius_decay<value_type, device_type>* decay = nullptr;  ///< of the factors; nullptr: none
+  scale_sparsity<value_type>* sparsity = nullptr;             ///< nullptr: none
 };
 
-/// Decay and optimizer step of elements offset .. offset + size - 1 of the arenas; and of a bucket, as the
-/// function that an exchange calls.
+/// Decay, sparsity term and optimizer step of elements offset .. offset + size - 1 of the arenas; and of a
+/// bucket, as the function that an exchange calls.
 template <class Parts>
 void update_range(const Parts& run, index_t offset, index_t size) {
   if (run.decay != nullptr) run.decay->add(run.ctx, offset, size);
+  if (run.sparsity != nullptr) run.sparsity->add(offset, size);
   run.optimizer.step_range(run.ctx, offset, size);
 }
 template <class Parts>
