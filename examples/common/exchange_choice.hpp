@@ -30,6 +30,9 @@ struct exchange_choice {
   std::optional<pufferfish::pruning_method> prune = {};
   pufferfish::pruning_options pruning = {};
   bool ternary = false;
+  double shrink_rank = 0.0;  // threshold; 0: ranks do not shrink
+  pufferfish::index_t shrink_patience = pufferfish::shrink_rank_options().patience;
+  double scale_sparsity = 0.0;
 };
 
 /// Adds --prune and its settings.
@@ -44,6 +47,19 @@ inline void add_pruning_options(CLI::App& app, exchange_choice& o) {
   app.add_option("--prune-epoch", o.pruning.epoch, "At the start of this epoch, counted from 0")
       ->capture_default_str();
   app.add_flag("--prune-ternary", o.ternary, "Exchange TernGrad's signs of the remaining gradients");
+  app.add_option(
+         "--shrink-rank", o.shrink_rank,
+         "After the switch, remove rank components whose contribution stays below this share of their "
+         "layer's largest one; 0: none")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--shrink-patience", o.shrink_patience, "Epochs in a row in which a component must be small")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--scale-sparsity", o.scale_sparsity,
+                 "Weight of the sum of the batch norms' |weight| in the loss; 0: none")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
 }
 
 /// Adds --local-steps and the settings of the outer loop.
@@ -157,6 +173,12 @@ inline void apply(const exchange_choice& o, pufferfish::run_options& r) {
     r.rare->local_steps = o.local_steps;
     r.rare->exchange.wire = r.exchange.wire;
   }
+  r.scale_sparsity = o.scale_sparsity;
+  if (o.shrink_rank > 0.0) {
+    r.shrink_rank.emplace();
+    r.shrink_rank->threshold = o.shrink_rank;
+    r.shrink_rank->patience = o.shrink_patience;
+  }
   if (o.prune) {
     r.pruning = o.pruning;
     r.pruning->method = *o.prune;
@@ -196,10 +218,14 @@ nlohmann::ordered_json exchange_json(const exchange_choice& o, const Run& run) {
                {"prunable", mask->prunable()},
                {"parameters", mask->survivors()}};
   }
+  nlohmann::ordered_json shrinking = nullptr;
+  if (run.options().shrink_rank) shrinking = describe(*run.options().shrink_rank);
   return {{"compress", o.compress},
           {"by_bucket", o.by_bucket},
           {"rare", rare},
           {"pruning", pruning},
+          {"shrink_rank", shrinking},
+          {"scale_sparsity", run.options().scale_sparsity},
           {"compressor", pufferfish::describe(run.options().compression)},
           {"phase", pufferfish::to_string(run.options().phase_of_compression)},
           {"wire", pufferfish::to_string(run.options().exchange.wire)},

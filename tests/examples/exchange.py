@@ -105,6 +105,21 @@ def pruned(programs, folder):
     refused(programs, "--prune", "grasp", "--compress", "topk", says=["pruning together with a compressor"])
 
 
+def shrinking(programs, folder):
+    ranks = 2 if programs.mpirun else 0
+    arguments = ["--epochs", "4", "--warmup-epochs", "1", "--shrink-rank", "0.9", "--shrink-patience", "1",
+                 "--scale-sparsity", "0.001"]
+    whole = programs.train(folder, *arguments, ranks=ranks)
+    expect(whole["after"]["parameters"] < whole["switch"]["parameters_after"], "ranks have fallen since the switch")
+    expect_equal(whole["exchange"]["payload_bytes"], 4 * whole["after"]["parameters"], "bytes of the smaller network")
+    expect(whole["exchange"]["shrink_rank"].startswith("below 0.9"), f"the options: {whole['exchange']}")
+    file = folder / "shrinking.safetensors"
+    programs.run("train_image_classifier", *TINY, *arguments, "--checkpoint", file, "--stop-after", 50, ranks=ranks)
+    again = programs.train(folder, *arguments, "--checkpoint", file, "--resume", ranks=ranks)
+    expect_equal(digests(again), digests(whole), "parameters after a stop between two epochs with other ranks")
+    refused(programs, "--prune", "grasp", "--shrink-rank", "0.1", says=["shrinking ranks together with pruning"])
+
+
 def other_programs(programs, folder):
     text = folder / "text.txt"
     text.write_text("".join(f"the cat sees {i % 7} birds .\n" for i in range(300)))
@@ -148,6 +163,7 @@ def test(programs, folder):
     by_bucket(programs, folder)
     rare(programs, folder)
     pruned(programs, folder)
+    shrinking(programs, folder)
     other_programs(programs, folder)
     tuned(programs, folder)
     nonsense(programs, folder)
