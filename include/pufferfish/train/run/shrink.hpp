@@ -31,7 +31,8 @@ class run_shrink {
   /// rebind(), which makes optimizer and exchange for the new arenas, and carries the states of the optimizer
   /// over. Parameters must be equal on all ranks. Throws value_error on a device.
   template <class Arenas, class Net, class Rebind>
-  void run(Arenas& bound, Net& net, const training_record& at, Rebind&& rebind) {
+  void run([[maybe_unused]] Arenas& bound, [[maybe_unused]] Net& net, const training_record& at,
+           [[maybe_unused]] Rebind&& rebind) {
     if (!shrinker_ || !at.low_rank) return;
     if constexpr (std::is_same_v<typename Net::device_type, device::cpu>) {
       using T = typename Arenas::T;
