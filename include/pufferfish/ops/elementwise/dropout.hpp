@@ -87,5 +87,22 @@ void dropout(context<Device>& ctx, std::span<const T> x, std::span<T> y, double 
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, dropout);
 
+/// Dropout of a matrix: element (row, column) has position number(row) columns + column in the random stream.
+/// Rows are numbered first_row, first_row + 1, ... or as listed in `numbers`. Listed numbers can make the
+/// mask of a token independent of the other sequences of the batch, whatever their lengths. `numbers` is not
+/// owned; it is in the memory of the context's device and must stay unchanged until the backward pass.
+struct row_dropout {
+  double probability = 0.0;  ///< in [0, 1); 0: no dropout
+  random_stream random{0, 0};
+  std::uint64_t first_row = 0;
+  const std::uint64_t* numbers = nullptr;
+
+  bool drops() const { return probability > 0.0; }
+  std::uint64_t number(index_t row) const {
+    return numbers != nullptr ? numbers[row] : first_row + static_cast<std::uint64_t>(row);
+  }
+  double scale() const { return 1.0 / (1.0 - probability); }
+};
+
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Layer normalisation over rows, y = norm(dropout(x) + residual) weight + bias, with its gradients: the
-/// plain reference and the fast form.
+/// Layer normalisation over rows, y = norm(dropout(x) + residual) weight + bias, with its gradients.
+/// Plain form: reference_layer_norm.hpp.
 ///
 /// \code
 /// std::vector<float> statistics(2 * rows);
@@ -27,26 +27,10 @@
 #include <pufferfish/ops/elementwise/dropout.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
+#include <pufferfish/ops/norm/reference_layer_norm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
-
-/// Dropout of a matrix: element (row, column) has position number(row) columns + column in the random stream.
-/// Rows are numbered first_row, first_row + 1, ... or as listed in `numbers`. Listed numbers can make the
-/// mask of a token independent of the other sequences of the batch, whatever their lengths. `numbers` is not
-/// owned; it is in the memory of the context's device and must stay unchanged until the backward pass.
-struct row_dropout {
-  double probability = 0.0;  ///< in [0, 1); 0: no dropout
-  random_stream random{0, 0};
-  std::uint64_t first_row = 0;
-  const std::uint64_t* numbers = nullptr;
-
-  bool drops() const { return probability > 0.0; }
-  std::uint64_t number(index_t row) const {
-    return numbers != nullptr ? numbers[row] : first_row + static_cast<std::uint64_t>(row);
-  }
-  double scale() const { return 1.0 / (1.0 - probability); }
-};
 
 /// Input of a layer norm, which normalises s = dropout(x) + residual. Refers to the caller's memory.
 template <class T>
@@ -77,63 +61,6 @@ struct norm_record {
     return (shape[0] + word_bits - 1) / word_bits * shape[1];
   }
 };
-
-namespace reference {
-
-/// s = dropout(x) + residual (a null view: none); n = (s - mean) / sqrt(variance + eps) with mean and biased
-/// variance of the row; y = n weight + bias.
-template <class T>
-void layer_norm_forward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& residual,
-                        const row_dropout& dropout, const T* weight, const T* bias, double eps,
-                        const tensor_view<T, 2>& y) {
-  const index_t columns = x.extent(1);
-  const auto threshold = dropout_threshold(dropout.probability);
-  for (index_t m = 0; m < x.extent(0); ++m) {
-    const auto value = [&](index_t c) {
-      const std::uint64_t position =
-          dropout.number(m) * static_cast<std::uint64_t>(columns) + static_cast<std::uint64_t>(c);
-      const bool off = dropout.drops() && dropped(dropout.random, position, threshold);
-      const double kept = off ? 0.0 : static_cast<double>(x(m, c)) * dropout.scale();
-      return kept + (residual.is_null() ? 0.0 : static_cast<double>(residual(m, c)));
-    };
-    double mean = 0.0, variance = 0.0;
-    for (index_t c = 0; c < columns; ++c) mean += value(c) / static_cast<double>(columns);
-    for (index_t c = 0; c < columns; ++c) {
-      variance += (value(c) - mean) * (value(c) - mean) / static_cast<double>(columns);
-    }
-    for (index_t c = 0; c < columns; ++c) {
-      const double n = (value(c) - mean) / std::sqrt(variance + eps);
-      y(m, c) = static_cast<T>(n * static_cast<double>(weight[c]) + static_cast<double>(bias[c]));
-    }
-  }
-}
-
-/// With g = dy weight: dsum = (g - mean(g) - n mean(g n)) inverse_deviation, the means over the row; dweight
-/// = sum of dy n and dbias = sum of dy over rows. The gradient of x is dropout(dsum) with the same mask.
-template <class T>
-void layer_norm_backward(const tensor_view<const T, 2>& normalised, const T* inverse_deviation,
-                         const T* weight, const tensor_view<const T, 2>& dy, double* dweight, double* dbias,
-                         const tensor_view<T, 2>& dsum) {
-  const index_t columns = dy.extent(1);
-  std::fill_n(dweight, columns, 0.0);
-  std::fill_n(dbias, columns, 0.0);
-  for (index_t m = 0; m < dy.extent(0); ++m) {
-    const auto n = [&](index_t c) { return static_cast<double>(normalised(m, c)); };
-    const auto g = [&](index_t c) { return static_cast<double>(dy(m, c)) * static_cast<double>(weight[c]); };
-    double shift = 0.0, slope = 0.0;
-    for (index_t c = 0; c < columns; ++c) {
-      shift += g(c) / static_cast<double>(columns);
-      slope += g(c) * n(c) / static_cast<double>(columns);
-      dweight[c] += static_cast<double>(dy(m, c)) * n(c);
-      dbias[c] += static_cast<double>(dy(m, c));
-    }
-    for (index_t c = 0; c < columns; ++c) {
-      dsum(m, c) = static_cast<T>((g(c) - shift - n(c) * slope) * static_cast<double>(inverse_deviation[m]));
-    }
-  }
-}
-
-}  // namespace reference
 
 namespace detail {
 
