@@ -167,7 +167,7 @@ class fragment_exchanges {
       one.arrived = true;
     } else if (one.started) {
       one.sum.wait();
-      scale_values(all_of(one.what.fragment), reducer.divisor());
+      scale_values(all_of(one.what.fragment), reducer.mean_factor());
       one.arrived = true;
     }
   }

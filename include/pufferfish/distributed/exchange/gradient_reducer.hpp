@@ -80,7 +80,8 @@ class gradient_reducer {
   bool with_thread() const { return options_.progress == exchange_progress::thread; }
   exchange_counts& counts() { return counts_; }
   const exchange_counts& counts() const { return counts_; }
-  T divisor() const { return T(1) / static_cast<T>(comm_->size()); }
+  /// 1 / p, by which sums are multiplied.
+  T mean_factor() const { return T(1) / static_cast<T>(comm_->size()); }
 
   std::vector<compressor_state<T>> states() {
     if (!compressor_) return {};
@@ -248,15 +249,15 @@ class gradient_reducer {
         comm_->all_reduce_sum(values);
       }
     } else if (options_.wire == exchange_wire::bf16) {
-      narrow_all_reduce(*comm_, values, bf16_scratch_, divisor());
+      narrow_all_reduce(*comm_, values, bf16_scratch_, mean_factor());
     } else if (options_.wire == exchange_wire::fp16) {
-      narrow_all_reduce(*comm_, values, fp16_scratch_, divisor());
+      narrow_all_reduce(*comm_, values, fp16_scratch_, mean_factor());
     } else if (starts(values) && !with_thread()) {
       // In a replay: the same started sum as in a direct step, since MPI may add in another order otherwise.
       comm_->start_all_reduce_sum(values).wait();
-      scale_values(values, divisor());
+      scale_values(values, mean_factor());
     } else {
-      all_reduce_by(algorithm_for(values), *comm_, values, scratch_, divisor());
+      all_reduce_by(algorithm_for(values), *comm_, values, scratch_, mean_factor());
     }
   }
 

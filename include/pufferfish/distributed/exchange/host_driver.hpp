@@ -141,7 +141,7 @@ class host_driver {
     return usable;
   }
   void deliver(context<Device>& ctx, std::size_t b) {
-    if (work_.changes()) staging_.send(ctx, buckets()[b], reducer_.divisor());
+    if (work_.changes()) staging_.send(ctx, buckets()[b], reducer_.mean_factor());
   }
   void count_times(double exposed, double updating) {
     if (captured_) return;  // replays count their own
@@ -187,7 +187,7 @@ class host_driver {
       }
       if (starts(b)) {
         requests_[b].wait();
-        scale_values(work_.gradients_of(b), reducer_.divisor());
+        scale_values(work_.gradients_of(b), reducer_.mean_factor());
         poll(buckets().size());
       } else if (work_.overlapped()) {
         reducer_.reduce(b, work_.gradients_of(b));

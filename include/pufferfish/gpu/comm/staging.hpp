@@ -88,12 +88,12 @@ class gradient_staging<T, device::gpu> {
   void await(std::size_t b) const { come_[b].synchronize(); }
 
   /// Copies a bucket back in the order of the context's stream. With exchange_memory::device, multiplies it
-  /// in place by `divisor`, a factor (1 / ranks), because the sum was made on the device. Otherwise `divisor`
-  /// is not used.
-  void send(context<device::gpu>& ctx, const gradient_bucket& bucket, T divisor) {
+  /// in place by `factor` (1 / ranks) instead, because the sum was made on the device; else `factor` is
+  /// unused.
+  void send(context<device::gpu>& ctx, const gradient_bucket& bucket, T factor) {
     T* gradients = store_->gradients().data() + bucket.offset;
     if (memory_ == exchange_memory::device) {
-      return gpu::kernels::multiply(ctx.stream(), gradients, bucket.size, divisor);
+      return gpu::kernels::multiply(ctx.stream(), gradients, bucket.size, factor);
     }
     gpu::check(cudaMemcpyAsync(gradients, host_.data() + bucket.offset, bytes(bucket), cudaMemcpyHostToDevice,
                                ctx.stream()),
