@@ -399,3 +399,18 @@ TEST_CASE(
   CHECK(net.parameter_count() == rest + rank * (vocabulary + width));
   CHECK(dense - sent_in_a_step() == vocabulary * width - rank * (vocabulary + width));
 }
+
+TEST_CASE("exchange: bytes of gradients whose values are in the memory of a host framework") {
+  std::vector<float> values(6, 1.0F);
+  parameter<float> weight(logical_layout::matrix(2, 3), parameter_role::weight, values.data());
+  parameter_store<float> store;
+  store.pack_gradients([&](state_visitor<float>& visitor) { visitor.on_parameter("weight", weight); });
+  REQUIRE(store.values().empty());
+  twins comm;
+  cpu_context ctx;
+  exchange_type exchange(store, comm, each_parameter());
+  exchange.begin(ctx);
+  exchange.finish(ctx);
+  CHECK(exchange.payload_bytes() == 24);
+  CHECK(exchange.report().payload_bytes == 24);
+}

@@ -32,6 +32,14 @@ std::string option_lines(const exchange_options& options,
          (compressor ? compressor->describe() : std::string("none")) + "\n";
 }
 
+/// Bytes of all gradients of a store in the number format of the messages. The store's values may be in the
+/// memory of a host framework (parameter_store::pack_gradients).
+template <class T>
+index_t gradient_bytes(const parameter_store<T>& store, exchange_wire wire) {
+  static_assert(sizeof(bfloat16) == sizeof(float16));
+  return store.size() * static_cast<index_t>(wire == exchange_wire::same ? sizeof(T) : sizeof(bfloat16));
+}
+
 /// Used by one thread at a time; the thread may change.
 template <class T, class Comm>
 class gradient_reducer {
@@ -99,7 +107,7 @@ class gradient_reducer {
   index_t payload_bytes() const {
     if (is_local()) return 0;
     if (compressor_) return compressor_->payload_bytes();
-    return store_->size() * static_cast<index_t>(is_narrow() ? sizeof(bfloat16) : sizeof(T));
+    return gradient_bytes(*store_, options_.wire);
   }
 
   /// The options that must be equal on all ranks.

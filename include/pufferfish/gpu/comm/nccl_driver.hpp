@@ -70,9 +70,7 @@ class nccl_driver {
   const std::vector<gradient_bucket>& buckets() const { return buckets_; }
   const exchange_plan& plan() const { return plan_; }
   bool with_thread() const { return false; }
-  index_t payload_bytes() const {
-    return static_cast<index_t>(store_->gradients().size() * (is_narrow() ? sizeof(bfloat16) : sizeof(T)));
-  }
+  index_t payload_bytes() const { return pufferfish::detail::gradient_bytes(*store_, options_.wire); }
   pufferfish::detail::exchange_counts& counts() { return counts_; }
   const pufferfish::detail::exchange_counts& counts() const { return counts_; }
   bool arrives_early() const { return comm_->size() > 1 && !looks(); }
