@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/distributed/exchange/exchange_counts.hpp>
 #include <pufferfish/distributed/exchange/exchange_failure.hpp>
 #include <pufferfish/distributed/exchange/gradient_staging.hpp>
 #include <pufferfish/distributed/exchange/job_thread.hpp>

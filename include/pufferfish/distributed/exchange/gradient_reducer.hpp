@@ -16,7 +16,7 @@
 
 #include <pufferfish/distributed/collectives/sparse_all_reduce.hpp>
 #include <pufferfish/distributed/compressor.hpp>
-#include <pufferfish/distributed/exchange/exchange_failure.hpp>
+#include <pufferfish/distributed/exchange/exchange_counts.hpp>
 #include <pufferfish/distributed/exchange_options.hpp>
 #include <pufferfish/distributed/waiting.hpp>
 

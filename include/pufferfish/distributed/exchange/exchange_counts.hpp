@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: number and results of an exchange's steps.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <pufferfish/core/error.hpp>
+#include <pufferfish/distributed/exchange_options.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Results of an exchange's steps. Written by the thread that ends steps: the caller's, the exchange's own
+/// or, in replays, a thread of the device's runtime library. Any thread may call steps() and stopped()
+/// meanwhile.
+class exchange_counts {
+ public:
+  /// Number of exchanges, skipped steps excluded.
+  std::uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
+  void set_steps(std::uint64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
+  void count_step() { set_steps(steps() + 1); }
+
+  exchange_report& report() { return report_; }
+  const exchange_report& report() const { return report_; }
+  /// Adds the bytes of one step.
+  void add_message(index_t payload_bytes, std::size_t copied_bytes) {
+    report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes);
+    report_.copied_bytes += copied_bytes;
+  }
+
+  /// The last element that refuse() was called with.
+  const std::optional<nonfinite_gradient>& nonfinite() const { return nonfinite_; }
+  /// Whether nonfinite_policy::stop has ended the step: on all ranks, after the same collectives.
+  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
+
+  /// Starts a step.
+  void restart() { stopped_.store(false, std::memory_order_relaxed); }
+  /// Ends a step with a non-finite gradient: counts a skipped step and returns false, or throws value_error
+  /// for nonfinite_policy::stop. `usable`: whether the exchange is usable after that exception.
+  bool refuse(nonfinite_gradient found, nonfinite_policy policy, bool usable = true) {
+    nonfinite_ = std::move(found);
+    if (policy == nonfinite_policy::stop) {
+      stopped_.store(usable, std::memory_order_relaxed);
+      throw_nonfinite();
+    }
+    ++report_.skipped;
+    return false;
+  }
+  /// Throws value_error that names the element of nonfinite().
+  [[noreturn]] void throw_nonfinite() const {
+    PUFFERFISH_THROW(value_error("gradient_exchange: " + to_string(*nonfinite_)));
+  }
+
+ private:
+  std::atomic<std::uint64_t> steps_{0};
+  std::atomic<bool> stopped_{false};
+  std::optional<nonfinite_gradient> nonfinite_;
+  exchange_report report_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
