@@ -38,17 +38,18 @@ class bucket_thread {
   /// Ends the thread after its current job.
   void stop() { jobs_.stop(); }
 
-  /// Call that releases the jobs of bucket b, which has come. `replayed`: in a replay, not a direct step.
+  /// Call that releases the jobs of bucket b; to be made when the bucket is in the exchange's memory.
+  /// `replayed`: in a replay, not a direct step.
   host_call notification(std::size_t b, bool replayed) {
     return {replayed ? &bucket_thread::replayed_bucket_came : &bucket_thread::bucket_came, &places_[b]};
   }
-  /// Call that waits for bucket b, in a replay all of whose jobs have been released. The last bucket is
-  /// waited for until the step is closed.
+  /// Call that waits until bucket b is exchanged; for the last bucket, until the step is closed. For replays,
+  /// after the notifications of all buckets.
   host_call wait(std::size_t b) { return {&bucket_thread::await_bucket, &places_[b]}; }
 
-  /// Ends a direct step, all buckets of which are fetched with their notifications. Calls take(b) for every
-  /// bucket, in order, once it is exchanged. Returns whether the step may be taken, or throws an exception of
-  /// its jobs, only when the thread no longer uses the gradients.
+  /// Ends a direct step; all its buckets must have been fetched with their notifications. Calls take(b) for
+  /// every bucket, in order, as soon as it is exchanged. Then waits until the thread no longer uses the
+  /// gradients, and returns whether the step may be taken, or throws the exception of one of its jobs.
   template <class Take>
   bool finish(Take&& take) {
     // After this, all of the step's jobs have been added. If a device has failed, this throws; its jobs would

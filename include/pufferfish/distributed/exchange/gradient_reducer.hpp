@@ -3,7 +3,7 @@
 
 /// \file
 /// Internal: the work of a gradient exchange on buckets: means or compression, and the check for numbers that
-/// are not finite. gradient_exchange decides when it is done.
+/// are not finite. Called by host_driver, bucket_thread and fragment_exchanges.
 
 #include <algorithm>
 #include <chrono>
@@ -23,7 +23,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Options that must be equal on all ranks, whatever makes the sums.
+/// The options that every driver compares between the ranks, one a line.
 template <class T>
 std::string option_lines(const exchange_options& options,
                          const std::optional<any_compressor<T>>& compressor) {
@@ -88,7 +88,7 @@ class gradient_reducer {
   bool with_thread() const { return options_.progress == exchange_progress::thread; }
   exchange_counts& counts() { return counts_; }
   const exchange_counts& counts() const { return counts_; }
-  /// 1 / p, by which sums are multiplied.
+  /// 1 / (number of ranks): the mean is the sum times this factor.
   T mean_factor() const { return T(1) / static_cast<T>(comm_->size()); }
 
   std::vector<compressor_state<T>> states() {

@@ -18,8 +18,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The buckets of an exchange, and what is done to them. One thread at a time works on bucket b, after
-/// staging.await(b).
+/// The buckets of an exchange, the memory in which they are exchanged, and the reducer that exchanges them.
+/// One thread at a time works on bucket b, after staging.await(b).
 template <class T, class Comm, class Device>
 struct bucket_work {
   static constexpr bool on_device = gradient_staging<T, Device>::copies;
@@ -94,7 +94,7 @@ class host_driver {
   bool can_be_captured() const {
     return !work_.works() || (reducer_.memory() != exchange_memory::device && reducer_.may_have_thread());
   }
-  // Gradients of a device are copied to the host early in any case.
+  // A bucket on a device is copied to the host as soon as it is complete, even if it is exchanged in finish.
   bool listens() const { return work_.overlapped() || (on_device && work_.works()); }
   const int* skip() const requires(on_device) { return staging_.skip(); }
 
@@ -152,7 +152,7 @@ class host_driver {
  private:
   using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
 
-  // Whether the thread makes direct steps.
+  // Whether the thread exchanges the buckets of direct steps.
   bool is_threaded() const { return work_.overlapped() && with_thread(); }
 
   // Replays under way use the communicator and the thread.
@@ -223,7 +223,7 @@ class host_driver {
     }
     return true;
   }
-  // There is nothing to do in the step.
+  // Counts a replay of a step that neither changes nor checks gradients.
   static void count_replay(void* object) {
     exchange_counts& counts = static_cast<host_driver*>(object)->counts();
     ++counts.report().steps;

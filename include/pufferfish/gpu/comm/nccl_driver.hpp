@@ -24,9 +24,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// A driver: distributed/exchange/exchange_driver.hpp says what the members do, and gpu::nccl what is special
-/// to this one. In a captured step all work becomes nodes of the graph, without host functions (except one
-/// that counts, and two for a timeout).
+/// A driver: distributed/exchange/exchange_driver.hpp says what the members do, and the comment of gpu::nccl
+/// how this driver differs from the others. In a captured step all work becomes nodes of the graph, without
+/// host functions (except one that counts, and two for a timeout).
 template <class T, class Host>
 class nccl_driver {
   using compressor_type = std::optional<any_compressor<T>>;
