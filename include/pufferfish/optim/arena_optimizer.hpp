@@ -101,7 +101,8 @@ class optimizer_pass {
 /// On device::gpu (<pufferfish/gpu.hpp>) T is float and arenas and states are in the memory of the device
 /// that was current at construction. A step also writes the 16-bit copies of the values. The constants of a
 /// step are in device memory, so step_range may be captured into a graph; begin_step must not be captured.
-/// Only steps() and set_steps() wait for the device. All functions may throw backend_error.
+/// After the construction only steps() and set_steps() wait for the device. All functions may throw
+/// backend_error.
 ///
 /// \code
 /// SGD<float, device::gpu> optimizer(make_optimizer_target(net.store()), {.momentum = 0.9});
@@ -125,6 +126,7 @@ class arena_optimizer {
   const optimizer_target<T>& target() const { return target_; }
 
   /// On a device: sets a skip flag and a factor for gradients, both in device memory, for all later steps.
+  /// Each step reads factor x gradient where the formula has the gradient. A null pointer: no flag, factor 1.
   /// Both must exist until they are replaced or no call follows. A step whose flag is not 0 when the stream
   /// reaches the step changes and counts nothing. The value that the flag has before the first step is not
   /// read. If the flag's address changes, the last step counts even if it was skipped. A captured step keeps
