@@ -67,10 +67,11 @@ constexpr ncclDataType_t nccl_type() {
 /// - The means are in the arena for work that is put into the context's stream after finish, or by `arrived`.
 ///   The host waits only to check a nonfinite_policy or, with a timeout, the other ranks. The times in
 ///   report() are zero.
-/// - Any step can be captured. skip() is written only if exchange_options::nonfinite is not `ignore`; else the
-///   flag stays 0.
+/// - Any step can be captured. skip() is written only if exchange_options::nonfinite is not `ignore`; else
+///   the flag stays 0.
 /// - NCCL adds: the constructor throws value_error for an algorithm of this library, and there is no thread.
-///   Compressors work on the host: it throws value_error for one; make such an exchange with host().
+///   Compressors work on the host: it throws value_error for one, and for exchange_options::local; make such
+///   exchanges with host().
 /// - begin also throws failures of NCCL since the last call, and those of require_deterministic.
 /// - The context's device is current in all calls. The exchange must outlive graphs that have captured its
 ///   calls; its destructor waits for the device if a step is unfinished or was captured.

@@ -229,6 +229,10 @@ TEST_CASE("gpu nccl exchange: what it does not take, and calls out of order") {
   CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, *fast, options), doctest::Contains("not by ring"),
                        pf::value_error);
   options = any_order();
+  options.local = true;
+  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, *fast, options), doctest::Contains("no local exchange"),
+                       pf::value_error);
+  options = any_order();
   exchange_of<float> exchange(net.store, *fast, options);
   CHECK_THROWS_AS(exchange.finish(ctx), pf::state_error);
   exchange.begin(ctx);

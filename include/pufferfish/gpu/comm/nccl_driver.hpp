@@ -53,7 +53,8 @@ class nccl_driver {
   }
 
   std::string option_lines() const {
-    return to_text(buckets_) + pufferfish::detail::option_lines(options_, compressor_) + "by NCCL\n";
+    return to_text(buckets_) + pufferfish::detail::option_lines(options_, compressor_) + "by NCCL\nlocal " +
+           (options_.local ? "yes" : "no") + "\n";
   }
   void start() const {
     if (compressor_) {
@@ -64,6 +65,10 @@ class nccl_driver {
         options_.algorithm != all_reduce_algorithm::library) {
       PUFFERFISH_THROW(value_error(std::string("gradient_exchange: NCCL adds in its own order, not by ") +
                                    to_string(options_.algorithm)));
+    }
+    if (options_.local) {
+      PUFFERFISH_THROW(value_error(
+          "gradient_exchange: NCCL has no local exchange: give the exchange host() of gpu::nccl"));
     }
   }
 
