@@ -471,7 +471,7 @@ TEST_CASE("what cannot be on one rank is refused on all, naming the rank") {
   check_refused_everywhere<pf::value_error>(comm, "gradient_exchange: this is no plan",
                                             [&] { exchange(net.store(), comm, bad_plan); });
   if (last) bad_wire.wire = pf::exchange_wire::bf16;
-  check_refused_everywhere<pf::value_error>(comm, "gradient_exchange: what travels is the compressor's", [&] {
+  check_refused_everywhere<pf::value_error>(comm, "gradient_exchange: a wire of bf16, but a compressor", [&] {
     exchange(net.store(), comm, bad_wire, pf::new_compressor<float>(net.store(), pf::power_sgd_options{}));
   });
   pf::tune_options measure;

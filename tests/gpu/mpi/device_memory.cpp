@@ -73,7 +73,7 @@ TEST_CASE("exchange_memory::device: refused on all ranks where one rank's MPI do
   device_aware comm(mpi);
   const int bad = comm.size() - 1;
   comm.takes = comm.rank() != bad;
-  const std::string name = "rank " + std::to_string(bad) + " has an MPI that does not say that it takes";
+  const std::string name = "rank " + std::to_string(bad) + " has an MPI that does not report support";
   CHECK_THROWS_WITH_AS(exchange_type(net.store, comm, on_device()), doctest::Contains(name.c_str()),
                        pf::backend_error);
   if (!mpi.takes_device_memory()) {
@@ -104,16 +104,16 @@ TEST_CASE("exchange_memory::device: what has no meaning with it") {
   pf::exchange_options options = on_device();
   refused(options, "compressors work in the host's memory", pf::signum_options{});
   options.wire = pf::exchange_wire::bf16;
-  refused(options, "made narrow in the host's memory");
+  refused(options, "a narrow wire rounds in the host's memory");
   options = on_device();
   options.nonfinite = pf::nonfinite_policy::skip;
-  refused(options, "what is not finite");
+  refused(options, "non-finite gradients");
   options = on_device();
   options.algorithm = pf::all_reduce_algorithm::ring;
-  refused(options, "our own algorithms");
+  refused(options, "ring and recursive_doubling");
   odd_parameters<float> on_host(pf::host_memory());
   CHECK_THROWS_WITH_AS((pf::gradient_exchange<float, device_aware>(on_host.store, comm, on_device())),
-                       doctest::Contains("no gradients on one"), pf::value_error);
+                       doctest::Contains("no gradients on a device"), pf::value_error);
   // A rank that does not ask for it.
   if (comm.size() == 1) return;
   CHECK_THROWS_WITH_AS(exchange_type(net.store, comm, comm.rank() == 0 ? on_device() : small_buckets()),

@@ -50,7 +50,7 @@ class exchange_failure {
 [[noreturn]] PUFFERFISH_COLD inline void refuse_half_capture() {
   throw_error<state_error>(
       {"gradient_exchange: begin, the backward pass and finish are captured into a graph together, "
-       "or none of them; behind a replayed backward pass, begin and finish are direct"});
+       "or none of them; after a replayed backward pass, begin and finish are direct calls"});
 }
 
 }  // namespace detail

@@ -129,7 +129,7 @@ class gradient_reducer {
     }
     if (without.empty()) return;
     throw_error<backend_error>({"gradient_exchange: exchange_memory::device, but ", describe_ranks(without),
-                                " an MPI that does not say that it takes a device's memory"});
+                                " an MPI that does not report support for device memory"});
   }
 
   /// Throws state_error unless the work may be part of a captured step.
@@ -140,9 +140,9 @@ class gradient_reducer {
                       "device could wait for a graph that waits for MPI"));
     }
     if (!may_have_thread()) {
-      PUFFERFISH_THROW(
-          state_error("gradient_exchange: a captured step needs a communicator that any thread may use "
-                      "(MPI_THREAD_SERIALIZED or more); or begin and finish behind the graph"));
+      PUFFERFISH_THROW(state_error(
+          "gradient_exchange: a captured step needs a communicator that any thread may use "
+          "(MPI_THREAD_SERIALIZED or more); or direct begin and finish after the graph's launch"));
     }
   }
 
@@ -213,12 +213,12 @@ class gradient_reducer {
   // Throws value_error for the combinations that exchange_options lists. Local.
   void check_options() {
     if (is_local() && compressor_) {
-      PUFFERFISH_THROW(value_error("gradient_exchange: local, but a compressor for what does not travel"));
+      PUFFERFISH_THROW(
+          value_error("gradient_exchange: exchange_options::local sends nothing, but there is a compressor"));
     }
     if (compressor_ && is_narrow()) {
-      PUFFERFISH_THROW(
-          value_error(std::string("gradient_exchange: what travels is the compressor's to say: ") +
-                      to_string(options_.wire) + " has no meaning with it"));
+      PUFFERFISH_THROW(value_error(std::string("gradient_exchange: a wire of ") + to_string(options_.wire) +
+                                   ", but a compressor, which chooses the format of its messages"));
     }
     if (compressor_ && options_.compress_by_bucket && looks() && !compressor_->states().empty()) {
       throw_error<value_error>(
@@ -238,14 +238,14 @@ class gradient_reducer {
       throw_error<value_error>({"gradient_exchange: exchange_memory::device, but ", what});
     };
     if (compressor_) refuse_option("compressors work in the host's memory");
-    if (is_narrow()) refuse_option("numbers are made narrow in the host's memory");
-    if (looks()) refuse_option("what is not finite is found in the host's memory");
+    if (is_narrow()) refuse_option("a narrow wire rounds in the host's memory");
+    if (looks()) refuse_option("non-finite gradients are looked for in the host's memory");
     if (options_.algorithm != all_reduce_algorithm::automatic &&
         options_.algorithm != all_reduce_algorithm::library) {
-      refuse_option("our own algorithms add in the host's memory");
+      refuse_option("ring and recursive_doubling add in the host's memory");
     }
     // MPI libraries do not take a device's memory in sums that are started and waited for.
-    if (may_lose_ranks(*comm_)) refuse_option("sums that may time out go by way of the host's memory");
+    if (may_lose_ranks(*comm_)) refuse_option("sums with a time limit are made in the host's memory");
   }
 
   // values = mean over the ranks, by the memory, wire and algorithm of the options. On a device: the sum.

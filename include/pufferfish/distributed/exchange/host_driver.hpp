@@ -78,7 +78,8 @@ class host_driver {
   std::string option_lines() const { return reducer_.option_lines(buckets()); }
   void start() {
     if (!on_device && reducer_.memory() != exchange_memory::staged) {
-      PUFFERFISH_THROW(value_error("gradient_exchange: exchange_memory::device, but no gradients on one"));
+      PUFFERFISH_THROW(
+          value_error("gradient_exchange: exchange_memory::device, but no gradients on a device"));
     }
     reducer_.check_device_memory();
     if (is_threaded()) all_or_none(reducer_.comm(), "gradient_exchange", [this] { thread_.start(); });
