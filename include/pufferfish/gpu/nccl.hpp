@@ -65,8 +65,8 @@ constexpr ncclDataType_t nccl_type() {
 /// A gradient_exchange on device::gpu with this communicator sends buckets from the gradient arena, on a
 /// stream of its own, while the backward pass goes on. Differences to the exchange through the host:
 /// - The means are in the arena for work that is put into the context's stream after finish, or by `arrived`.
-///   The host waits only to check a nonfinite_policy or, with a timeout, the other ranks. The times in
-///   report() are zero.
+///   The host waits only to check a nonfinite_policy or, with a timeout, the other ranks, and in begin of a
+///   direct step after captured ones. The times in report() are zero.
 /// - Any step can be captured. skip() is written only if exchange_options::nonfinite is not `ignore`; else
 ///   the flag stays 0.
 /// - NCCL adds: the constructor throws value_error for an algorithm of this library, and there is no thread.

@@ -89,7 +89,9 @@ class nccl_driver {
   void set_rate(gpu_context&, double) {}
 
   bool is_captured(const gpu_context& ctx) const { return gpu::is_captured(ctx.stream()); }
-  void prepare(gpu_context& ctx, bool) {
+  void prepare(gpu_context& ctx, bool captured) {
+    // Replays under way write the counts, as the end of a direct step does.
+    if (!captured && counts_replays_) ctx.synchronize();
     comm_->check();
     if (!is_narrow()) comm_->require_deterministic(ctx);
     comm_->report_to(ctx);
