@@ -114,7 +114,8 @@ class host_driver {
   void begin(context<Device>& ctx, bool captured) {
     captured_ = captured;
     captured ? prepare_capture(ctx) : reducer_.restart();
-    work_.ctx = &ctx;
+    // No needless write: the thread may be reading it for a replay of an earlier capture.
+    if (work_.ctx != &ctx) work_.ctx = &ctx;
     requests_.clear();
   }
 
