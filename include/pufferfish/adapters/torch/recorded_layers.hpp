@@ -76,6 +76,10 @@ class recorded_weight {
   index_t outputs() const { return matrices_.front().outputs(); }
   index_t inputs() const { return matrices_.front().inputs(); }
 
+  /// Whether inputs and outputs are narrow enough to be summed.
+  bool sums_inputs() const { return inputs() <= output_statistics::largest_moment; }
+  bool sums_outputs() const { return outputs() <= output_statistics::largest_moment; }
+
   /// The add functions are for matrices first .. first + count - 1. `rows` has the columns of all of them;
   /// `pass` selects the sample of the rows. `add_batch` counts rows without adding them.
   void add_batch(std::size_t first, std::size_t count, double rows, double samples) {
@@ -84,14 +88,14 @@ class recorded_weight {
   /// The matrices share the inputs, which are summed once. Inputs and outputs wider than largest_moment are
   /// left out.
   void add_inputs(std::size_t first, std::size_t count, std::uint64_t pass, const Tensor& rows) {
-    if (inputs() > output_statistics::largest_moment) return;
+    if (!sums_inputs()) return;
     output_statistics& sums =
         count == 1 ? matrices_[first]
                    : shared_inputs_.try_emplace({first, count}, outputs(), inputs()).first->second;
     with_sample(rows, pass, [&](const auto& x) { sums.add_inputs(x); });
   }
   void add_outputs(std::size_t first, std::size_t count, std::uint64_t pass, const Tensor& rows) {
-    if (outputs() > output_statistics::largest_moment) return;
+    if (!sums_outputs()) return;
     with_sample(rows, pass, [&](const auto& y) {
       for (std::size_t i = 0; i < count; ++i) matrices_[first + i].add_outputs(own_columns(y, i));
     });
@@ -237,8 +241,9 @@ class recorded_layers {
       if (weight->use == weight_use::table) {
         weight->add_tokens(second);
       } else if (weight->use == weight_use::product && weight->inputs() <= weight->outputs()) {
-        weight->add_inputs(from, count, pass, as_rows(first, -1, weight->inputs()));
-      } else {
+        if (weight->sums_inputs())
+          weight->add_inputs(from, count, pass, as_rows(first, -1, weight->inputs()));
+      } else if (weight->sums_outputs()) {
         // libtorch adds the bias after a matmul.
         const bool later = operation == "aten::matmul" && weight->bias.defined();
         weight->add_outputs(from, count, pass,
@@ -260,7 +265,9 @@ class recorded_layers {
     const auto pass = training ? std::make_shared<lstm_pass>() : nullptr;
     {
       const std::lock_guard lock(weight->hidden->mutex);
-      weight->hidden->open[std::this_thread::get_id()] = pass;
+      auto& open = weight->hidden->open;
+      std::erase_if(open, [](const auto& entry) { return entry.second.expired(); });  // of ended threads, too
+      open[std::this_thread::get_id()] = pass;
     }
     if (!training) return;
     pass->input = input.detach();

@@ -13,6 +13,7 @@
 
 #include <pufferfish/gpu/kernels/optim/optimizer.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/gpu/optim/loss_scaler.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 

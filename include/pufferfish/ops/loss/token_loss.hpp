@@ -15,6 +15,7 @@
 /// \endcode
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -71,6 +72,7 @@ struct gradient_divisor {
 
   gradient_divisor(double number) : value(number) {}
   gradient_divisor(const double* address) : place(address) {}
+  gradient_divisor(std::nullptr_t) = delete;
   /// The number. Reads the address: on the CPU only.
   double read() const { return place == nullptr ? value : *place; }
 };
