@@ -188,7 +188,7 @@ static __global__ void test_transposed_kernel(const std::uint16_t* x, std::uint3
   for (int i = 0; i < 8; ++i) rows[lane][i] = x[lane * 8 + i];
   __syncwarp();
   std::uint32_t words[4];
-  load_matrices_transposed(words, rows[lane]);
+  load_matrices<true>(words, rows[lane]);
   for (int i = 0; i < 4; ++i) y[lane * 4 + i] = words[i];
 }
 

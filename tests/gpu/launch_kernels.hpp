@@ -36,7 +36,7 @@ void test_async_copies(cudaStream_t stream, const float* x, const int* mask, flo
 /// c += a b for matrices of 16 x K (rows), K x 8 (columns) and 16 x 8 (rows), K = 32 bytes: by fragments as
 /// mma.cuh describes them, or through load_matrices. Kinds: 0 float, 1 bfloat16, 2 half.
 void test_mma(cudaStream_t stream, int kind, bool by_load_matrices, const void* a, const void* b, float* c);
-/// What load_matrices_transposed gives the lanes (4 words each) of 4 blocks of 8 rows of 8 numbers.
+/// What load_matrices<true> gives the lanes (4 words each) of 4 blocks of 8 rows of 8 numbers.
 void test_transposed(cudaStream_t stream, const std::uint16_t* x, std::uint32_t* y);
 
 PUFFERFISH_KERNELS_END
