@@ -111,8 +111,9 @@ class lottery {
   std::span<const T> buffers() const { return buffers_; }
 
   /// Number of weights that the next prune() removes.
-  index_t next_count() const {
-    const index_t kept = mask_->kept();
+  index_t next_count() const { return count_of(mask_->kept()); }
+  /// The same for a level with `kept` remaining prunable weights.
+  index_t count_of(index_t kept) const {
     if (options_.rule == lottery_rule::exact) {
       return detail::removal_count(options_.share, removal_share::of_remaining, kept, mask_->prunable());
     }

@@ -14,33 +14,46 @@ namespace {
 using namespace prune_support;
 
 TEST_CASE("lottery: levels of vgg19_lth, by our rule and by the reference program's") {
-  network<float> net = vgg19_lth<float>();
-  net.initialize(3);
-  struct level {
-    int number;
-    index_t kept, parameters;
+  const network<float> net = vgg19_lth<float>();
+  const lottery<float> tickets(net.store(), {.unpruned = {"fc"}, .parameters = 8'107'466});
+  const index_t fixed = tickets.mask()->size() - tickets.mask()->prunable();
+  index_t kept = tickets.mask()->kept();
+  CHECK(kept == 20'018'880);
+  CHECK(tickets.parameters() == 20'035'018);
+  CHECK_FALSE(tickets.finished());
+  CHECK(tickets.new_row().dense_bytes == 4 * 20'035'018);
+  int level = 0;
+  const auto next = [&](const lottery<float>& of) {
+    ++level;
+    return kept -= of.count_of(kept);
   };
-  const level ours[] = {{0, 20'018'880, 20'035'018}, {1, 16'015'104, 16'031'242}, {2, 12'812'083, 12'828'221},
-                        {3, 10'249'666, 10'265'804}, {4, 8'199'732, 8'215'870},   {5, 6'559'785, 6'575'923},
-                        {10, 2'149'509, 2'165'647}};
-  lottery<float> tickets(net.store(), {.unpruned = {"fc"}, .parameters = 8'107'466});
-  CHECK(tickets.mask()->prunable() == 20'018'880);
-  for (const level& wanted : ours) {
-    while (tickets.level() < wanted.number) {
-      const index_t before = tickets.mask()->kept();
-      const index_t removed = tickets.prune(net.store());
-      CHECK(removed == before - tickets.mask()->kept());
-    }
-    CHECK(tickets.mask()->kept() == wanted.kept);
-    CHECK(tickets.parameters() == wanted.parameters);
-    CHECK(tickets.finished() == (wanted.parameters <= 8'107'466));
-    CHECK(tickets.new_row().bytes == 4 * wanted.parameters);
-    CHECK(tickets.new_row().dense_bytes == 4 * 20'035'018);
+  for (const index_t wanted : {16'015'104, 12'812'083, 10'249'666, 8'199'732, 6'559'785}) {
+    CHECK(next(tickets) == wanted);
   }
-  lottery<float> reference(net.store(), {.rule = lottery_rule::reference, .unpruned = {"fc"}});
-  for (const index_t kept : {16'014'079, 12'810'238, 10'247'165, 8'196'707, 6'556'340}) {
-    reference.prune(net.store());
-    CHECK(reference.mask()->kept() == kept);
+  CHECK(kept + fixed == 6'575'923);
+  while (level < 10) next(tickets);
+  CHECK(kept == 2'149'509);
+  CHECK(kept + fixed == 2'165'647);
+  const lottery<float> reference(net.store(), {.rule = lottery_rule::reference, .unpruned = {"fc"}});
+  kept = reference.mask()->kept();
+  for (const index_t wanted : {16'014'079, 12'810'238, 10'247'165, 8'196'707, 6'556'340}) {
+    CHECK(next(reference) == wanted);
+  }
+}
+
+TEST_CASE("lottery: a level removes as many weights as it should") {
+  network<float> net = vgg19_lth<float>({.width = 4});
+  net.initialize(3);
+  for (const lottery_rule rule : {lottery_rule::exact, lottery_rule::reference}) {
+    lottery<float> tickets(net.store(), {.rule = rule, .unpruned = {"fc"}, .parameters = 30'000});
+    while (!tickets.finished()) {
+      const index_t before = tickets.mask()->kept(), count = tickets.next_count();
+      CHECK(tickets.prune(net.store()) == count);
+      CHECK(tickets.mask()->kept() == before - count);
+      CHECK(tickets.parameters() == tickets.mask()->size() - tickets.mask()->prunable() + before - count);
+      CHECK(tickets.new_row().bytes == 4 * tickets.parameters());
+    }
+    CHECK(tickets.level() > 3);
   }
 }
 
