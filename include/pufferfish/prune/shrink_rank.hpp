@@ -28,8 +28,8 @@ struct component_contributions {
 
 /// Options of a rank_shrinker.
 struct shrink_rank_options {
-  /// A component is small while its contribution is below this share of the largest one of its matrix; 0
-  /// .. 1.
+  /// A component is small while its contribution is below this share, between 0 and 1, of the largest one of
+  /// its matrix.
   double threshold = 0.05;
   index_t patience = 2;  ///< consecutive observations in which a component is small before it is removed
   index_t least = 1;     ///< components that every matrix keeps

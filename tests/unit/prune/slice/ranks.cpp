@@ -122,6 +122,7 @@ TEST_CASE("slice_ranks: LSTM layers, attention and embeddings") {
   check_merged(language);
   auto translator = make_transformer<float>(test::small_transformer());
   translator.initialize(2);
+  policy.rank = fixed_rank{2};  // a quarter of full rank would be one component
   factorize(translator, policy);
   check_merged(translator);
   CHECK(channel_groups(language).empty());
