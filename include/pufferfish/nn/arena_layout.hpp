@@ -70,7 +70,7 @@ class arena_layout final : public state_visitor<T> {
   /// Collects what `visit(state_visitor<T>&)` shows. Throws value_error, with the name, if two objects have
   /// the same name, and state_error for a moved-from parameter.
   template <class Visit>
-  explicit arena_layout(Visit&& visit) {
+  explicit arena_layout(const Visit& visit) {
     visit(*this);
     std::vector<std::string> names;
     for (const auto& entry : parameters) names.push_back(entry.name);
