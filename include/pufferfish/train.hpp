@@ -24,7 +24,7 @@
 #include <pufferfish/train/estimate_norms.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/loader.hpp>
+#include <pufferfish/train/lottery_file.hpp>
 #include <pufferfish/train/measure_statistics.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/procedure.hpp>
-#include <pufferfish/train/lottery_file.hpp>
