@@ -10,6 +10,7 @@
 #include <pufferfish/compress/sign/signum.hpp>
 #include <pufferfish/compress/sparse/top_k.hpp>
 #include <pufferfish/distributed/mpi.hpp>
+#include <pufferfish/train/lottery_file.hpp>
 
 #include "../unit/support/train_support.hpp"
 
@@ -691,6 +692,30 @@ TEST_CASE(
     comm.barrier();
   }
   std::filesystem::remove(path + ".rank" + std::to_string(comm.rank()));
+}
+
+TEST_CASE("lottery tickets of a file that rank 0 alone reads, and an error that all ranks get") {
+  mpi::communicator comm(MPI_COMM_WORLD);
+  const scratch_folder folder;
+  const std::string path = comm.rank() == 0 ? folder / "tickets" : "/nowhere/tickets";
+  network<float> net = tiny_net<float>(true), loaded = tiny_net<float>(true);
+  lottery<float> tickets(net.store(), {.share = 0.3});
+  tickets.prune(net.store());
+  tickets.add(tickets.new_row());
+  if (comm.rank() == 0) save_lottery(path, net, tickets);
+  loaded.initialize(7);
+  const lottery<float> again = load_lottery(path, loaded, {.share = 0.3}, comm);
+  CHECK(again.level() == 1);
+  CHECK(again.rows() == tickets.rows());
+  CHECK(*again.mask() == *tickets.mask());
+  CHECK(digest(loaded.store().values()) == digest(net.store().values()));
+  CHECK(digest(again.values()) == digest(std::span<const float>(net.store().values())));
+  if (comm.rank() == 0) {
+    CHECK_THROWS_AS(load_lottery(path, loaded, {.share = 0.2}, comm), state_error);
+  } else {
+    CHECK_THROWS_WITH_AS(load_lottery(path, loaded, {.share = 0.2}, comm), doctest::Contains("rank 0 failed"),
+                         state_error);
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include <pufferfish/prune/lottery.hpp>
 #include <pufferfish/train/checkpoint.hpp>
+#include <pufferfish/train/rank_states.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -55,6 +56,26 @@ lottery<T> load_lottery(const std::string& path, model<Root, device::cpu>& net,
   const std::vector<named_state<T>> states{{detail::lottery_mask_state, numbers}};
   file.restore(net, states);
   lottery<T> tickets(net.store(), options);
+  tickets.restore(text, numbers, path);
+  return tickets;
+}
+
+/// The same for all ranks of a communicator, of which rank 0 alone reads the file. Collective: all ranks
+/// throw if rank 0 does, which throws the same, the others state_error with its text.
+template <class Root, class Comm, class T = typename Root::value_type>
+lottery<T> load_lottery(const std::string& path, model<Root, device::cpu>& net,
+                        const lottery_options& options, Comm& comm) {
+  std::vector<T> numbers;
+  const std::string text = detail::on_root(comm, [&] {
+    const lottery<T> read = load_lottery(path, net, options);
+    numbers = mask_numbers<T>(*read.mask());
+    return read.to_text();
+  });
+  detail::broadcast_from(comm, 0, memory_of<device::cpu>::source(), net.store().values());
+  detail::broadcast_from(comm, 0, memory_of<device::cpu>::source(), net.store().buffers());
+  lottery<T> tickets(net.store(), options);
+  numbers.resize(mask_numbers<T>(*tickets.mask()).size());
+  comm.broadcast(std::span<T>(numbers), 0);
   tickets.restore(text, numbers, path);
   return tickets;
 }
