@@ -124,7 +124,8 @@ inline void add_compressor_settings(CLI::App& app, compressor_settings& o) {
                                          "Add what a code has lost to the next gradients");
 }
 
-inline void add_exchange_options(CLI::App& app, exchange_choice& o) {
+/// Options of what travels between ranks, and when.
+inline void add_wire_options(CLI::App& app, exchange_choice& o) {
   using pufferfish::compression_phase;
   std::vector<std::string> names{"bf16", "fp16"};
   for (const named_compressor& one : named_compressors()) names.push_back(one.name);
@@ -143,6 +144,10 @@ inline void add_exchange_options(CLI::App& app, exchange_choice& o) {
   app.add_flag("--tune-exchange", o.tune,
                "Measure the network for a few seconds first, and choose messages and algorithms by that");
   add_rare_options(app, o);
+}
+
+inline void add_exchange_options(CLI::App& app, exchange_choice& o) {
+  add_wire_options(app, o);
   add_pruning_options(app, o);
 }
 

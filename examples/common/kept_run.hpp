@@ -4,10 +4,14 @@
 /// \file
 /// A training run with checkpoints: runs until its end or a request to stop, and resumes from a file.
 
+#include <ctime>
 #include <exception>
+#include <functional>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -39,11 +43,30 @@ inline void add_checkpoint_options(CLI::App& app, checkpoint_options& o) {
   app.add_flag("--overwrite", o.overwrite, "Replace files of checkpoints and weights that exist already");
 }
 
+/// One of several runs of a program, each with checkpoints.
+struct run_part {
+  /// "level 3"; a run is not resumed from the checkpoint of a part with another name. Empty: the only run.
+  std::string name = {};
+  /// What the program stores in the run's checkpoints, and what it does with it on every rank at a resume.
+  std::function<std::string()> save = {};
+  std::function<void(const std::string&)> load = {};
+};
+
 /// How a run ended.
 struct run_end {
-  bool finished = false;        ///< all epochs are trained
-  int signal = 0;               ///< the signal that ended it; 0: none
-  std::exception_ptr diverged;  ///< the error of a run that diverged
+  bool finished = false;             ///< all epochs are trained, or the condition of kept_run::train holds
+  int signal = 0;                    ///< the signal that ended it; 0: none
+  std::exception_ptr diverged = {};  ///< the error of a run that diverged
+  std::uint64_t steps = 0;           ///< taken by this process
+
+  /// Takes the steps off those of --stop-after. Returns false, and sets `finished` to false, if none are left
+  /// for the next run of the program.
+  bool spend(checkpoint_options& o) {
+    if (o.stop_after == 0) return true;
+    if (steps >= o.stop_after) return finished = false;
+    o.stop_after -= steps;
+    return true;
+  }
 
   nlohmann::ordered_json to_json() const {
     nlohmann::ordered_json j{{"finished", finished}, {"interrupted", signal > 0}, {"diverged", nullptr}};
@@ -68,40 +91,58 @@ struct run_end {
 template <class Run, class Comm>
 class kept_run {
  public:
-  kept_run(const checkpoint_options& o, Run& run, Comm& comm, const console& out)
-      : o_(o), run_(run), comm_(comm), out_(out) {}
+  kept_run(checkpoint_options o, Run& run, Comm& comm, const console& out, run_part part = {})
+      : o_(std::move(o)), run_(run), comm_(comm), out_(out), part_(std::move(part)) {}
 
   /// The parameters' digest after each epoch.
   const std::vector<std::string>& digests() const { return digests_; }
+  /// Seconds of processor time of this rank's process in each epoch, tests and checkpoints included.
+  const std::vector<double>& processor_seconds() const { return processor_; }
+  /// The same since the last of these epochs.
+  double processor_seconds_since() const { return earlier_ + processor_now() - mark_; }
 
   /// Resumes from the checkpoint if requested, then trains to the end or until it must stop: after the steps
   /// of --stop-after, or after the step during which any rank received SIGINT or SIGTERM. If ranks are lost,
   /// one of the other ranks saves the run alone, in a file named after the checkpoint's.
   run_end train(pufferfish::training_observer& shown) {
+    return train(shown, [] { return false; });
+  }
+  /// The same, but ends also after the step from which on until() is true on all ranks.
+  template <class Until>
+  run_end train(pufferfish::training_observer& shown, Until&& until) {
     rescuer observer(shown, *this);
     const signal_watch signals;
     if (o_.resume) resume();
+    mark_ = processor_now();
+    std::uint64_t step = 0;
     try {
-      for (std::uint64_t step = 1; !run_.finished(); ++step) {
+      while (!run_.finished() && !until()) {
+        ++step;
         if (signals.caught() > 0) run_.request_stop(signals.caught());
         run_.advance(observer);
         const bool epoch_ended = run_.step_of_epoch() == 0;
-        if (epoch_ended) digests_.push_back(digest_text(run_.net()));
+        if (epoch_ended) end_epoch();
+        const bool ended = run_.finished() || until();
         const bool stop = step == o_.stop_after || run_.stop_reason() > 0;
         const bool due = o_.every == 0 ? epoch_ended : run_.total_steps() % o_.every == 0;
-        if (!o_.file.empty() && (due || stop || run_.finished())) save(observer);
-        if (stop && !run_.finished()) {
+        if (!o_.file.empty() && (due || stop || ended)) save(observer);
+        if (stop && !ended) {
           out_.line(format("%s in epoch %td after %td steps of it; %s",
                            run_.stop_reason() > 0 ? "interrupted" : "stopped", run_.epoch() + 1,
                            run_.step_of_epoch(),
                            o_.file.empty() ? "nothing is kept without --checkpoint" : "--resume goes on"));
-          return {false, run_.stop_reason(), nullptr};
+          return {false, run_.stop_reason(), nullptr, step};
         }
       }
     } catch (const pufferfish::divergence_error&) {
-      return {false, 0, std::current_exception()};
+      return {false, 0, std::current_exception(), step};
     }
-    return {true, 0, nullptr};
+    return {true, 0, nullptr, step};
+  }
+
+  /// Writes a checkpoint of the run as it is, if there is a file for it. Collective.
+  void save() {
+    if (!o_.file.empty()) run_.save(o_.file, facts());
   }
 
  private:
@@ -125,10 +166,26 @@ class kept_run {
     kept_run& of_;
   };
 
+  static double processor_now() {
+    return static_cast<double>(std::clock()) / static_cast<double>(CLOCKS_PER_SEC);
+  }
+
+  void end_epoch() {
+    digests_.push_back(digest_text(run_.net()));
+    processor_.push_back(processor_seconds_since());
+    mark_ = processor_now();
+    earlier_ = 0.0;
+  }
+
   std::map<std::string, std::string> facts() const {
-    std::string digests;
+    std::string digests, processor;
     for (const std::string& digest : digests_) digests += digest + " ";
-    return {{digests_fact, digests}};
+    for (const double seconds : processor_) processor += format("%.6f ", seconds);
+    std::map<std::string, std::string> all{
+        {digests_fact, digests}, {processor_fact, processor + format("%.6f", processor_seconds_since())}};
+    if (!part_.name.empty()) all[part_fact] = part_.name;
+    if (part_.save) all[notes_fact] = part_.save();
+    return all;
   }
 
   void save(pufferfish::training_observer& observer) {
@@ -152,42 +209,73 @@ class kept_run {
     const std::string path = o_.file + ".rank" + std::to_string(comm_.rank());
     try {
       run_.save_alone(path, facts());
-      std::fprintf(stderr, "rank %d has saved the run by itself: --checkpoint %s --resume goes on\n",
-                   comm_.rank(), path.c_str());
+      const std::string advice = part_.name.empty()
+                                     ? "--checkpoint " + path + " --resume goes on"
+                                     : "rename " + path + " to " + o_.file + " before --resume";
+      std::fprintf(stderr, "rank %d has saved the run by itself: %s\n", comm_.rank(), advice.c_str());
     } catch (const std::exception& e) {
       std::fprintf(stderr, "rank %d could not save the run by itself: %s\n", comm_.rank(), e.what());
     }
   }
 
+  /// The checkpoint, if it is there and this run's. Call it on one rank.
+  std::optional<pufferfish::checkpoint_file> mine() const {
+    if (!pufferfish::detail::is_regular_file(o_.file)) return std::nullopt;
+    pufferfish::checkpoint_file file = pufferfish::open_checkpoint(o_.file);
+    const auto named = file.facts().find(part_fact);
+    if ((named == file.facts().end() ? "" : named->second) != part_.name) return std::nullopt;
+    return file;
+  }
+
   /// All ranks do what rank 0 decides.
   void resume() {
-    std::int32_t there[1] = {pufferfish::detail::is_regular_file(o_.file) ? 1 : 0};
-    comm_.broadcast(std::span<std::int32_t>(there), 0);
-    if (there[0] == 0) {
-      out_.line(o_.file + " is not there yet: starting afresh");
+    std::optional<pufferfish::checkpoint_file> file;
+    const std::string there = pufferfish::detail::on_root(comm_, [&] {
+      file = mine();
+      return std::string(file ? "yes" : "");
+    });
+    if (there.empty()) {
+      if (part_.name.empty()) out_.line(o_.file + " is not there yet: starting afresh");
       return;
     }
     run_.resume(o_.file);
-    std::istringstream words(pufferfish::detail::on_root(comm_, [&] {
-      const pufferfish::checkpoint_file file = pufferfish::open_checkpoint(o_.file);
-      if (const std::string& ranks = file.fact("training.ranks"); ranks != std::to_string(comm_.size())) {
-        out_.line(format("%s was saved on %s ranks, this run has %d: sums are added in another order",
-                         o_.file.c_str(), ranks.c_str(), comm_.size()));
-      }
-      return file.fact(digests_fact);
-    }));
+    const auto shared = [&](const char* name) { return pufferfish::detail::shared_fact(comm_, file, name); };
+    if (const std::string ranks = shared("training.ranks"); ranks != std::to_string(comm_.size())) {
+      out_.line(format("%s was saved on %s ranks, this run has %d: sums are added in another order",
+                       o_.file.c_str(), ranks.c_str(), comm_.size()));
+    }
+    std::istringstream words(shared(digests_fact)), seconds(shared(processor_fact));
     for (std::string word; words >> word;) digests_.push_back(word);
-    out_.line(format("going on from %s: epoch %td, step %td", o_.file.c_str(), run_.epoch() + 1,
+    for (double value = 0.0; seconds >> value;) processor_.push_back(value);
+    if (digests_.size() != run_.history().size()) {
+      throw pufferfish::io_error(format("%s: %zu digests of parameters for %zu epochs", o_.file.c_str(),
+                                        digests_.size(), run_.history().size()));
+    }
+    if (!processor_.empty()) {
+      earlier_ = processor_.back();
+      processor_.pop_back();
+    }
+    processor_.resize(digests_.size());
+    if (part_.load) part_.load(shared(notes_fact));
+    out_.line(format("going on from %s%s%s: epoch %td, step %td", o_.file.c_str(),
+                     part_.name.empty() ? "" : ", ", part_.name.c_str(), run_.epoch() + 1,
                      run_.step_of_epoch()));
   }
 
   static constexpr const char* digests_fact = "examples.digests";
+  static constexpr const char* processor_fact = "examples.processor";
+  static constexpr const char* part_fact = "examples.part";
+  static constexpr const char* notes_fact = "examples.notes";
 
-  const checkpoint_options& o_;
+  checkpoint_options o_;
   Run& run_;
   Comm& comm_;
   const console& out_;
+  run_part part_;
   std::vector<std::string> digests_;
+  std::vector<double> processor_;
+  double mark_ = processor_now();  // start of the epoch, or of the process's part of it
+  double earlier_ = 0.0;           // processor time of the epoch in earlier processes
 };
 
 }  // namespace examples

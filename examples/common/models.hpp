@@ -30,7 +30,7 @@ inline void add_model_options(CLI::App& app, model_choice& m) {
   app.add_option(
          "--width", m.width,
          "Channels of the first stage, features of an mlp; 0: the model's own (16 of a small one, 64 of a "
-         "ResNet-18)")
+         "ResNet-18 or VGG)")
       ->check(CLI::Range(0, 4096));
   app.add_option("--blocks", m.blocks, "Blocks a stage of small-resnet")->check(CLI::Range(1, 100));
   app.add_option("--stem-stride", m.stem_stride, "Stride of small-resnet's first convolution")
@@ -82,6 +82,12 @@ pufferfish::network<T, Device> build_model(const model_choice& m, const extents<
     if (const bool stem_norm = m.name == "resnet18_cifar_stem_bn"; stem_norm || m.name == "resnet18_cifar") {
       return resnet18<T, Device>(
           {.channels_in = image[3], .classes = classes, .stem_norm = stem_norm, .width = width_or(64)});
+    }
+    if (m.width > 0 && m.name.starts_with("vgg")) {
+      const vgg_options sizes{.channels_in = image[3], .classes = classes, .width = m.width};
+      return m.name == "vgg11_bn"   ? vgg11<T, Device>(sizes)
+             : m.name == "vgg19_bn" ? vgg19<T, Device>(sizes)
+                                    : vgg19_lth<T, Device>(sizes);
     }
     if (m.width > 0) {
       throw value_error(m.name + " has a width of its own, " + std::to_string(m.width) + " was given");

@@ -28,6 +28,7 @@ struct curve {
   std::vector<double> bytes;     ///< of gradients that a rank passed to the exchange since the start
   std::vector<double> lowest_accuracy, highest_accuracy;  ///< over seeds; empty: no band
   double switch_epoch = -1.0;                             ///< epochs before the switch; negative: none
+  std::string event = "switch";                           ///< name of the switch
 };
 
 namespace plotting {
@@ -66,6 +67,13 @@ inline double most(const std::vector<curve>& curves, std::vector<double> curve::
   }
   return result;
 }
+
+/// Points that a line joins, each with a label.
+struct labelled_points {
+  std::string name;
+  std::vector<double> x, y;
+  std::vector<std::string> labels;
+};
 
 /// Columns 1 to 7: epoch, accuracy, loss, lowest and highest accuracy, time, bytes.
 inline std::string data_block(const curve& c, std::size_t number, const unit& time, const unit& bytes) {
@@ -121,10 +129,18 @@ inline std::string switch_line(const std::vector<curve>& curves, std::vector<dou
     const double at = values == nullptr ? c.switch_epoch : done == 0 ? 0.0 : (c.*values)[done - 1] / scale;
     return format(
         "set arrow 1 from %g, graph 0 to %g, graph 1 nohead dt 2 lc rgb 'gray40'\n"
-        "set label 1 'switch' at %g, graph 0.05 offset 0.5,0 textcolor rgb 'gray40'\n",
-        at, at, at);
+        "set label 1 %s at %g, graph 0.12 offset 0.5,0 textcolor rgb 'gray40'\n",
+        at, at, quoted(c.event).c_str(), at);
   }
   return "";
+}
+
+/// Commands that choose the picture's file and size.
+inline std::string output(const std::string& path, const char* size) {
+  return (ends_with(path, ".png")
+              ? format("set terminal pngcairo size %s\n", size)
+              : format("set terminal svg size %s dynamic background rgb 'white'\n", size)) +
+         "set output " + quoted(path) + "\nset encoding utf8\nset grid\n";
 }
 
 inline std::string script(const std::string& path, const std::string& title, const std::vector<curve>& curves,
@@ -132,9 +148,7 @@ inline std::string script(const std::string& path, const std::string& title, con
   const unit time = time_unit(most(curves, &curve::seconds)), bytes = byte_unit(most(curves, &curve::bytes));
   std::string text;
   for (std::size_t i = 0; i < curves.size(); ++i) text += data_block(curves[i], i, time, bytes);
-  text += ends_with(path, ".png") ? "set terminal pngcairo size 1200,840\n"
-                                  : "set terminal svg size 1200,840 dynamic background rgb 'white'\n";
-  text += "set output " + quoted(path) + "\nset encoding utf8\nset grid\nset lmargin 10\n";
+  text += output(path, "1200,840") + "set lmargin 10\n";
   text += "set multiplot layout 2,2 title " + quoted(title) + " noenhanced font ',16'\n";
   const std::string quality =
       perplexity ? std::string("set key top right\nset ylabel 'perplexity'\nset logscale y\n")
@@ -166,6 +180,25 @@ inline bool pipe_into(const char* command, const std::string& text) {
   return good;
 }
 
+/// Lets gnuplot draw to `path`. script(path): its commands for a picture at that path. Returns a sentence
+/// that says what was drawn or why nothing was.
+template <class Script>
+std::string draw(const std::string& path, bool any_points, Script&& script) {
+  if (std::system("command -v gnuplot > /dev/null 2>&1") != 0) {
+    return "no plot: gnuplot is not installed (Debian: gnuplot-nox)";
+  }
+  if (!any_points) return "no plot: no epoch has ended";
+  // gnuplot exits with 0 even if it cannot open its output, so the file is checked.
+  const std::string aside = path + ".tmp" + (ends_with(path, ".png") ? ".png" : ".svg");
+  std::remove(aside.c_str());
+  if (!pipe_into("gnuplot > /dev/null 2>&1", script(aside)) ||
+      std::rename(aside.c_str(), path.c_str()) != 0) {
+    std::remove(aside.c_str());
+    return "no plot: gnuplot could not draw " + path;
+  }
+  return "plot: " + path;
+}
+
 }  // namespace plotting
 
 /// A check for an option: an error message for the name of a plot's file, or an empty text.
@@ -182,21 +215,35 @@ inline std::string plot_curves(const std::string& path, const std::string& title
                                const std::vector<curve>& curves, bool perplexity = false) {
   using namespace plotting;
   if (path.empty()) return "";
-  if (std::system("command -v gnuplot > /dev/null 2>&1") != 0) {
-    return "no plot: gnuplot is not installed (Debian: gnuplot-nox)";
-  }
   std::size_t points = 0;
   for (const curve& c : curves) points += c.accuracy.size();
-  if (points == 0) return "no plot: no epoch has ended";
-  // gnuplot exits with 0 even if it cannot open its output, so the file is checked.
-  const std::string aside = path + ".tmp" + (ends_with(path, ".png") ? ".png" : ".svg");
-  std::remove(aside.c_str());
-  if (!pipe_into("gnuplot > /dev/null 2>&1", script(aside, title, curves, perplexity)) ||
-      std::rename(aside.c_str(), path.c_str()) != 0) {
-    std::remove(aside.c_str());
-    return "no plot: gnuplot could not draw " + path;
-  }
-  return "plot: " + path;
+  return draw(path, points > 0, [&](const std::string& to) { return script(to, title, curves, perplexity); });
+}
+
+/// Draws test accuracy against the number of parameters, on a logarithmic axis, to a file (.svg or .png).
+/// Result as that of plot_curves. Call it on one rank.
+inline std::string plot_sizes(const std::string& path, const std::string& title,
+                              const plotting::labelled_points& of) {
+  using namespace plotting;
+  if (path.empty()) return "";
+  return draw(path, !of.x.empty(), [&](const std::string& to) {
+    std::string text = "$points << EOD\n";
+    for (std::size_t i = 0; i < of.x.size(); ++i) {
+      text += format("%.6g %.6g \"%s\" \"%s\"\n", of.x[i], of.y[i], of.labels[i].c_str(),
+                     grouped(std::llround(of.x[i])).c_str());
+    }
+    text += "EOD\n" + output(to, "800,560") + "set title " + quoted(title) + " noenhanced font ',16'\n";
+    const auto [least, most] = std::minmax_element(of.x.begin(), of.x.end());
+    text += format("set xrange [%g:%g]\n", *least / 1.2, *most * 1.2);
+    text +=
+        "set logscale x\nset xlabel 'parameters'\nset ylabel 'test accuracy / %'\nset xtics rotate by -45\n"
+        "set offsets graph 0, graph 0, graph 0.1, graph 0.1\nset key bottom right\n";
+    return text +
+           format(
+               "plot $points using 1:2:xtic(4) with linespoints lw 2 pt 7 ps 0.6 lc rgb '#4477aa' title %s, "
+               "'' using 1:2:3 with labels offset 0,1 notitle\nunset output\n",
+               quoted(of.name).c_str());
+  });
 }
 
 }  // namespace examples

@@ -13,12 +13,13 @@
 namespace examples {
 
 /// While an object exists, the first SIGINT or SIGTERM is only recorded; the second one ends the program at
-/// once. Signals that the program was started to ignore (by nohup, for example) stay ignored. Only one
-/// object may exist at a time.
+/// once. Signals that the program was started to ignore (by nohup, for example) stay ignored. An object that
+/// is made while another one exists shares its record, so a program with several runs loses no signal between
+/// two of them.
 class signal_watch {
  public:
   signal_watch() {
-    caught_number = 0;
+    if (objects++ == 0) caught_number = 0;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       ::sigaction(numbers[i], nullptr, &before_[i]);
       if (before_[i].sa_handler == SIG_IGN) continue;
@@ -32,6 +33,7 @@ class signal_watch {
   signal_watch& operator=(const signal_watch&) = delete;
   ~signal_watch() {
     for (std::size_t i = 0; i < numbers.size(); ++i) ::sigaction(numbers[i], &before_[i], nullptr);
+    --objects;
   }
 
   /// The number of the recorded signal; 0: none.
@@ -41,6 +43,7 @@ class signal_watch {
   static constexpr std::array<int, 2> numbers{SIGINT, SIGTERM};
   static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may not wait for a lock");
   inline static std::atomic<int> caught_number{0};
+  inline static int objects = 0;
 
   static void remember(int number) {
     if (caught_number.exchange(number) == 0) return;

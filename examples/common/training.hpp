@@ -82,6 +82,7 @@ struct common_texts {
   const char* data;
   const char* batch;
   const char* rate = "Learning rate";
+  bool switches = true;  ///< false: the program never switches to low rank
 };
 
 /// Adds the options. The values of the fields at the call are the defaults that the help shows.
@@ -89,8 +90,10 @@ inline void add_common_options(CLI::App& app, common_options& o, const common_te
   app.option_defaults()->always_capture_default();
   app.add_option("--data", o.data, texts.data);
   app.add_option("--epochs", o.epochs, "Epochs in all")->check(CLI::Range(1, 1000000));
-  app.add_option("--warmup-epochs", o.warmup_epochs, "Dense epochs before the switch (hybrid)")
-      ->check(CLI::Range(0, 1000000));
+  if (texts.switches) {
+    app.add_option("--warmup-epochs", o.warmup_epochs, "Dense epochs before the switch (hybrid)")
+        ->check(CLI::Range(0, 1000000));
+  }
   app.add_option("--batch", o.batch, texts.batch)->check(CLI::Range(1, 1000000));
   app.add_option("--lr", o.lr, texts.rate)->check(check_positive);
   app.add_option("--divergence-steps", o.divergence_steps,

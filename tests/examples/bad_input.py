@@ -34,7 +34,7 @@ def test(programs, folder):
         (["--mode", "sparse"], "sparse not in {dense,hybrid,lowrank}"),
         (["--dataset", "digit"], "digit not in"),
         (["--model", "resnet"], "resnet not in"),
-        (["--model", "vgg19_bn"], "vgg19_bn has a width of its own, 8 was given"),
+        (["--model", "resnet34"], "resnet34 has a width of its own, 8 was given"),
         (["--lr", "-1"], "-1 is not a positive number"),
         (["--lr", "nan"], "nan is not a positive number"),
         (["--epochs", "0"], "--epochs"),

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// What the programs that train image classifiers share: their options, the recipe of a run, data and output.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <pufferfish/train/procedure.hpp>
+
+#include "kept_run.hpp"
+#include "model_file.hpp"
+#include "report.hpp"
+#include "training.hpp"
+
+namespace examples {
+
+struct image_options : common_options {
+  std::string data_set = "digits";
+  model_choice model;
+  std::string schedule = "cosine";
+  std::vector<double> milestones;
+  double lr_warmup = 1.0;
+  double momentum = 0.9;
+  bool plain_momentum = false;
+  double weight_decay = 5e-4;
+  bool decay_all = false;
+  double label_smoothing = 0.0;
+  double clip_norm = 0.0;
+  index_t pad_crop = 0;
+  bool reflect = false;
+  bool flip = false;
+  std::uint64_t seed = 1;
+  exchange_choice exchange;
+  checkpoint_options checkpoints;
+  std::string save;
+};
+
+/// Adds the options of data, network and recipe. `switches`: as common_texts::switches. `uses`: options of
+/// the program that have an effect only with one value of another option.
+inline void add_image_options(CLI::App& app, image_options& o, bool switches,
+                              std::vector<option_use> uses = {}) {
+  common_texts texts{"Folder of the data set, or of several by name; empty: the bundled digits",
+                     "Images a step, over all ranks"};
+  texts.switches = switches;
+  add_common_options(app, o, texts);
+  app.add_option("--dataset", o.data_set, "digits, mnist, fashion-mnist or cifar10")
+      ->check(CLI::IsMember(data_set_names()));
+  add_model_options(app, o.model);
+  app.add_option("--schedule", o.schedule, "Of the learning rate")
+      ->check(CLI::IsMember({"cosine", "multistep", "constant"}));
+  app.add_option("--milestones", o.milestones, "Epochs of multistep (default: at 1/2 and 3/4)")
+      ->delimiter(',');
+  app.add_option("--lr-warmup", o.lr_warmup, "Epochs in which the rate rises to its full value")
+      ->check(check_not_negative);
+  app.add_option("--momentum", o.momentum, "Of SGD, Nesterov's")->check(CLI::Range(0.0, 1.0));
+  app.add_flag("--plain-momentum", o.plain_momentum, "Not Nesterov's");
+  app.add_option("--weight-decay", o.weight_decay, "Of weights")->check(check_not_negative);
+  app.add_flag("--decay-all", o.decay_all, "And of biases and normalisation");
+  app.add_option("--label-smoothing", o.label_smoothing, "Share spread over all classes")
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
+  CLI::Option* crop = app.add_option("--pad-crop", o.pad_crop, "Shift images by up to so many pixels")
+                          ->check(CLI::Range(0, 1000));
+  app.add_flag("--reflect", o.reflect, "Fill the border with the mirror image instead of black")->needs(crop);
+  app.add_flag("--flip", o.flip, "Mirror images at random");
+  app.add_option("--seed", o.seed, "Of everything random");
+  uses.insert(uses.end(), {{"--milestones", "--schedule", "multistep"},
+                           {"--blocks", "--model", "small-resnet"},
+                           {"--stem-stride", "--model", "small-resnet"}});
+  refuse_without_effect(app, uses);
+}
+
+/// Adds the options of files. Returns that of --save.
+inline CLI::Option* add_file_options(CLI::App& app, image_options& o) {
+  add_checkpoint_options(app, o.checkpoints);
+  return app.add_option("--save", o.save, "File for the trained network, for predict");
+}
+
+/// The schedule of the learning rate over so many epochs.
+inline pufferfish::schedule schedule_of(const image_options& o, double epochs) {
+  pufferfish::schedule factor;
+  if (o.schedule == "cosine") factor = pufferfish::cosine(epochs);
+  if (o.schedule == "multistep") {
+    factor = pufferfish::multi_step(o.milestones.empty() ? std::vector<double>{epochs / 2, 3 * epochs / 4}
+                                                         : o.milestones);
+  }
+  if (o.lr_warmup > 0.0) factor = pufferfish::linear_warmup(o.lr_warmup, 0.1, factor);
+  return factor;
+}
+
+/// Copies the recipe to the options of a run, with a schedule over so many epochs.
+inline void apply(const image_options& o, double epochs, pufferfish::training_options& t) {
+  t.learning_rate = o.lr;
+  t.rate_schedule = schedule_of(o, epochs);
+  t.optimizer = pufferfish::sgd_options{o.momentum, 0.0, o.momentum > 0.0 && !o.plain_momentum,
+                                        o.weight_decay, o.decay_all};
+  t.smoothing.epsilon = o.label_smoothing;
+  t.clip_norm = o.clip_norm;
+  t.batch = o.batch;
+  t.augment.pad_crop = o.pad_crop;
+  t.augment.reflect = o.reflect;
+  t.augment.flip = o.flip;
+  t.seed = o.seed;
+  apply(o.exchange, t);
+}
+
+/// The options of a run that stays dense.
+inline pufferfish::training_options dense_recipe(const image_options& o) {
+  pufferfish::training_options t;
+  t.mode = pufferfish::training_mode::dense;
+  t.epochs = o.epochs;
+  t.divergence_steps = o.divergence_steps;
+  apply(o, static_cast<double>(o.epochs), t);
+  return t;
+}
+
+/// The recipe in JSON results.
+inline nlohmann::ordered_json recipe_json(const image_options& o, double epochs, int ranks) {
+  return {{"learning_rate", o.lr},
+          {"schedule", schedule_of(o, epochs).describe()},
+          {"momentum", o.momentum},
+          {"nesterov", o.momentum > 0.0 && !o.plain_momentum},
+          {"weight_decay", o.weight_decay},
+          {"decay_all", o.decay_all},
+          {"label_smoothing", o.label_smoothing},
+          {"clip_norm", o.clip_norm},
+          {"batch", o.batch},
+          {"pad_crop", o.pad_crop},
+          {"reflect", o.reflect},
+          {"flip", o.flip},
+          {"seed", o.seed},
+          {"ranks", ranks},
+          {"threads", threads_for(o.threads, ranks)}};
+}
+
+/// Data and output of a program, on one of the ranks.
+struct image_setting {
+  image_setting(const image_options& o, int rank)
+      : out(rank, o.json, o.progress),
+        data(load_data(o.data_set, o.data)),
+        image{1, data.train.height, data.train.width, data.train.channels} {}
+
+  console out;
+  data_set data;
+  extents<4> image;
+
+  /// The network, initialized.
+  template <class T = float, class Device = pufferfish::device::cpu>
+  pufferfish::network<T, Device> network_of(const image_options& o) const {
+    auto net = build_model<T, Device>(o.model, image, data.train.classes);
+    net.initialize(o.seed);
+    return net;
+  }
+
+  model_card card_of(const image_options& o, const pufferfish::normalization& normalize,
+                     const std::string& mode) const {
+    model_card card;
+    card.model = o.model;
+    card.image = image;
+    card.pixel_maximum = data.pixel_maximum;
+    card.normalize = normalize;
+    card.classes = data.classes;
+    card.data_set = data.name;
+    card.mode = mode;
+    return card;
+  }
+
+  template <class T, class Device>
+  costs costs_of(const pufferfish::network<T, Device>& net, index_t bytes_per_step) const {
+    return {net.parameter_count(), net.macs(image), bytes_per_step};
+  }
+};
+
+/// CPU machine of a rank.
+template <class Comm>
+pufferfish::context_options cpu_machine(const image_options& o, const Comm& comm) {
+  return machine_of(pufferfish::device::cpu{}, {}, threads_for(o.threads, comm.size()), comm.rank());
+}
+
+/// Throws state_error, naming the first difference, unless a file was made with the same options. Options
+/// that change no result may differ.
+inline void check_same_options(const std::string& path, const nlohmann::ordered_json& stored,
+                               const nlohmann::ordered_json& mine) {
+  for (const auto& [name, value] : mine.items()) {
+    if (name == "ranks" || name == "threads" || name == "levels" || stored.value(name, value) == value)
+      continue;
+    throw pufferfish::state_error(path + ": made with " + name + " " + stored[name].dump() +
+                                  ", this run has " + value.dump());
+  }
+}
+
+/// Whether a file is there, according to rank 0. Collective.
+template <class Comm>
+bool is_there(Comm& comm, const std::string& path) {
+  return !pufferfish::detail::on_root(comm, [&] {
+            return std::string(pufferfish::detail::is_regular_file(path) ? "yes" : "");
+          }).empty();
+}
+
+/// Throws io_error if a file may not be written. `saved`: further files that take long to make again. Call it
+/// on one rank.
+inline void check_files(const image_options& o, const std::vector<std::string>& saved = {}) {
+  if (!o.checkpoints.resume) {
+    check_new(o.checkpoints.file, o.checkpoints.overwrite, "--resume goes on from it, ");
+  }
+  check_new(o.save, o.checkpoints.overwrite);
+  for (const std::string& path : saved) check_new(path, o.checkpoints.overwrite);
+  for (const std::string& path : {o.json, o.plot, o.save, o.checkpoints.file}) check_writable(path);
+  for (const std::string& path : saved) check_writable(path);
+}
+
+/// The epochs of a run with the digest of the parameters after each, and with this rank's processor time if
+/// asked for. Kept: its kept_run.
+template <class Run, class Kept>
+nlohmann::ordered_json history_json(const Run& run, const Kept& kept, bool processor = false) {
+  nlohmann::ordered_json history = nlohmann::ordered_json::array();
+  for (std::size_t e = 0; e < run.history().size(); ++e) {
+    history.push_back(examples::to_json(run.history()[e]));
+    if (processor) history.back()["processor_seconds"] = kept.processor_seconds()[e];
+    history.back()["digest"] = kept.digests()[e];
+  }
+  return history;
+}
+
+/// A member of all entries, added.
+inline double sum_of(const nlohmann::ordered_json& entries, const char* member) {
+  double sum = 0.0;
+  for (const nlohmann::ordered_json& one : entries) sum += one.at(member).get<double>();
+  return sum;
+}
+
+}  // namespace examples
