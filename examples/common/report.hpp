@@ -72,7 +72,10 @@ inline nlohmann::ordered_json to_json(const pufferfish::epoch_result& epoch) {
           {"test_accuracy", epoch.test_accuracy},
           {"seconds", epoch.seconds},
           {"ms_per_step", epoch.step_ms},
-          {"exchange_ms", epoch.exchange_ms}};
+          {"exchange_ms", epoch.exchange_ms},
+          {"parameters", epoch.parameters},
+          {"macs", epoch.macs},
+          {"bytes_per_step", epoch.bytes_per_step}};
 }
 
 /// The rows of --explain. Numbers that are not known are null.

@@ -53,6 +53,12 @@ class image_task {
         gradient_(memory(), volume<4>(output_shape_)) {}
 
   index_t steps_per_epoch() const { return source_.steps_per_epoch(); }
+  /// Multiply-adds of a forward pass of one image.
+  index_t macs(const model_type& net) const {
+    extents<4> image = shape_;
+    image[0] = 1;
+    return net.macs(image);
+  }
   /// The training set's mean and deviation, which training and test images are normalized by.
   const normalization& normalize() const { return normalize_; }
 

@@ -271,6 +271,9 @@ struct epoch_result {
   double seconds = 0.0;        ///< training steps, without evaluation
   double step_ms = 0.0;        ///< median over the epoch's steps
   double exchange_ms = 0.0;    ///< mean part of a step in which the exchange outlasted the backward pass
+  index_t parameters = 0;      ///< of the network that was tested
+  index_t macs = 0;            ///< of its forward pass of one image; 0 for tasks of other samples
+  index_t bytes_per_step = 0;  ///< exchange_bytes() of the epoch's steps
 };
 
 /// Report of the switch from dense to low rank.

@@ -85,6 +85,7 @@ struct training_record {
     for (const epoch_result& e : history) {
       add_line(text, "epoch", e.epoch, e.low_rank, e.learning_rate, e.train_loss, e.train_accuracy,
                e.test_loss, e.test_accuracy, e.seconds, e.step_ms, e.exchange_ms);
+      add_line(text, "size", e.parameters, e.macs, e.bytes_per_step);
     }
     if (switched) {
       add_line(text, "switch", switched->epoch, switched->milliseconds, switched->factors.parameters_before,
@@ -142,6 +143,9 @@ struct training_record {
       epoch_result& e = history.emplace_back();
       line.read(e.epoch, e.low_rank, e.learning_rate, e.train_loss, e.train_accuracy, e.test_loss,
                 e.test_accuracy, e.seconds, e.step_ms, e.exchange_ms);
+    } else if (kind == "size" && !history.empty()) {  // older files have none
+      epoch_result& e = history.back();
+      line.read(e.parameters, e.macs, e.bytes_per_step);
     } else if (kind == "switch") {
       switch_result& s = switched.emplace();
       line.read(s.epoch, s.milliseconds, s.factors.parameters_before, s.factors.parameters_after);

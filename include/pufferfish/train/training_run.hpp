@@ -273,6 +273,7 @@ class training_run {
     synchronize();
     epoch_result result = detail::epoch_seen(run_.record, run_.learning_rate(1),
                                              reduce(*run_.comm, run_.record.seen), run_.step_ms);
+    result.bytes_per_step = exchange_bytes();
     if (run_.switching.annealing_ends(run_.record)) end_annealing();
     run_.bound.shrink.run(run_.bound, run_.net, run_.record, [this] { run_.bind_to_arenas(); });
     const std::int64_t nonfinite = run_.check_condition().nonfinite_steps;
@@ -284,6 +285,8 @@ class training_run {
     }
     result.test_loss = tested.loss();
     result.test_accuracy = tested.accuracy();
+    result.parameters = run_.net.parameter_count();
+    if constexpr (requires { run_.task.macs(run_.net); }) result.macs = run_.task.macs(run_.net);
     run_.record.history.push_back(result);
     if (run_.rate_plateau) run_.rate_plateau->observe(result.test_loss);
     ++run_.record.epoch;

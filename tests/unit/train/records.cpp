@@ -40,6 +40,7 @@ training_record record_with(const std::vector<std::string>& names) {
   epoch.train_loss = std::numeric_limits<double>::quiet_NaN();
   epoch.test_loss = std::numeric_limits<double>::infinity();
   epoch.step_ms = 1e-300;
+  epoch.parameters = 25146, epoch.macs = 448128, epoch.bytes_per_step = 100584;
   record.history.push_back(epoch);
   record.switched.emplace();
   record.switched->milliseconds = 12.5;
@@ -60,6 +61,8 @@ TEST_CASE("training record: hostile layer names, NaN and infinity come back") {
   const std::string text = record.to_text();
   const training_record back = training_record::from_text(text, "file");
   CHECK(back.to_text() == text);
+  CHECK(back.history[0].parameters == 25146);
+  CHECK(back.history[0].bytes_per_step == 100584);
   CHECK(back.finite_steps == 17);
   REQUIRE(back.switched->factors.layers.size() == hostile_names.size());
   for (std::size_t i = 0; i < hostile_names.size(); ++i) {

@@ -174,17 +174,14 @@ TEST_CASE("shrinking ranks: parameters and bytes fall while training goes on, re
     run_of plain(tiny_net<float>(true), comm, train, test, options);
     options.shrink_rank = shrink_rank_options{.threshold = 0.9, .patience = 2};
     run_of whole(tiny_net<float>(true), comm, train, test, options);
-    std::vector<index_t> parameters;
-    struct counting final : training_observer {
-      void on_epoch(const epoch_result&) override { counts->push_back(run->net().parameter_count()); }
-      run_of* run = nullptr;
-      std::vector<index_t>* counts = nullptr;
-    } counts;
-    counts.run = &whole;
-    counts.counts = &parameters;
-    whole.run(counts);
+    whole.run(nobody);
     plain.run(nobody);
+    std::vector<index_t> parameters;
+    for (const epoch_result& epoch : whole.history()) parameters.push_back(epoch.parameters);
     REQUIRE(parameters.size() == 6);
+    CHECK(whole.history()[0].bytes_per_step == 4 * parameters[0]);
+    CHECK(whole.history()[3].bytes_per_step == 4 * parameters[2]);  // ranks shrink after the steps
+    CHECK(whole.history()[5].macs < whole.history()[2].macs);
     CHECK(parameters[2] == plain.net().parameter_count());
     CHECK(parameters[3] < parameters[2]);
     CHECK(std::is_sorted(parameters.rbegin(), parameters.rend()));
