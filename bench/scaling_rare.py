@@ -31,30 +31,30 @@ class Clock:
         self.outer, self.local, self.duration, self.lost = outer, local, duration, lost
         self.now = self.free = 0.0  # of the rank; when the thread is done
         self.steps = 0
-        self.flights = collections.deque()  # (fragment, the step at which it takes effect, start, end)
+        self.pending = collections.deque()  # (fragment, the step at which it takes effect, start, end)
 
-    def land(self):
-        _, _, start, end = self.flights.popleft()
+    def complete(self):
+        _, _, start, end = self.pending.popleft()
         overlapped = min(1.0, max(0.0, self.now - start) / self.duration) if self.duration > 0 else 0.0
         self.now = max(self.now + self.lost * overlapped, end)
 
     def compute_to(self, step):
         """Takes local steps up to this one; exchanges take effect on the way."""
-        while self.flights and self.flights[0][1] <= step:
-            landing = max(self.steps, self.flights[0][1])
-            self.now, self.steps = self.now + (landing - self.steps) * self.local, landing
-            self.land()
+        while self.pending and self.pending[0][1] <= step:
+            due = max(self.steps, self.pending[0][1])
+            self.now, self.steps = self.now + (due - self.steps) * self.local, due
+            self.complete()
         self.now, self.steps = self.now + (step - self.steps) * self.local, step
 
     def exchange(self, fragment):
         if self.outer.delay == 0:
             self.now += self.duration
             return
-        while any(flight[0] == fragment for flight in self.flights):
-            self.land()
+        while any(one[0] == fragment for one in self.pending):
+            self.complete()
         start = max(self.now, self.free)
         self.free = start + self.duration
-        self.flights.append((fragment, self.steps + self.outer.delay, start, self.free))
+        self.pending.append((fragment, self.steps + self.outer.delay, start, self.free))
 
     def round(self):
         first, steps, count = self.steps, self.outer.local_steps, self.outer.fragments

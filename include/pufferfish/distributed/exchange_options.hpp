@@ -4,6 +4,7 @@
 /// \file
 /// Options and report of a gradient exchange.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -89,7 +90,7 @@ struct exchange_options {
 /// Totals of an exchange since its construction or the last clear_report(), of this rank; times in
 /// milliseconds of wall-clock time unless stated otherwise.
 struct exchange_report {
-  std::uint64_t steps = 0;
+  std::uint64_t steps = 0;          ///< all, with skipped ones
   std::uint64_t payload_bytes = 0;  ///< bytes of this rank's messages, over all steps
   std::uint64_t copied_bytes = 0;   ///< gradient bytes packed or unpacked; 0 without a narrow wire
   std::uint64_t skipped = 0;        ///< steps that nonfinite_policy::skip has left out
@@ -101,5 +102,20 @@ struct exchange_report {
   double encode_ms = 0.0;     ///< time in the compressor
   double decode_ms = 0.0;
 };
+
+namespace detail {
+
+constexpr bool is_narrow(exchange_wire wire) { return wire != exchange_wire::same; }
+/// Bytes of one gradient in a message.
+template <class T>
+constexpr std::size_t wire_bytes(exchange_wire wire) {
+  return is_narrow(wire) ? sizeof(std::uint16_t) : sizeof(T);
+}
+/// Whether gradients are checked for NaNs and infinities.
+constexpr bool checks_finite(const exchange_options& options) {
+  return options.nonfinite != nonfinite_policy::ignore;
+}
+
+}  // namespace detail
 
 PUFFERFISH_NAMESPACE_END

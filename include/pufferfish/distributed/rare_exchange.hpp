@@ -93,7 +93,7 @@ class rare_exchange {
       ++clock_;
       ++report_.local_steps;
       for (std::uint64_t& steps : since_) ++steps;
-      while (exchanges_.any_due(clock_)) land(ctx);
+      while (exchanges_.any_due(clock_)) complete(ctx);
       for (std::size_t f = 0; f < fragments().size(); ++f) {
         if (due_at(f) == position_) exchange(ctx, f);
       }
@@ -110,7 +110,7 @@ class rare_exchange {
   /// lengths on all ranks. Collective. Errors as step_done.
   void synchronize(context<device::cpu>& ctx, const std::vector<std::span<T>>& buffers = {}) {
     guarded([&] {
-      while (exchanges_.any()) land(ctx);
+      while (exchanges_.any()) complete(ctx);
       for (std::size_t f = 0; f < fragments().size(); ++f) {
         if (since_[f] > 0) {
           exchanges_.reduce(ctx, take_change(ctx, f));
@@ -288,7 +288,7 @@ class rare_exchange {
 
   // Takes D_w of fragment f. Without delay makes the outer step, else starts the exchange.
   void exchange(context<device::cpu>& ctx, std::size_t f) {
-    while (exchanges_.any_of(f)) land(ctx);
+    while (exchanges_.any_of(f)) complete(ctx);
     const job what = take_change(ctx, f);
     if (options_.delay == 0) {
       exchanges_.reduce(ctx, what);
@@ -297,7 +297,7 @@ class rare_exchange {
     exchanges_.start(what, clock_ + static_cast<std::uint64_t>(options_.delay));
   }
   // Ends the oldest exchange under way.
-  void land(context<device::cpu>& ctx) { apply(ctx, exchanges_.land(ctx), options_.mixing); }
+  void complete(context<device::cpu>& ctx) { apply(ctx, exchanges_.complete(ctx), options_.mixing); }
 
   // Computes D_w of a fragment.
   job take_change(context<device::cpu>& ctx, std::size_t f) {
@@ -321,7 +321,7 @@ class rare_exchange {
     changed_ = true;
     ++report_.outer_steps;
     if (!exchanges_.reducer.has_compressor() && sent) {
-      const std::size_t element = exchanges_.reducer.is_narrow() ? sizeof(bfloat16) : sizeof(T);
+      const std::size_t element = detail::wire_bytes<T>(exchanges_.reducer.options().wire);
       report_.payload_bytes += static_cast<std::uint64_t>(all.size() * element);
     }
     if (exchanges_.any()) return;  // the thread may write what follows

@@ -54,7 +54,7 @@ class serial_ranks {
     ++time_;
     ++position_;
     for (index_t& steps : steps_since_) ++steps;
-    while (!under_way_.empty() && under_way_.front().end <= time_) land();
+    while (!under_way_.empty() && under_way_.front().end <= time_) complete();
     for (std::size_t f = 0; f < fragments_.size(); ++f) {
       const double due =
           static_cast<double>(round_) * static_cast<double>(f + 1) / static_cast<double>(fragments_.size());
@@ -62,7 +62,7 @@ class serial_ranks {
       for (bool again = true; again;) {
         again = false;
         for (const message& one : under_way_) again = again || one.fragment == f;
-        if (again) land();
+        if (again) complete();
       }
       const vector change = take(f);
       if (options_.delay == 0) {
@@ -75,7 +75,7 @@ class serial_ranks {
   }
 
   void synchronize() {
-    while (!under_way_.empty()) land();
+    while (!under_way_.empty()) complete();
     for (std::size_t f = 0; f < fragments_.size(); ++f) {
       if (steps_since_[f] > 0) apply(f, take(f), 0.0);
     }
@@ -103,7 +103,7 @@ class serial_ranks {
     steps_since_[f] = 0;
     return reduce_(changes, f);
   }
-  void land() {
+  void complete() {
     const message one = under_way_.front();
     under_way_.erase(under_way_.begin());
     apply(one.fragment, one.change, options_.mixing);

@@ -4,6 +4,8 @@
 /// \file
 /// `gradient_bucket`: a range of the gradient arena that is exchanged at once.
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -60,6 +62,16 @@ std::vector<gradient_bucket> cut_buckets(const parameter_store<T>& store, const 
   }
   return buckets;
 }
+
+namespace detail {
+
+/// The elements of a bucket in an arena.
+template <class T>
+std::span<T> span_of(std::span<T> arena, const gradient_bucket& bucket) {
+  return arena.subspan(static_cast<std::size_t>(bucket.offset), static_cast<std::size_t>(bucket.size));
+}
+
+}  // namespace detail
 
 /// The buckets in lines "offset size first count", for records and to compare ranks.
 inline std::string to_text(const std::vector<gradient_bucket>& buckets) {

@@ -41,7 +41,7 @@ class bucket_thread {
   /// Call that releases the jobs of bucket b; to be made when the bucket is in the exchange's memory.
   /// `replayed`: in a replay, not a direct step.
   host_call notification(std::size_t b, bool replayed) {
-    return {replayed ? &bucket_thread::replayed_bucket_came : &bucket_thread::bucket_came, &places_[b]};
+    return {replayed ? &bucket_thread::replayed_bucket_fetched : &bucket_thread::bucket_fetched, &places_[b]};
   }
   /// Call that waits until bucket b is exchanged; for the last bucket, until the step is closed. For replays,
   /// after the notifications of all buckets.
@@ -74,15 +74,15 @@ class bucket_thread {
   };
 
   std::uint32_t jobs_of_step() const { return static_cast<std::uint32_t>(places_.size() + 1); }
-  // Number of jobs of a step that may be done when the bucket has come. The last one allows the job that
+  // Number of jobs of a step that may be done when the bucket is fetched. The last one allows the job that
   // closes the step.
   std::uint32_t jobs_up_to(std::uint32_t bucket) const {
     return bucket + 1 < places_.size() ? bucket + 1 : jobs_of_step();
   }
 
-  static void bucket_came(void* object) { came(*static_cast<place*>(object), false); }
-  static void replayed_bucket_came(void* object) { came(*static_cast<place*>(object), true); }
-  static void came(const place& p, bool replayed) {
+  static void bucket_fetched(void* object) { fetched(*static_cast<place*>(object), false); }
+  static void replayed_bucket_fetched(void* object) { fetched(*static_cast<place*>(object), true); }
+  static void fetched(const place& p, bool replayed) {
     p.thread->replayed_.store(replayed, std::memory_order_relaxed);
     p.thread->jobs_.add(p.thread->jobs_up_to(p.bucket) - p.bucket);
   }
@@ -117,7 +117,7 @@ class bucket_thread {
   }
   void serve_unless_failed(std::size_t job) {
     if (job < places_.size()) {
-      work_->look_at(job);
+      work_->check_finite(job);
       if (work_->reducer.by_bucket()) work_->reducer.reduce(job, work_->gradients_of(job));
     } else {
       usable_ = work_->close();

@@ -5,7 +5,6 @@
 /// Internal: number and results of an exchange's steps.
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,6 +16,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Bytes of all gradients of a store in the number format of the messages. The store's values may be in the
+/// memory of a host framework (parameter_store::pack_gradients).
+template <class T>
+index_t gradient_bytes(const parameter_store<T>& store, exchange_wire wire) {
+  return store.size() * static_cast<index_t>(wire_bytes<T>(wire));
+}
+
 /// Results of an exchange's steps. Written by the thread that ends steps: the caller's, the exchange's own
 /// or, in replays, a thread of the device's runtime library. Any thread may call steps() and stopped()
 /// meanwhile.
@@ -25,14 +31,19 @@ class exchange_counts {
   /// Number of exchanges, skipped steps excluded.
   std::uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
   void set_steps(std::uint64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
+  /// Counts a step that is not skipped.
   void count_step() { set_steps(steps() + 1); }
 
   exchange_report& report() { return report_; }
   const exchange_report& report() const { return report_; }
-  /// Adds the bytes of one step.
-  void add_message(index_t payload_bytes, std::size_t copied_bytes) {
-    report_.payload_bytes += static_cast<std::uint64_t>(payload_bytes);
-    report_.copied_bytes += copied_bytes;
+  /// Adds a step, skipped or not, to the report.
+  void add_step() { ++report_.steps; }
+  /// The same for a step that sums all gradients of a store, and adds the bytes of its messages.
+  template <class T>
+  void add_step(const parameter_store<T>& store, exchange_wire wire) {
+    add_step();
+    report_.payload_bytes += static_cast<std::uint64_t>(gradient_bytes(store, wire));
+    if (is_narrow(wire)) report_.copied_bytes += static_cast<std::size_t>(store.size()) * sizeof(T);
   }
 
   /// The last element that refuse() was called with.

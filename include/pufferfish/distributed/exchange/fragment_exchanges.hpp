@@ -27,8 +27,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// D_w of every fragment of a rare_exchange, and its replacement by D: at once by reduce(), or between
-/// start() and land(). Meanwhile a thread works if threads may use the communicator, or a started sum
-/// progresses; all other exchanges are made in land(). They land in the order in which they were started.
+/// start() and complete(). Meanwhile a thread works if threads may use the communicator, or a started sum
+/// progresses; all other exchanges are made in complete(). They are completed in the order in which they were
+/// started.
 template <class T, class Comm>
 class fragment_exchanges {
  public:
@@ -98,11 +99,11 @@ class fragment_exchanges {
 
   // Exchanges under way.
 
-  /// Starts an exchange that lands at this value of the caller's clock.
-  void start(const job& what, std::uint64_t lands_at) {
-    flight& one = flights_.emplace_back();
+  /// Starts an exchange. any_due(clock) reports it for clocks from `due` on.
+  void start(const job& what, std::uint64_t due) {
+    pending_exchange& one = pending_.emplace_back();
     one.what = what;
-    one.lands_at = lands_at;
+    one.due = due;
     const std::span<T> values = all_of(what.fragment);
     if (jobs_.running()) {
       queue_[next_job_] = what;
@@ -114,29 +115,29 @@ class fragment_exchanges {
       one.started = true;
     }
   }
-  bool any() const { return !flights_.empty(); }
+  bool any() const { return !pending_.empty(); }
   bool any_of(std::size_t fragment) const {
-    return std::any_of(flights_.begin(), flights_.end(),
-                       [=](const flight& one) { return one.what.fragment == fragment; });
+    return std::any_of(pending_.begin(), pending_.end(),
+                       [=](const pending_exchange& one) { return one.what.fragment == fragment; });
   }
-  bool any_due(std::uint64_t clock) const { return any() && flights_.front().lands_at <= clock; }
+  bool any_due(std::uint64_t clock) const { return any() && pending_.front().due <= clock; }
   /// Lets started sums progress.
   void progress() {
-    for (flight& one : flights_) {
+    for (pending_exchange& one : pending_) {
       if (one.started) one.sum.done();
     }
   }
   /// Waits for all exchanges that were started or given to the thread, so that no message is under way.
   void await() {
-    for (flight& one : flights_) arrive(one);
+    for (pending_exchange& one : pending_) await(one);
   }
   /// Ends the oldest exchange, whose D is then in change(). Returns its fragment.
-  std::size_t land(context<device::cpu>& ctx) {
-    flight& one = flights_.front();
-    arrive(one);
-    if (!one.arrived) reduce(ctx, one.what);
+  std::size_t complete(context<device::cpu>& ctx) {
+    pending_exchange& one = pending_.front();
+    await(one);
+    if (!one.done) reduce(ctx, one.what);
     const std::size_t f = one.what.fragment;
-    flights_.pop_front();
+    pending_.pop_front();
     return f;
   }
   /// Time of the thread in its jobs since the last call, in ms. Only if no exchange is under way.
@@ -145,12 +146,12 @@ class fragment_exchanges {
  private:
   using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
 
-  struct flight {
+  struct pending_exchange {
     job what;
-    std::uint64_t lands_at = 0;
+    std::uint64_t due = 0;
     std::uint32_t jobs = 0;  // number of the thread's jobs that are done then
     bool started = false;    // the sum has been started
-    bool arrived = false;    // the mean is in changes_
+    bool done = false;       // the mean is in changes_
     request sum{};
   };
 
@@ -158,17 +159,17 @@ class fragment_exchanges {
     return static_cast<std::size_t>(fragments[fragment].size);
   }
 
-  // Waits for an exchange that was started or given to the thread; others arrive in land().
-  void arrive(flight& one) {
-    if (one.arrived) return;
+  // Waits for an exchange that was started or given to the thread; others are made in complete().
+  void await(pending_exchange& one) {
+    if (one.done) return;
     if (jobs_.running()) {
       jobs_.await(one.jobs);
       if (failed_.load(std::memory_order_acquire)) std::rethrow_exception(thrown_);
-      one.arrived = true;
+      one.done = true;
     } else if (one.started) {
       one.sum.wait();
       scale_values(all_of(one.what.fragment), reducer.mean_factor());
-      one.arrived = true;
+      one.done = true;
     }
   }
 
@@ -197,7 +198,7 @@ class fragment_exchanges {
   double outer_rate_;
   bool may_start_thread_;
   std::shared_ptr<aligned_buffer<T>> changes_;  // D_w, then D, of all fragments, with their slots
-  std::deque<flight> flights_;                  // the oldest first
+  std::deque<pending_exchange> pending_;        // the oldest first
   // Members that the thread uses.
   std::vector<job> queue_;     // of the thread's jobs, by place
   std::size_t next_job_ = 0;   // place of the next job

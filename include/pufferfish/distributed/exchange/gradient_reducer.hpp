@@ -15,30 +15,11 @@
 #include <vector>
 
 #include <pufferfish/distributed/collectives/sparse_all_reduce.hpp>
-#include <pufferfish/distributed/compressor.hpp>
 #include <pufferfish/distributed/exchange/exchange_counts.hpp>
-#include <pufferfish/distributed/exchange_options.hpp>
-#include <pufferfish/distributed/waiting.hpp>
+#include <pufferfish/distributed/exchange/option_checks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
-
-/// The options that every driver compares between the ranks, one a line.
-template <class T>
-std::string option_lines(const exchange_options& options,
-                         const std::optional<any_compressor<T>>& compressor) {
-  return std::string("algorithm ") + to_string(options.algorithm) + "\nwire " + to_string(options.wire) +
-         "\nnon-finite gradients " + to_string(options.nonfinite) + "\ncompressor " +
-         (compressor ? compressor->describe() : std::string("none")) + "\n";
-}
-
-/// Bytes of all gradients of a store in the number format of the messages. The store's values may be in the
-/// memory of a host framework (parameter_store::pack_gradients).
-template <class T>
-index_t gradient_bytes(const parameter_store<T>& store, exchange_wire wire) {
-  static_assert(sizeof(bfloat16) == sizeof(float16));
-  return store.size() * static_cast<index_t>(wire == exchange_wire::same ? sizeof(T) : sizeof(bfloat16));
-}
 
 /// Used by one thread at a time; the thread may change.
 template <class T, class Comm>
@@ -50,13 +31,12 @@ class gradient_reducer {
       : store_(&store),
         arena_(store.gradient_memory()),
         comm_(&comm),
-        plan_(options.plan ? *options.plan : default_plan(comm.size())),
         options_(options),
         compressor_(std::move(compressor)) {
     options_.progress = resolved_progress();
     all_or_none(comm, "gradient_exchange", [this] {
-      check_plan("gradient_exchange", plan_);
-      check_options();
+      plan_ = checked_plan(options_, comm_->size());
+      check_options(options_, compressor_, *comm_);
       if (!compressor_) return;
       if (options_.compress_by_bucket) compressor_->split(cut_buckets(*store_, plan_.buckets));
       compressor_->start(comm_->rank(), comm_->size());
@@ -80,11 +60,10 @@ class gradient_reducer {
   bool is_local() const { return options_.local; }
   /// Whether a bucket can be reduced before all others have come.
   bool by_bucket() const { return !compressor_ || options_.compress_by_bucket; }
-  exchange_memory memory() const { return options_.memory; }
-  bool is_narrow() const { return options_.wire != exchange_wire::same; }
-  bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
+  const exchange_options& options() const { return options_; }
+  bool checks_finite() const { return detail::checks_finite(options_); }
   /// Whether another thread may do the work, and whether one does so in every step.
-  bool may_have_thread() const { return comm_->size() == 1 || usable_from_threads(); }
+  bool may_have_thread() const { return comm_->size() == 1 || usable_from_threads(*comm_); }
   bool with_thread() const { return options_.progress == exchange_progress::thread; }
   exchange_counts& counts() { return counts_; }
   const exchange_counts& counts() const { return counts_; }
@@ -112,26 +91,10 @@ class gradient_reducer {
 
   /// The options that must be equal on all ranks.
   std::string option_lines(const std::vector<gradient_bucket>& buckets) const {
-    return to_text(buckets) + order_lines(plan_) + detail::option_lines(options_, compressor_) +
-           "progress by " + (with_thread() ? "a thread" : "calls") + "\nmemory " +
-           to_string(options_.memory) + "\nlocal " + (is_local() ? "yes" : "no") + "\n";
+    const std::string how = std::string("progress by ") + (with_thread() ? "a thread" : "calls") +
+                            "\nmemory " + to_string(options_.memory) + "\n";
+    return to_text(buckets) + order_lines(plan_) + detail::option_lines(options_, compressor_, how);
   }
-  /// For exchange_memory::device: throws backend_error on all ranks, naming the ranks whose MPI does not take
-  /// device memory. Collective; all ranks have the same options.
-  void check_device_memory() const {
-    if (options_.memory != exchange_memory::device) return;
-    bool takes = false;
-    if constexpr (requires { comm_->takes_device_memory(); }) takes = comm_->takes_device_memory();
-    std::vector<int> without;
-    const auto all = comm_->all_gather(static_cast<std::uint64_t>(takes));
-    for (std::size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank] == 0) without.push_back(static_cast<int>(rank));
-    }
-    if (without.empty()) return;
-    throw_error<backend_error>({"gradient_exchange: exchange_memory::device, but ", describe_ranks(without),
-                                " an MPI that does not report support for device memory"});
-  }
-
   /// Throws state_error unless the work may be part of a captured step.
   void require_capturable() const {
     if (options_.memory == exchange_memory::device) {
@@ -154,11 +117,12 @@ class gradient_reducer {
 
   /// Whether the sum is started (start_all_reduce_sum) and polled, instead of blocking.
   bool starts(std::span<const T> values) const {
-    return !compressor_ && !is_narrow() && options_.memory == exchange_memory::staged &&
+    return !compressor_ && !is_narrow(options_.wire) && options_.memory == exchange_memory::staged &&
            algorithm_for(values) == all_reduce_algorithm::library;
   }
 
-  // Calls of a step, in order: restart, look_at for all gradients, reduce per bucket if by_bucket(), close.
+  // Calls of a step, in order: restart, check_finite for all gradients, reduce per bucket if by_bucket(),
+  // close.
 
   void restart() {
     local_nonfinite_ = -1;
@@ -166,8 +130,8 @@ class gradient_reducer {
   }
 
   /// Remembers the first element that is not finite.
-  void look_at(std::span<const T> gradients, index_t offset) {
-    if (!looks() || local_nonfinite_ >= 0) return;
+  void check_finite(std::span<const T> gradients, index_t offset) {
+    if (!checks_finite() || local_nonfinite_ >= 0) return;
     const index_t found = find_nonfinite(gradients);
     if (found >= 0) local_nonfinite_ = offset + found;
   }
@@ -182,16 +146,14 @@ class gradient_reducer {
 
   /// Ends a step. True if it may be taken. Throws value_error, on all ranks, for nonfinite_policy::stop.
   bool close(context<device::cpu>& ctx, std::span<T> gradients) {
-    ++counts_.report().steps;
+    const bool sums = !compressor_ && !is_local() && comm_->size() > 1;
+    sums ? counts_.add_step(*store_, options_.wire) : counts_.add_step();
     bool usable = true;
-    if (compressor_) {
-      usable = options_.compress_by_bucket ? usable_everywhere() && require_finite(gradients)
-                                           : compress_all(ctx, gradients);
-    } else if (comm_->size() > 1 && !is_local()) {
-      counts_.add_message(payload_bytes(), is_narrow() ? gradients.size_bytes() : 0);
-      usable = usable_everywhere() && usable_result(gradients);
+    if (compressor_ && !options_.compress_by_bucket) {
+      usable = compress_all(ctx, gradients);
     } else {
-      usable = usable_everywhere();
+      usable = usable_everywhere() && (!sums || usable_result(gradients)) &&
+               (!compressor_ || require_finite(gradients));
     }
     if (usable) counts_.count_step();
     return usable;
@@ -203,51 +165,8 @@ class gradient_reducer {
   exchange_progress resolved_progress() const {
     if (compressor_ && !options_.compress_by_bucket) return exchange_progress::calls;
     if (options_.progress != exchange_progress::automatic) return options_.progress;
-    return usable_from_threads() ? exchange_progress::thread : exchange_progress::calls;
+    return usable_from_threads(*comm_) ? exchange_progress::thread : exchange_progress::calls;
   }
-  bool usable_from_threads() const {
-    if constexpr (requires { comm_->usable_from_threads(); }) return comm_->usable_from_threads();
-    return false;
-  }
-
-  // Throws value_error for the combinations that exchange_options lists. Local.
-  void check_options() {
-    if (is_local() && compressor_) {
-      PUFFERFISH_THROW(
-          value_error("gradient_exchange: exchange_options::local sends nothing, but there is a compressor"));
-    }
-    if (compressor_ && is_narrow()) {
-      PUFFERFISH_THROW(value_error(std::string("gradient_exchange: a wire of ") + to_string(options_.wire) +
-                                   ", but a compressor, which chooses the format of its messages"));
-    }
-    if (compressor_ && options_.compress_by_bucket && looks() && !compressor_->states().empty()) {
-      throw_error<value_error>(
-          {"gradient_exchange: compress_by_bucket with nonfinite_policy::", to_string(options_.nonfinite),
-           " and compressor ", compressor_->describe(), ", whose state cannot be rolled back"});
-    }
-    if (with_thread() && !may_have_thread()) {
-      PUFFERFISH_THROW(
-          value_error("gradient_exchange: a progress thread needs a communicator that any thread "
-                      "may use (MPI_THREAD_SERIALIZED or more)"));
-    }
-    if (options_.memory == exchange_memory::device) check_device_options();
-  }
-  // Checks the options that exchange_memory::device excludes.
-  void check_device_options() const {
-    const auto refuse_option = [](const char* what) {
-      throw_error<value_error>({"gradient_exchange: exchange_memory::device, but ", what});
-    };
-    if (compressor_) refuse_option("compressors work in the host's memory");
-    if (is_narrow()) refuse_option("a narrow wire rounds in the host's memory");
-    if (looks()) refuse_option("non-finite gradients are looked for in the host's memory");
-    if (options_.algorithm != all_reduce_algorithm::automatic &&
-        options_.algorithm != all_reduce_algorithm::library) {
-      refuse_option("ring and recursive_doubling add in the host's memory");
-    }
-    // MPI libraries do not take a device's memory in sums that are started and waited for.
-    if (may_lose_ranks(*comm_)) refuse_option("sums with a time limit are made in the host's memory");
-  }
-
   // values = mean over the ranks, by the memory, wire and algorithm of the options. On a device: the sum.
   void average(std::span<T> values) {
     if (options_.memory == exchange_memory::device) {
@@ -316,7 +235,7 @@ class gradient_reducer {
 
   // Whether all ranks' own gradients are finite. Collective.
   bool usable_everywhere() {
-    if (!looks()) return true;
+    if (!checks_finite()) return true;
     const auto found = comm_->all_gather(static_cast<std::uint64_t>(local_nonfinite_ + 1));
     const auto first = std::find_if(found.begin(), found.end(), [](std::uint64_t f) { return f != 0; });
     if (first == found.end()) return true;
@@ -325,7 +244,7 @@ class gradient_reducer {
 
   // The exchanged gradients are equal on all ranks, and so is the answer.
   bool usable_result(std::span<const T> gradients) {
-    if (!looks()) return true;
+    if (!checks_finite()) return true;
     const index_t found = find_nonfinite(gradients);
     return found < 0 || refuse(found, -1);
   }

@@ -28,7 +28,7 @@ struct host_call {
 };
 
 /// `gradients()` is the arena in the memory in which the exchange works. A bucket is valid there between its
-/// await() and send().
+/// await() and write_back().
 template <class T, class Device>
 class gradient_staging {
  public:
@@ -50,14 +50,15 @@ class gradient_staging {
   }
 
   /// Starts to copy a bucket to the exchange's memory, after all work in the context's queue. Calls `then`
-  /// when it has arrived, on a thread that must not be blocked.
+  /// when it has been copied, on a thread that must not be blocked.
   void fetch(context<Device>&, std::size_t, const gradient_bucket&, host_call then) { then(); }
-  /// has_come: whether a bucket has arrived. await: waits for that and the call of then(). For any thread.
-  bool has_come(std::size_t) const { return true; }
+  /// is_fetched: whether a bucket has been copied. await: waits for that and the call of then(). For any
+  /// thread.
+  bool is_fetched(std::size_t) const { return true; }
   void await(std::size_t) const {}
   /// Copies a bucket back, before work that enters the context's queue later; multiplies it by the last
   /// argument if the exchange could not.
-  void send(context<Device>&, const gradient_bucket&, T) {}
+  void write_back(context<Device>&, const gradient_bucket&, T) {}
 
   /// To be called by the thread that works on the gradients, before those of a step.
   void enter_thread() {}

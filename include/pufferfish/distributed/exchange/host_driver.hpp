@@ -37,14 +37,11 @@ struct bucket_work {
   bool changes() const {
     return !buckets.empty() && !reducer.is_local() && (reducer.comm().size() > 1 || reducer.has_compressor());
   }
-  bool works() const { return changes() || (!buckets.empty() && reducer.looks()); }
+  bool works() const { return changes() || (!buckets.empty() && reducer.checks_finite()); }
 
-  std::span<T> gradients_of(std::size_t b) {
-    return staging.gradients().subspan(static_cast<std::size_t>(buckets[b].offset),
-                                       static_cast<std::size_t>(buckets[b].size));
-  }
+  std::span<T> gradients_of(std::size_t b) { return span_of(staging.gradients(), buckets[b]); }
   /// Checks a bucket's own gradients, before the sum.
-  void look_at(std::size_t b) { reducer.look_at(gradients_of(b), buckets[b].offset); }
+  void check_finite(std::size_t b) { reducer.check_finite(gradients_of(b), buckets[b].offset); }
   /// Ends the step after all buckets. Returns and throws as gradient_reducer::close.
   bool close() { return reducer.close(staging.host(*ctx), staging.gradients()); }
 
@@ -77,11 +74,11 @@ class host_driver {
 
   std::string option_lines() const { return reducer_.option_lines(buckets()); }
   void start() {
-    if (!on_device && reducer_.memory() != exchange_memory::staged) {
+    if (!on_device && reducer_.options().memory != exchange_memory::staged) {
       PUFFERFISH_THROW(
           value_error("gradient_exchange: exchange_memory::device, but no gradients on a device"));
     }
-    reducer_.check_device_memory();
+    check_device_memory(reducer_.options(), reducer_.comm());
     if (is_threaded()) all_or_none(reducer_.comm(), "gradient_exchange", [this] { thread_.start(); });
   }
 
@@ -91,9 +88,10 @@ class host_driver {
   index_t payload_bytes() const { return reducer_.payload_bytes(); }
   exchange_counts& counts() { return reducer_.counts(); }
   const exchange_counts& counts() const { return reducer_.counts(); }
-  bool arrives_early() const { return work_.overlapped() && !reducer_.looks(); }
+  bool arrives_early() const { return work_.overlapped() && !reducer_.checks_finite(); }
   bool can_be_captured() const {
-    return !work_.works() || (reducer_.memory() != exchange_memory::device && reducer_.may_have_thread());
+    return !work_.works() ||
+           (reducer_.options().memory != exchange_memory::device && reducer_.may_have_thread());
   }
   // A bucket on a device is copied to the host as soon as it is complete, even if it is exchanged in finish.
   bool listens() const { return work_.overlapped() || (on_device && work_.works()); }
@@ -143,7 +141,7 @@ class host_driver {
     return usable;
   }
   void deliver(context<Device>& ctx, std::size_t b) {
-    if (work_.changes()) staging_.send(ctx, buckets()[b], reducer_.mean_factor());
+    if (work_.changes()) staging_.write_back(ctx, buckets()[b], reducer_.mean_factor());
   }
   void count_times(double exposed, double updating) {
     if (captured_) return;  // replays count their own
@@ -164,12 +162,12 @@ class host_driver {
     }
   }
 
-  // Whether the sum of bucket b is started as soon as the bucket has come, and then polled.
+  // Whether the sum of bucket b is started as soon as the bucket is fetched, and then polled.
   bool starts(std::size_t b) { return work_.overlapped() && reducer_.starts(work_.gradients_of(b)); }
   // Starts sums of ready buckets if they can be started, and lets started sums progress.
   void poll(std::size_t released) {
-    for (std::size_t b = requests_.size(); b < released && staging_.has_come(b); ++b) {
-      work_.look_at(b);
+    for (std::size_t b = requests_.size(); b < released && staging_.is_fetched(b); ++b) {
+      work_.check_finite(b);
       requests_.push_back(starts(b) ? reducer_.comm().start_all_reduce_sum(work_.gradients_of(b))
                                     : request());
     }
@@ -228,7 +226,7 @@ class host_driver {
   // Counts a replay of a step that neither changes nor checks gradients.
   static void count_replay(void* object) {
     exchange_counts& counts = static_cast<host_driver*>(object)->counts();
-    ++counts.report().steps;
+    counts.add_step();
     counts.count_step();
   }
 
@@ -236,7 +234,7 @@ class host_driver {
   gradient_reducer<T, Comm>& reducer_ = work_.reducer;
   gradient_staging<T, Device>& staging_ = work_.staging;
   bucket_thread<bucket_work<T, Comm, Device>> thread_;
-  std::vector<request> requests_;  // of the buckets that have come, in polled steps
+  std::vector<request> requests_;  // of the buckets that are fetched, in polled steps
   bool captured_ = false, ever_captured_ = false;
 };
 

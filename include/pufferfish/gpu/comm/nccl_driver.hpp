@@ -40,12 +40,12 @@ class nccl_driver {
       : store_(&store),
         comm_(&comm),
         options_(options),
-        plan_(options.plan ? *options.plan : default_plan(comm.size())),
+        plan_(agreed_plan(options, comm)),
         compressor_(std::move(compressor)),
-        buckets_(cut_buckets(store, agreed_limits())),
+        buckets_(cut_buckets(store, plan_.buckets)),
         reducer_(comm, options.wire, longest_bucket()),
-        judge_(comm),
-        come_(buckets_.size()) {}
+        finite_check_(comm),
+        averaged_(buckets_.size()) {}
   nccl_driver(const nccl_driver&) = delete;
   nccl_driver& operator=(const nccl_driver&) = delete;
   ~nccl_driver() {
@@ -53,16 +53,14 @@ class nccl_driver {
   }
 
   std::string option_lines() const {
-    return to_text(buckets_) + pufferfish::detail::option_lines(options_, compressor_) + "by NCCL\nlocal " +
-           (options_.local ? "yes" : "no") + "\n";
+    return to_text(buckets_) + pufferfish::detail::option_lines(options_, compressor_, "by NCCL\n");
   }
   void start() const {
     if (compressor_) {
       PUFFERFISH_THROW(value_error(
           "gradient_exchange: compressors work on the host: give the exchange host() of gpu::nccl"));
     }
-    if (options_.algorithm != all_reduce_algorithm::automatic &&
-        options_.algorithm != all_reduce_algorithm::library) {
+    if (pufferfish::detail::names_own_algorithm(options_)) {
       PUFFERFISH_THROW(value_error(std::string("gradient_exchange: NCCL adds in its own order, not by ") +
                                    to_string(options_.algorithm)));
     }
@@ -78,10 +76,10 @@ class nccl_driver {
   index_t payload_bytes() const { return pufferfish::detail::gradient_bytes(*store_, options_.wire); }
   pufferfish::detail::exchange_counts& counts() { return counts_; }
   const pufferfish::detail::exchange_counts& counts() const { return counts_; }
-  bool arrives_early() const { return comm_->size() > 1 && !looks(); }
+  bool arrives_early() const { return comm_->size() > 1 && !checks_finite(); }
   bool can_be_captured() const { return true; }
   bool listens() const { return true; }
-  const int* skip() const { return judge_.skip(); }
+  const int* skip() const { return finite_check_.skip(); }
 
   // There is no compressor.
   std::vector<compressor_state<T>> states() { return {}; }
@@ -93,7 +91,7 @@ class nccl_driver {
     // Replays under way write the counts, as the end of a direct step does.
     if (!captured && counts_replays_) ctx.synchronize();
     comm_->check();
-    if (!is_narrow()) comm_->require_deterministic(ctx);
+    if (!pufferfish::detail::is_narrow(options_.wire)) comm_->require_deterministic(ctx);
     comm_->report_to(ctx);
   }
   void begin(gpu_context& ctx, bool captured) {
@@ -107,18 +105,16 @@ class nccl_driver {
   /// now.
   void release(std::size_t b) {
     const cudaStream_t stream = sums_.handle();
-    const gradient_bucket& bucket = buckets_[b];
     written_.record(ctx_->stream());
     sums_.wait_for(written_);
     if (b == 0) {
       comm_->mark_begin(stream);
-      if (looks()) judge_.restart(stream);
+      if (checks_finite()) finite_check_.restart(stream);
     }
-    const std::span<T> gradients = store_->gradients().subspan(static_cast<std::size_t>(bucket.offset),
-                                                               static_cast<std::size_t>(bucket.size));
-    if (looks()) judge_.look_at(gradients, bucket.offset, stream);
+    const std::span<T> gradients = pufferfish::detail::span_of(store_->gradients(), buckets_[b]);
+    if (checks_finite()) finite_check_.find(gradients, buckets_[b].offset, stream);
     reducer_.average(gradients, stream);
-    come_[b].record(stream);
+    averaged_[b].record(stream);
   }
   void progress(std::size_t) {}
   void zero_unwritten(gpu_context& ctx) { detail::zero_unwritten(ctx, *store_); }
@@ -131,20 +127,20 @@ class nccl_driver {
     return usable;
   }
   void deliver(gpu_context& ctx, std::size_t b) {
-    if (arrives_early()) wait(ctx, come_[b]);
+    if (arrives_early()) wait(ctx, averaged_[b]);
   }
   /// The host does not measure how long the exchange takes: its times stay zero.
   void count_times(double, double) {}
 
  private:
-  bool is_narrow() const { return options_.wire != exchange_wire::same; }
-  bool looks() const { return options_.nonfinite != nonfinite_policy::ignore; }
+  bool checks_finite() const { return pufferfish::detail::checks_finite(options_); }
 
   // Collective: throws on all ranks if the plan of one of them is not valid.
-  const bucket_limits& agreed_limits() const {
-    pufferfish::detail::all_or_none(*comm_, "gradient_exchange",
-                                    [this] { pufferfish::detail::check_plan("gradient_exchange", plan_); });
-    return plan_.buckets;
+  static exchange_plan agreed_plan(const exchange_options& options, nccl<Host>& comm) {
+    exchange_plan plan;
+    pufferfish::detail::all_or_none(comm, "gradient_exchange",
+                                    [&] { plan = pufferfish::detail::checked_plan(options, comm.size()); });
+    return plan;
   }
   index_t longest_bucket() const {
     index_t result = 0;
@@ -159,7 +155,7 @@ class nccl_driver {
       written_.record(ctx.stream());
       sums_.wait_for(written_);
     } else {
-      if (looks()) judge_.decide(store_->gradients(), stream);
+      if (checks_finite()) finite_check_.decide(store_->gradients(), stream);
       comm_->mark_end(stream);
     }
     if (captured_) {
@@ -172,7 +168,7 @@ class nccl_driver {
     // Later work in the context's stream must not run before the decision.
     if (!arrives_early()) wait(ctx, ended_);
     if (!captured_) {
-      if (looks() || comm_->timeout() > 0.0) ended_.synchronize();
+      if (checks_finite() || comm_->timeout() > 0.0) ended_.synchronize();
       if (comm_->timeout() > 0.0) comm_->check();  // an aborted sum ends, too, with an invalid result
     }
     unfinished_ = false;
@@ -194,12 +190,9 @@ class nccl_driver {
 
   // Updates the host's counts after a step. Returns whether the step counts.
   bool settle() {
-    ++counts_.report().steps;
-    if (comm_->size() > 1) {
-      counts_.add_message(payload_bytes(), is_narrow() ? store_->gradients().size_bytes() : 0);
-    }
+    comm_->size() > 1 ? counts_.add_step(*store_, options_.wire) : counts_.add_step();
     std::optional<nonfinite_gradient> found;
-    if (looks() && !buckets_.empty()) found = judge_.seen(*store_);
+    if (checks_finite() && !buckets_.empty()) found = finite_check_.result(*store_);
     if (found) return counts_.refuse(std::move(*found), options_.nonfinite);
     counts_.count_step();
     return true;
@@ -212,9 +205,9 @@ class nccl_driver {
   compressor_type compressor_;  // refused by start()
   const std::vector<gradient_bucket> buckets_;
   nccl_reducer<T, Host> reducer_;
-  nccl_judge<T, Host> judge_;
+  nccl_finite_check<T, Host> finite_check_;
   stream sums_ = stream::urgent();
-  std::vector<event> come_;  // one per bucket
+  std::vector<event> averaged_;  // one per bucket
   event written_, ended_{event_use::sleep};
   gpu_context* ctx_ = nullptr;  // of the last step that has begun
   bool captured_ = false, counts_replays_ = false;

@@ -31,7 +31,7 @@ class nccl_reducer {
   /// device. Throws backend_error.
   nccl_reducer(nccl<Host>& comm, exchange_wire wire, index_t longest_bucket)
       : comm_(&comm), wire_(wire), ranks_(static_cast<std::size_t>(comm.size())) {
-    if (wire == exchange_wire::same || ranks_ == 1) return;
+    if (!pufferfish::detail::is_narrow(wire) || ranks_ == 1) return;
     part_ = longest_bucket / comm.size() + 1;
     sent_ = memory_block<std::uint16_t>(device_memory(), longest_bucket, uninitialized);
     received_ = memory_block<std::uint16_t>(device_memory(), part_ * (comm.size() - 1), uninitialized);
@@ -42,7 +42,7 @@ class nccl_reducer {
   /// the errors of gpu::nccl.
   void average(std::span<T> values, cudaStream_t stream) {
     if (ranks_ == 1) return;
-    if (wire_ != exchange_wire::same) return average_narrow(values, stream);
+    if (pufferfish::detail::is_narrow(wire_)) return average_narrow(values, stream);
     comm_->start_sum(values, stream);
     kernels::multiply(stream, values.data(), static_cast<index_t>(values.size()), factor());
   }
@@ -107,20 +107,22 @@ class nccl_reducer {
 /// the position of the first such element of this rank's own gradients, found_[1] the smallest of all ranks
 /// (rank in the upper bits), found_[2] that of the exchanged gradients; all_finite: none.
 template <class T, class Host>
-class nccl_judge {
+class nccl_finite_check {
  public:
-  explicit nccl_judge(nccl<Host>& comm)
-      : comm_(&comm), skip_(device_memory(), 1), found_(device_memory(), 3), seen_(pinned_memory(), 2) {}
+  explicit nccl_finite_check(nccl<Host>& comm)
+      : comm_(&comm), skip_(device_memory(), 1), found_(device_memory(), 3), on_host_(pinned_memory(), 2) {}
 
   /// Address, in device memory, of a flag that is 1 if the step is skipped.
   const int* skip() const { return skip_.data(); }
 
-  // In the order of the stream: restart, look_at for all gradients, decide when they are exchanged.
+  // In the order of the stream: restart, find for all gradients, decide when they are exchanged.
 
   void restart(cudaStream_t stream) {
     gpu::check(cudaMemsetAsync(found_.data(), 0xff, 3 * sizeof(std::uint64_t), stream), "cudaMemsetAsync");
   }
-  void look_at(std::span<const T> gradients, index_t offset, cudaStream_t stream) {
+  /// Looks for elements that are not finite among this rank's own gradients; `offset`: that of the first one
+  /// in the arena.
+  void find(std::span<const T> gradients, index_t offset, cudaStream_t stream) {
     kernels::find_nonfinite(stream, gradients.data(), static_cast<index_t>(gradients.size()),
                             static_cast<std::uint64_t>(offset), found_.data());
   }
@@ -132,15 +134,15 @@ class nccl_judge {
     kernels::find_nonfinite(stream, exchanged.data(), static_cast<index_t>(exchanged.size()), 0,
                             found_.data() + 2);
     kernels::decide_skip(stream, found_.data() + 1, 2, skip_.data());
-    gpu::check(cudaMemcpyAsync(seen_.data(), found_.data() + 1, 2 * sizeof(std::uint64_t),
+    gpu::check(cudaMemcpyAsync(on_host_.data(), found_.data() + 1, 2 * sizeof(std::uint64_t),
                                cudaMemcpyDeviceToHost, stream),
-               "cudaMemcpyAsync of a verdict to the host");
+               "cudaMemcpyAsync of non-finite positions to the host");
   }
 
   /// After the stream has executed decide(): the first gradient that is not finite, if any.
   template <class Store>
-  std::optional<nonfinite_gradient> seen(const Store& store) const {
-    const std::uint64_t own = seen_.data()[0], exchanged = seen_.data()[1];
+  std::optional<nonfinite_gradient> result(const Store& store) const {
+    const std::uint64_t own = on_host_.data()[0], exchanged = on_host_.data()[1];
     if (own != kernels::all_finite) {
       return pufferfish::detail::name_nonfinite(store, static_cast<index_t>(own & 0xffffffffffU),
                                                 static_cast<int>(own >> 40));
@@ -153,7 +155,7 @@ class nccl_judge {
   nccl<Host>* comm_;
   memory_block<int> skip_;
   memory_block<std::uint64_t> found_;  // first in this rank's gradients, in all ranks', in the exchanged ones
-  memory_block<std::uint64_t> seen_;   // the last two, on the host
+  memory_block<std::uint64_t> on_host_;  // the last two, on the host
 };
 
 }  // namespace gpu::detail

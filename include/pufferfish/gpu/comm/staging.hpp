@@ -37,8 +37,8 @@ namespace detail {
 
 /// Functions that put work into a stream may be called while the context's stream is captured: the stream of
 /// copies then takes part in the capture. Bucket b travels in this order: the context's stream writes it;
-/// fetch() copies it to pinned memory on a separate stream; await() or has_come() tells the exchange's
-/// thread; the exchange works on gradients(); send() copies it back in the context's stream. With
+/// fetch() copies it to pinned memory on a separate stream; await() or is_fetched() tells the exchange's
+/// thread; the exchange works on gradients(); write_back() copies it back in the context's stream. With
 /// exchange_memory::device nothing is copied and gradients() is the arena on the device.
 template <class T>
 class gradient_staging<T, device::gpu> {
@@ -48,13 +48,10 @@ class gradient_staging<T, device::gpu> {
   /// `buckets`: number of buckets. `used`: whether fetch() will be called; without it no events and no pinned
   /// memory are allocated. The store must outlive the object. Throws backend_error.
   gradient_staging(parameter_store<T>& store, std::size_t buckets, exchange_memory memory, bool used)
-      : store_(&store),
-        memory_(memory),
-        skip_(gpu::device_memory(), 1),
-        skip_to_send_(gpu::pinned_memory(), 1) {
+      : store_(&store), memory_(memory), skip_(gpu::device_memory(), 1), host_skip_(gpu::pinned_memory(), 1) {
     gpu::check(cudaGetDevice(&device_), "cudaGetDevice");
     if (!used) return;
-    for (std::size_t b = 0; b < buckets; ++b) come_.emplace_back(gpu::event_use::sleep);
+    for (std::size_t b = 0; b < buckets; ++b) fetched_.emplace_back(gpu::event_use::sleep);
     if (memory == exchange_memory::device) return;
     const index_t size = store.size();
     host_ = memory_block<T>(gpu::pinned_memory(), size, uninitialized);
@@ -80,17 +77,17 @@ class gradient_staging<T, device::gpu> {
                  "cudaMemcpyAsync of gradients to the host");
     }
     if (then.call != nullptr) call_in(copies_.handle(), then);
-    come_[b].record(copies_.handle());
+    fetched_[b].record(copies_.handle());
   }
 
   /// Whether bucket b has been fetched; await() waits for that, asleep. Any thread may call them.
-  bool has_come(std::size_t b) const { return come_[b].reached(); }
-  void await(std::size_t b) const { come_[b].synchronize(); }
+  bool is_fetched(std::size_t b) const { return fetched_[b].reached(); }
+  void await(std::size_t b) const { fetched_[b].synchronize(); }
 
   /// Copies a bucket back in the order of the context's stream. With exchange_memory::device, multiplies it
   /// in place by `factor` (1 / ranks) instead, because the sum was made on the device; else `factor` is
   /// unused.
-  void send(context<device::gpu>& ctx, const gradient_bucket& bucket, T factor) {
+  void write_back(context<device::gpu>& ctx, const gradient_bucket& bucket, T factor) {
     T* gradients = store_->gradients().data() + bucket.offset;
     if (memory_ == exchange_memory::device) {
       return gpu::kernels::multiply(ctx.stream(), gradients, bucket.size, factor);
@@ -113,11 +110,11 @@ class gradient_staging<T, device::gpu> {
   }
   /// In replayed steps: copies the value that set_usable has set before the stream reaches the copy.
   void publish_replayed(context<device::gpu>& ctx) {
-    gpu::check(cudaMemcpyAsync(skip_.data(), skip_to_send_.data(), sizeof(int), cudaMemcpyHostToDevice,
-                               ctx.stream()),
-               "cudaMemcpyAsync of a flag to the device");
+    gpu::check(
+        cudaMemcpyAsync(skip_.data(), host_skip_.data(), sizeof(int), cudaMemcpyHostToDevice, ctx.stream()),
+        "cudaMemcpyAsync of a flag to the device");
   }
-  void set_usable(bool usable) { *skip_to_send_.data() = usable ? 0 : 1; }
+  void set_usable(bool usable) { *host_skip_.data() = usable ? 0 : 1; }
 
   // For steps that are captured -----------------------------------------------------------------------------
 
@@ -125,8 +122,8 @@ class gradient_staging<T, device::gpu> {
 
   /// Makes the context's stream wait for all buckets that have been fetched.
   void join(context<device::gpu>& ctx) {
-    fetched_.record(copies_.handle());
-    gpu::check(cudaStreamWaitEvent(ctx.stream(), fetched_.handle(), 0), "cudaStreamWaitEvent");
+    all_fetched_.record(copies_.handle());
+    gpu::check(cudaStreamWaitEvent(ctx.stream(), all_fetched_.handle(), 0), "cudaStreamWaitEvent");
   }
   /// Calls `what` when the context's stream reaches this point. The function must not call CUDA.
   void call(context<device::gpu>& ctx, host_call what) { call_in(ctx.stream(), what); }
@@ -155,11 +152,11 @@ class gradient_staging<T, device::gpu> {
   exchange_memory memory_;
   int device_ = 0;
   context<device::cpu> host_context_;
-  std::vector<gpu::event> come_;  // one per bucket
+  std::vector<gpu::event> fetched_;  // one per bucket
   memory_block<T> host_;
-  memory_block<int> skip_, skip_to_send_;
+  memory_block<int> skip_, host_skip_;
   gpu::stream copies_;
-  gpu::event written_, fetched_;
+  gpu::event written_, all_fetched_;
   std::shared_ptr<gpu::late_failure> failures_;
 };
 

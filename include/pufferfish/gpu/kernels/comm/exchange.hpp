@@ -7,7 +7,7 @@
 ///
 /// Order of use for sums with a narrow wire: narrow, messages, add_narrow, messages, widen
 /// (gpu::detail::nccl_reducer). For a check of gradients: find_nonfinite, tag_with_rank, a minimum over the
-/// ranks, find_nonfinite, decide_skip (gpu::detail::nccl_judge).
+/// ranks, find_nonfinite, decide_skip (gpu::detail::nccl_finite_check).
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
