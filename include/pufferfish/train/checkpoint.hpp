@@ -11,7 +11,6 @@
 ///     file.restore(again);
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <span>
@@ -175,37 +174,10 @@ class checkpoint_file {
 
   template <class Root, class Device>
   bool has_structure(const model<Root, Device>& net) const {
-    return detail::sorted_ranks(low_rank_layers(net)) == ranks_ && layer_widths(net) == stored_widths(net) &&
+    return detail::sorted_ranks(low_rank_layers(net)) == ranks_ &&
+           layer_widths(net) == detail::stored_widths(net, file_) &&
            detail::sorted_ranks(annealed_layers(net)) == annealed_ &&
            (!factor_norms_ || detail::sorted_ranks(factor_norm_layers(net)) == *factor_norms_);
-  }
-
-  // The shape of a layer's weight `part`, or of its factor `factor`; empty if the file has neither, or one of
-  // them without elements.
-  std::vector<index_t> stored_shape(const std::string& layer, const char* part, const char* factor) const {
-    for (const char* const name : {part, factor}) {
-      const std::string tensor = detail::join_name(layer, name);
-      if (file_.contains(tensor) && file_.tensor(tensor).count() > 0) return file_.tensor(tensor).shape;
-    }
-    return {};
-  }
-
-  // The widths of the network's channel groups in the file. A group keeps its width if producer and consumer
-  // do not agree, or if it would grow and is low-rank in the file, whose size then does not limit the dense
-  // one.
-  template <class Root, class Device>
-  std::vector<layer_width> stored_widths(const model<Root, Device>& net) const {
-    std::vector<layer_width> widths;
-    for (const channel_group& group : channel_groups(net, group_choice::all)) {
-      const std::vector<index_t> out = stored_shape(group.producer, "weight", "up.weight");
-      const std::vector<index_t> in = stored_shape(group.consumer, "weight", "down.weight");
-      const bool agree = out.size() > 1 && in.size() > 1 && in[1] == out[0] * group.pixels;
-      const bool dense = file_.contains(detail::join_name(group.producer, "weight")) &&
-                         file_.contains(detail::join_name(group.consumer, "weight"));
-      const bool usable = agree && (dense || out[0] < group.channels);
-      widths.push_back({group.producer, usable ? out[0] : group.channels});
-    }
-    return widths;
   }
 
   /// A copy of the network, brought to the stored structure.
@@ -215,7 +187,7 @@ class checkpoint_file {
     try {
       if (!low_rank_layers(result).empty()) merge(result);
       if (factor_norms_) apply_factor_norms(result, *factor_norms_);
-      apply_widths(result, stored_widths(result));
+      apply_widths(result, detail::stored_widths(result, file_));
       if (!ranks_.empty()) apply_ranks(result, ranks_);
       if (!annealed_.empty()) apply_residuals(result, annealed_);
     } catch (const error& e) {
@@ -271,27 +243,12 @@ class checkpoint_file {
     using T = detail::stored_t<model<Root, Device>>;
     net.on_host([&](Root&) {
       for (const auto& entry : net.store().parameters()) {
-        read_strided(file_.tensor(entry.name).bytes, entry.thing->logical());
+        detail::read_strided(file_.tensor(entry.name).bytes, entry.thing->logical());
       }
       for (const auto& entry : net.store().buffer_entries()) {
         read_tensor<T>(file_, entry.name, entry.thing->values());
       }
     });
-  }
-
-  // The file's elements have no guaranteed alignment, so each one is copied by memcpy.
-  template <class T>
-  static void read_strided(std::span<const std::uint8_t> bytes, const tensor_view<T, 4>& to) {
-    const std::uint8_t* from = bytes.data();
-    for (index_t a = 0; a < to.extent(0); ++a) {
-      for (index_t b = 0; b < to.extent(1); ++b) {
-        for (index_t c = 0; c < to.extent(2); ++c) {
-          for (index_t d = 0; d < to.extent(3); ++d, from += sizeof(T)) {
-            std::memcpy(&to(a, b, c, d), from, sizeof(T));
-          }
-        }
-      }
-    }
   }
 
   safetensors_file file_;
@@ -329,29 +286,18 @@ template <class Root, class Device, class T = detail::stored_t<const model<Root,
 void save_checkpoint(const std::string& path, const model<Root, Device>& net,
                      std::type_identity_t<std::span<const named_state<T>>> states = {},
                      const std::map<std::string, std::string>& facts = {}) {
-  safetensors_metadata metadata;
   for (const auto& [key, value] : facts) {
     if (key.starts_with(detail::checkpoint_prefix)) {
       detail::throw_error<value_error>(
           {path, ": the fact ", detail::quote_name(key), " has a name that is kept for the library"});
     }
-    metadata.emplace(key, value);
   }
-  const named_numbers ranks = detail::numbers_of(low_rank_layers(net));
   named_numbers sizes;
   for (const auto& state : states) {
     sizes.emplace_back(state.name, static_cast<index_t>(state.values.size()));
   }
-  metadata[detail::metadata_name("format")] = detail::checkpoint_format;
-  metadata[detail::metadata_name("version")] = PUFFERFISH_VERSION_STRING;
-  metadata[detail::metadata_name("layout")] = detail::layout_digest(net);
-  metadata[detail::metadata_name("ranks")] = encode_json_numbers(ranks, path);
-  metadata[detail::metadata_name("factor_norms")] =
-      encode_json_numbers(detail::numbers_of(factor_norm_layers(net)), path);
-  if (const std::vector<layer_rank> annealed = annealed_layers(net); !annealed.empty()) {
-    metadata[detail::metadata_name("annealed")] = encode_json_numbers(detail::numbers_of(annealed), path);
-  }
-  metadata[detail::metadata_name("states")] = encode_json_numbers(sizes, path);
+  safetensors_metadata metadata = detail::checkpoint_metadata(net, sizes, path);
+  metadata.insert(facts.begin(), facts.end());
 
   net.read_on_host([&](const Root&) {
     std::vector<aligned_buffer<T>> logical;  // each parameter in the order of the file

@@ -2,19 +2,28 @@
 #pragma once
 
 /// \file
-/// Internal: the library's entries in the metadata of a checkpoint, and ranks of layers as the lists of names
-/// and numbers that it stores.
+/// Internal: what a checkpoint stores of a network's structure: the library's entries in the metadata, ranks
+/// of layers as lists of names and numbers, and the widths of channel groups in the shapes of tensors.
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <pufferfish/core/hash.hpp>
+#include <pufferfish/core/version.hpp>
+#include <pufferfish/core/view.hpp>
 #include <pufferfish/io/json_numbers.hpp>
+#include <pufferfish/io/safetensors.hpp>
 #include <pufferfish/lowrank/selection.hpp>
-#include <pufferfish/nn/model.hpp>
+#include <pufferfish/nn/factorize.hpp>
+#include <pufferfish/nn/switch/annealing.hpp>
+#include <pufferfish/nn/switch/factor_norms.hpp>
+#include <pufferfish/prune/slice/slice_channels.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -88,6 +97,70 @@ inline std::vector<layer_rank> sorted_ranks(std::vector<layer_rank> ranks) {
   std::sort(ranks.begin(), ranks.end(),
             [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
   return ranks;
+}
+
+/// The library's metadata for a checkpoint of `net` that also stores arrays of these names and sizes. `path`
+/// names the file in the errors of encode_json_numbers.
+template <class Root, class Device>
+safetensors_metadata checkpoint_metadata(const model<Root, Device>& net, const named_numbers& states,
+                                         const std::string& path) {
+  const auto encode = [&](const std::vector<layer_rank>& layers) {
+    return encode_json_numbers(numbers_of(layers), path);
+  };
+  safetensors_metadata metadata;
+  metadata[metadata_name("format")] = checkpoint_format;
+  metadata[metadata_name("version")] = PUFFERFISH_VERSION_STRING;
+  metadata[metadata_name("layout")] = layout_digest(net);
+  metadata[metadata_name("ranks")] = encode(low_rank_layers(net));
+  metadata[metadata_name("factor_norms")] = encode(factor_norm_layers(net));
+  if (const std::vector<layer_rank> annealed = annealed_layers(net); !annealed.empty()) {
+    metadata[metadata_name("annealed")] = encode(annealed);
+  }
+  metadata[metadata_name("states")] = encode_json_numbers(states, path);
+  return metadata;
+}
+
+/// Shape of a layer's tensor `part` in a file, or of its tensor `factor`; empty if the file has neither, or
+/// one of them without elements.
+inline std::vector<index_t> stored_shape(const safetensors_file& file, const std::string& layer,
+                                         const char* part, const char* factor) {
+  for (const char* const name : {part, factor}) {
+    const std::string tensor = join_name(layer, name);
+    if (file.contains(tensor) && file.tensor(tensor).count() > 0) return file.tensor(tensor).shape;
+  }
+  return {};
+}
+
+/// The widths of the network's channel groups in a file. A group keeps its width if producer and consumer do
+/// not agree, or if it would grow and is low-rank in the file, whose size then does not limit the dense one.
+template <class Root, class Device>
+std::vector<layer_width> stored_widths(const model<Root, Device>& net, const safetensors_file& file) {
+  std::vector<layer_width> widths;
+  for (const channel_group& group : channel_groups(net, group_choice::all)) {
+    const std::vector<index_t> out = stored_shape(file, group.producer, "weight", "up.weight");
+    const std::vector<index_t> in = stored_shape(file, group.consumer, "weight", "down.weight");
+    const bool agree = out.size() > 1 && in.size() > 1 && in[1] == out[0] * group.pixels;
+    const bool dense = file.contains(join_name(group.producer, "weight")) &&
+                       file.contains(join_name(group.consumer, "weight"));
+    const bool usable = agree && (dense || out[0] < group.channels);
+    widths.push_back({group.producer, usable ? out[0] : group.channels});
+  }
+  return widths;
+}
+
+/// Reads the elements of a tensor from bytes of a file, which have no guaranteed alignment.
+template <class T>
+void read_strided(std::span<const std::uint8_t> bytes, const tensor_view<T, 4>& to) {
+  const std::uint8_t* from = bytes.data();
+  for (index_t a = 0; a < to.extent(0); ++a) {
+    for (index_t b = 0; b < to.extent(1); ++b) {
+      for (index_t c = 0; c < to.extent(2); ++c) {
+        for (index_t d = 0; d < to.extent(3); ++d, from += sizeof(T)) {
+          std::memcpy(&to(a, b, c, d), from, sizeof(T));
+        }
+      }
+    }
+  }
 }
 
 }  // namespace detail
