@@ -26,7 +26,6 @@
 #include <pufferfish/gpu/ops/norm.hpp>
 #include <pufferfish/gpu/ops/pooling.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
-#include <pufferfish/gpu/optim/frobenius_decay.hpp>
 #include <pufferfish/gpu/optim/loss_scaler.hpp>
 #include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +18,6 @@
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
 #include <pufferfish/ops/copy/rows.hpp>
-#include <pufferfish/ops/elementwise/chunks.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
 
@@ -73,21 +71,6 @@ void add_frobenius_decay(const tensor_view<const T, 2>& up, const tensor_view<co
 }
 
 }  // namespace ops::reference
-
-namespace ops {
-
-/// x *= factor.
-template <class T>
-void scale(context<device::cpu>& ctx, std::span<T> x, T factor) {
-  for_chunks(ctx, static_cast<index_t>(x.size()), [=](index_t begin, index_t end) {
-    for (index_t i = begin; i < end; ++i) x[static_cast<std::size_t>(i)] *= factor;
-  });
-}
-/// The device version is defined by <pufferfish/gpu.hpp>.
-template <class T>
-void scale(context<device::gpu>& ctx, std::span<T> x, T factor);
-
-}  // namespace ops
 
 namespace detail {
 
@@ -224,7 +207,7 @@ class frobenius_decay {
       ops::wide_product<T>(ctx, transpose(x), x, gram(factor.gram, factor.shape[1]));
     }
     const double factor = options_.decoupled ? -lr * options_.strength : options_.strength;
-    ops::scale<T>(ctx, grams_.span(), static_cast<T>(factor));
+    ops::scale<T>(ctx, static_cast<T>(factor), grams_.span(), grams_.span());
   }
 
   /// Adds the decay of the factors in elements offset .. offset + size. Call it before the optimizer's

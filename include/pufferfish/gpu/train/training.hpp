@@ -17,7 +17,8 @@
 #include <pufferfish/core/record_line.hpp>
 #include <pufferfish/gpu/comm/staging.hpp>
 #include <pufferfish/gpu/lowrank/factorize.hpp>
-#include <pufferfish/gpu/optim/frobenius_decay.hpp>
+#include <pufferfish/gpu/ops/copy.hpp>
+#include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/gpu/optim/loss_scaler.hpp>
 #include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/graph.hpp>

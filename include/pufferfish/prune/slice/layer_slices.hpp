@@ -81,11 +81,7 @@ BatchNorm<T> sliced_norm(BatchNorm<T>& norm, index_t channels, kept_list entries
 template <class T, class Device>
 conv_shape shape_as_conv(const any_layer<T, Device>& layer) {
   if (const auto* conv = layer.template target<LowRankNormConv<T, Device>>()) return conv->shape();
-  const rank_list ranks = layer.ranks();
-  const any_layer<T, Device> twin = layer.twin(ranks.empty() ? rank_list{1} : ranks);
-  if (const auto* conv = twin.template target<LowRankConv<T>>()) return conv->shape();
-  const auto& linear = *twin.template target<LowRankLinear<T>>();
-  return conv_shape::square(linear.in_features(), linear.out_features(), 1);
+  return *layer.geometry();
 }
 
 /// Whether a layer that product_of accepts has a bias.
