@@ -229,6 +229,11 @@ template <class T, class Device>
 index_t attention_kept_size(context<Device>&, const attention_input<T>& in) {
   return is_cpu<Device> ? detail::place_weights(in, nullptr) : in.heads * in.q.extent(0);
 }
+template <class T>
+[[deprecated("pass the context: attention_kept_size(ctx, in)")]] index_t attention_kept_size(
+    const attention_input<T>& in) {
+  return detail::place_weights(in, nullptr);
+}
 
 /// y_i = sum_j dropout(p_ij) v_j for each head of each sequence. p_i is the softmax of q_i k_j / sqrt(d) over
 /// the keys j that the mask lets query i see (Vaswani et al.: "Attention is all you need", NIPS 2017, section

@@ -48,6 +48,12 @@ index_t output_loss_kept(context<Device>&, const output_layer<T>& layer) {
     return cut.width * (cut.vocabulary + cut.blocks());
   }
 }
+template <class T>
+[[deprecated("pass the context: output_loss_kept(ctx, layer)")]] index_t output_loss_kept(
+    const output_layer<T>& layer) {
+  cpu_context ctx({.threads = 1});
+  return output_loss_kept(ctx, layer);
+}
 
 /// The loss of the layer's logits (formula: reference::token_loss of reference::output_logits) against one
 /// target for each token (in 0 .. V - 1, or the padding). results[0] = the sum over the targets that count,
