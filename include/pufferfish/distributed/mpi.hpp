@@ -205,7 +205,8 @@ class communicator {
     });
   }
 
-  /// Element r of the result is rank r's value, for the same T on all ranks.
+  /// Element r of the result is rank r's value, for the same T on all ranks: a trivially copyable type of at
+  /// most 4096 bytes, not bool, whose bytes are sent as they are.
   template <class T>
   std::vector<T> all_gather(const T& value) {
     pufferfish::detail::check_gatherable<T>();

@@ -50,6 +50,7 @@ struct layer_rank {
   std::string name;
   rank_list ranks;
 
+  /// From the ranks as a list, or one by one: layer_rank("lstm", 32, 48). Not checked.
   layer_rank() = default;
   layer_rank(std::string layer, rank_list all) : name(std::move(layer)), ranks(std::move(all)) {}
   template <std::convertible_to<index_t>... Ranks>

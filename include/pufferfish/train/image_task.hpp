@@ -100,7 +100,9 @@ class image_task {
   }
 
   /// Gradient of the mean cross entropy of outputs / temperature over half 0 or 1 of `per_class` training
-  /// samples of each class, not augmented (balanced_halves); for prune_by_grasp. Equal on all ranks.
+  /// samples of each class, not augmented (balanced_halves); for prune_by_grasp. Equal on all ranks. The
+  /// half is one batch: memory for all of its images and activations is allocated here. Leaves the context in
+  /// training mode at step 0. Throws value_error, naming the class, for a class with fewer samples.
   void grasp_gradient(context<Device>& ctx, model_type& net, int which, index_t per_class,
                       double temperature) requires(std::is_same_v<Device, device::cpu>) {
     const image_set& all = source_.set();

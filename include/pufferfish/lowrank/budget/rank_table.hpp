@@ -179,7 +179,7 @@ inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
 
 /// The rows of layers with the choices of `select`. If groups of `layers` have no gains, predicted losses are
 /// unknown; so are ranks that depend on a decomposition. add_reports adds both afterwards. A layer without
-/// groups is low-rank already.
+/// groups is low-rank already. Throws value_error for another number of choices.
 inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
                                        std::span<const layer_choice> choices) {
   detail::check_row_count(layers.size(), choices.size());

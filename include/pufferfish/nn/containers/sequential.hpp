@@ -125,7 +125,7 @@ class Sequential {
   }
 
   /// forward with the operations of `fusion` applied by the last layer, for a container around this one.
-  /// Needs the ability `fuses`.
+  /// Needs the ability `fuses`. Aliasing and errors are those of forward.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
     detail::check_not_moved(*this);
@@ -174,7 +174,7 @@ class Sequential {
   }
 
   /// backward for a container around this one: the mask of `fusion` is applied by the last layer (ability
-  /// `fuses`), `add` by the first one (ability adds_gradient).
+  /// `fuses`), `add` by the first one (ability adds_gradient). Aliasing and errors are those of backward.
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     detail::check_not_moved(*this);
@@ -214,7 +214,8 @@ class Sequential {
     ctx.tape().template pop<output_state>(static_cast<index_t>(size()) + 1);
   }
 
-  /// The visits and trace show the layers in order, under the prefix and the layer's name.
+  /// The visits and trace show the layers in order, under the prefix and the layer's name. trace throws
+  /// shape_error for a layer that does not fit the shape before it.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     detail::check_not_moved(*this);
     for (child& c : children_) c.layer.visit_state(visitor, detail::join_name(prefix, c.name));

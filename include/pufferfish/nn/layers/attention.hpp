@@ -161,7 +161,9 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
   }
 
   /// As a layer of a network: self attention without mask over the H W tokens of each image N x H x W x
-  /// model.
+  /// model. All views have the shape of x and are dense; y overlaps nothing, dx may be dy or a null view.
+  /// Throws shape_error for views that do not fit, and backward state_error without a forward pass in
+  /// training mode. In training the tape also keeps two indices for each image.
   extents<4> output_shape(const extents<4>& input) const {
     if (input[3] != shape().model) {
       detail::throw_error<shape_error>({describe(), ": input ", input, " has vectors of ", input[3]});

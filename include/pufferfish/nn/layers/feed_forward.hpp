@@ -93,7 +93,8 @@ class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Dev
     ctx.tape().template pop<T>(hidden.shape());
   }
 
-  /// As a layer of a network, over the last dimension.
+  /// As a layer of a network, over the last dimension of dense views N x H x W x model. Aliasing and errors
+  /// are those of the passes over matrices, with shape_error for a y or dx of another shape, too.
   /// Row numbers for dropout count from the rows of the context's first sample.
   extents<4> output_shape(const extents<4>& input) const {
     check({1, input[3]}, {1, input[3]});

@@ -66,8 +66,9 @@ class PositionalEncoding {
   }
 
   /// As a layer of a network: the H W tokens of each image N x H x W x width, from position 0 on. y may be x.
-  /// Throws shape_error.
-  /// In the backward pass dx = dy; dx may be dy, or a null view.
+  /// In the backward pass dx = dy; dx may be dy, or a null view. Throws shape_error for views that are not
+  /// dense, that do not fit or with H W > positions(), and backward state_error without a forward pass in
+  /// training mode.
   extents<4> output_shape(const extents<4>& input) const {
     if (input[3] != width()) {
       detail::throw_error<shape_error>({describe(), ": input ", input, " has vectors of ", input[3]});

@@ -234,6 +234,7 @@ void apply_residuals(model<Root, device::cpu>& net, const std::vector<layer_rank
     for (auto& [slot, replacement] : replacements) *slot = std::move(replacement);
   });
 }
+/// On a device annealed layers do not exist: an empty list does nothing, another one throws value_error.
 template <class Root>
 void apply_residuals(model<Root, device::gpu>&, const std::vector<layer_rank>& layers) {
   if (!layers.empty()) {

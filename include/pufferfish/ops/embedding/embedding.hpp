@@ -26,8 +26,9 @@ namespace ops {
 
 using pufferfish::detail::check_tokens;
 
-/// The check before a pass on the CPU. On the GPU it checks nothing, since the host
-/// cannot read the tokens: there, a token out of range makes the result of a pass NaN.
+/// The check before a pass on the CPU: throws value_error for the first token outside 0 .. vocabulary - 1
+/// that is not `allowed`, with its position. On the GPU it checks nothing, since the host cannot read the
+/// tokens: there, a token out of range makes the result of a pass NaN.
 template <class Device, class Who>
 void check_tokens(context<Device>&, const Who& who, std::span<const std::int32_t> tokens, index_t vocabulary,
                   std::int32_t allowed = no_token) {
