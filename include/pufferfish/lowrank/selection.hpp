@@ -26,6 +26,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// shortcuts and embeddings stay dense; other layers get a quarter of their full rank (Wang et al.,
 /// Pufferfish, MLSys 2021, section 3). If factorize gets statistics of the network's training, factors
 /// minimize the error of the loss or of the outputs at these ranks (see truncation), except with paper().
+/// \code
+/// factorize_policy policy;
+/// policy.rank = rank_ratio{0.5};
+/// policy.first_layer = 3;  // the first two layers stay dense
+/// policy.also_if = [](const std::string&, matrix_size size) { return size.rows >= 64; };
+/// factorize(net, policy);
+/// \endcode
 struct factorize_policy {
   rank_policy rank = rank_ratio{0.25};
   /// Limits for the whole network, which replace `rank`: `allocate` computes the ranks of all layers from the

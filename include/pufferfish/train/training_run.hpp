@@ -39,6 +39,12 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// task's steps repeat (run_options::captured_steps), and the host does not wait for it. Losses and skipped
 /// steps in members and observers are some steps old until the end of an epoch, settle(), test() or save().
 /// An error in a step is thrown by a later call.
+/// \code
+/// language_task<lstm_lm<float>> task(net, train, valid, {.streams = 20}, comm.rank(), comm.size());
+/// training_run<language_task<lstm_lm<float>>, mpi::communicator> run(net, comm, std::move(task), options);
+/// training_observer observer;  // or a derived class that shows progress
+/// while (!run.finished()) run.advance(observer);
+/// \endcode
 template <class Task, class Comm>
 class training_run {
  public:
