@@ -50,6 +50,8 @@ present() {
     clang-tidy) have_command clang-tidy ;;
     libclang-rt-14-dev) have_links clang++ -fsanitize=fuzzer,address ;;
     doxygen) have_command doxygen ;;
+    debhelper) have_command dh ;;
+    lintian) have_command lintian ;;
     gnuplot-nox) have_command gnuplot ;;
     libdlib-dev) have_header dlib/algs.h ;;
     libjpeg62-turbo-dev) have_library jpeg ;;

@@ -199,9 +199,64 @@ def meson_subproject(root, scratch, compiler):
         sys.exit("a subproject installs files into its parent's prefix")
 
 
+def clone_of(root, scratch):
+    """A repository with the sources, and its address."""
+    require("git")
+    sources = copy_sources(root, scratch / "origin")
+    git = ["git", "-C", sources, "-c", "user.name=consumer", "-c", "user.email=consumer@localhost", "-c", "init.defaultBranch=main"]
+    run(*git, "init", "--quiet")
+    run(*git, "add", "--all", "--force")
+    run(*git, "commit", "--quiet", "--message", "sources")
+    return f"file://{sources}"
+
+
+def cmake_fetch_content(root, scratch, compiler):
+    require("cmake")
+    address = clone_of(root, scratch)
+    expect_version(root, *cmake_project(scratch, "fetched", compiler, "fetch_content.cmake", f"-DPUFFERFISH_ADDRESS={address}"))
+
+
+def meson_wrap(root, scratch, compiler):
+    project = scratch / "project"
+    shutil.copytree(CONSUMER, project)
+    wrap = (CONSUMER / "subprojects" / "pufferfish.wrap").read_text(encoding="utf-8")
+    (project / "subprojects" / "pufferfish.wrap").write_text(
+        re.sub("^url = .*$", f"url = {clone_of(root, scratch)}", wrap, flags=re.MULTILINE), encoding="utf-8")
+    run("meson", "setup", scratch / "build", project, env={"CXX": shlex.join(compiler)})
+    run("meson", "compile", "-C", scratch / "build")
+    expect_version(root, run(scratch / "build" / "consumer"))
+
+
+def debian_package(root, scratch, compiler):
+    require("dpkg-buildpackage", "dh", "pkg-config", "cmake")
+    sources = copy_sources(root, scratch / "sources")
+    run(sources / "packaging" / "debian_package", scratch / "out")
+    package, = (scratch / "out").glob("*.deb")
+    if package.name != f"libpufferfish-dev_{version(root)}_all.deb":
+        sys.exit(f"the package is called {package.name}")
+    installed = scratch / "root"
+    run("dpkg-deb", "--extract", package, installed)
+    env = {"PKG_CONFIG_PATH": str(installed / "usr/share/pkgconfig"), "PKG_CONFIG_SYSROOT_DIR": str(installed)}
+    flags = run("pkg-config", "--cflags", "--libs", "pufferfish", env=env).split()
+    run(*compiler, "-std=c++20", CONSUMER / "main.cpp", *flags, "-o", scratch / "consumer")
+    expect_version(root, run(scratch / "consumer"),
+                   *cmake_project(scratch, "found", compiler, "find_package.cmake", f"-DCMAKE_PREFIX_PATH={installed / 'usr'}"))
+
+
+def conan(root, scratch, _):
+    require("conan", "cmake")
+    sources = copy_sources(root, scratch / "sources")
+    env = {"CONAN_HOME": str(scratch / "home")}
+    run("conan", "profile", "detect", env=env)
+    expect_version(root, run("conan", "create", sources / "packaging/conan", "--settings", "compiler.cppstd=20", "--no-remote", env=env))
+
+
+WAYS = (pkg_config, cmake_find_package, cmake_add_subdirectory, cmake_fetch_content, meson_subproject, meson_wrap, debian_package, conan)
+
+
 def main():
     root = pathlib.Path(sys.argv[1]).resolve()
-    way = {f.__name__: f for f in (pkg_config, cmake_find_package, cmake_add_subdirectory, meson_subproject)}[sys.argv[2]]
+    way = {f.__name__: f for f in WAYS}[sys.argv[2]]
     compiler = sys.argv[sys.argv.index("--") + 1:]
     scratch = pathlib.Path(sys.argv[3]).resolve() / sys.argv[2]
     shutil.rmtree(scratch, ignore_errors=True)
