@@ -23,7 +23,7 @@ checkpoint, out = pathlib.Path(of("--checkpoint")), pathlib.Path(of("--json"))
 def result(count, diverged=None):
     hybrid = of("--mode") == "hybrid"
     history = [{{"epoch": e + 1, "low_rank": hybrid and e > 0, "test_accuracy": 50.0 + 10 * e, "ms_per_step": 100.0,
-                "exchange_ms": 40.0}} for e in range(count)]
+                "exchange_ms": 40.0, "bytes_per_step": 2805864}} for e in range(count)]
     rare = {{"local_steps": 80, "outer_steps": 10, "payload_bytes_a_step": 350000.0, "exposed_ms": 3.0}}
     pruning = {{"options": "ratio " + of("--prune-ratio") + " by GraSP, at epoch 0"}} if "--prune-ratio" in sys.argv else None
     document = {{"options": {{"epochs": int(of("--epochs")), "batch": 128}}, "accuracy": None if diverged else 80.0,
