@@ -8,7 +8,6 @@
 #include <pufferfish/weights/statistics.hpp>
 
 #include "common/image_training.hpp"
-#include "common/progress.hpp"
 
 namespace {
 
@@ -80,7 +79,7 @@ class job {
                          grouped(before.macs).c_str(), pufferfish::to_string(o_.procedure.mode), comm_.size(),
                          threads_for(o_.threads, comm_.size())));
     for (const std::string& note : switch_notes(o_.procedure, o_, run_)) set_.out.line(note);
-    observer shown(*this);
+    run_display shown(set_.out, o_.model.name, o_.batch, o_.procedure.explain);
     const run_end end = kept_.train(shown);
     finish(before, end);
     return end.exit_status();
@@ -88,23 +87,6 @@ class job {
 
  private:
   using run_type = pufferfish::procedure<T, Comm, Device>;
-
-  /// The progress display, and a table at the switch.
-  class observer final : public pufferfish::training_observer {
-   public:
-    explicit observer(job& of) : job_(of), shown_(of.set_.out, of.o_.model.name, of.o_.batch) {}
-    void on_step(const pufferfish::training_position& at) override { shown_.on_step(at); }
-    void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
-    void on_switch(const pufferfish::switch_result& result) override {
-      shown_.on_switch(result);
-      if (job_.comm_.rank() == 0)
-        job_.set_.out.write("\n" + switch_table(result.factors, job_.o_.procedure.explain) + "\n");
-    }
-
-   private:
-    job& job_;
-    progress shown_;
-  };
 
   pufferfish::network<T, Device> initial_network() const {
     auto net = set_.template network_of<T, Device>(o_);
@@ -165,21 +147,11 @@ class job {
   }
 
   nlohmann::ordered_json document(const costs& before, const costs& after, const run_end& end) const {
-    const nlohmann::ordered_json history = history_json(run_, kept_);
     nlohmann::ordered_json j;
     j["options"] = options_json(o_, comm_.size());
     j["accuracy"] = nullptr;
     if (!run_.history().empty()) j["accuracy"] = run_.history().back().test_accuracy;
-    j["before"] = examples::to_json(before);
-    j["after"] = examples::to_json(after);
-    j["exchange"] = exchange_json(o_.exchange, run_);
-    j["ms_per_step_dense"] = step_ms(run_.history(), false);
-    j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
-    j["seconds"] = sum_of(history, "seconds");
-    j["digest"] = digest_text(run_.net());
-    if (run_.switched()) j["switch"] = switch_result_json(run_);
-    j.update(end.to_json());
-    j["history"] = history;
+    kept_.add_results(j, before, after, o_.exchange, end);
     return j;
   }
 

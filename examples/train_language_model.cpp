@@ -9,7 +9,6 @@
 
 #include "common/kept_run.hpp"
 #include "common/language.hpp"
-#include "common/progress.hpp"
 #include "common/report.hpp"
 #include "common/training.hpp"
 
@@ -127,12 +126,7 @@ class job {
 
   /// Returns the exit status.
   int train() {
-    if (comm_.rank() == 0) {
-      if (!o_.checkpoints.resume) {
-        check_new(o_.checkpoints.file, o_.checkpoints.overwrite, "--resume goes on from it, ");
-      }
-      for (const std::string& path : {o_.json, o_.plot, o_.checkpoints.file}) check_writable(path);
-    }
+    kept_.check_files({o_.json, o_.plot});
     const costs before = costs_now();
     out_.line(format(
         "LSTM on %s: %td tokens, vocabulary %td; %s parameters, %s MACs a token, %s; %d ranks, %d "
@@ -141,7 +135,7 @@ class job {
         grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
         pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
     for (const std::string& note : switch_notes(o_.procedure, o_, run_)) out_.line(note);
-    observer shown(*this);
+    run_display shown(out_, "lstm", o_.batch * o_.text.segment, o_.procedure.explain, {"tokens", true});
     const run_end end = kept_.train(shown);
     std::optional<double> perplexity;
     if (end.finished) {
@@ -157,24 +151,6 @@ class job {
  private:
   using task = pufferfish::language_task<pufferfish::lstm_lm<T, Device>, Device>;
   using run_type = pufferfish::training_run<task, Comm>;
-
-  /// The progress display, and a table at the switch.
-  class observer final : public pufferfish::training_observer {
-   public:
-    explicit observer(job& of)
-        : job_(of), shown_(of.out_, "lstm", of.o_.batch * of.o_.text.segment, {"tokens", true}) {}
-    void on_step(const pufferfish::training_position& at) override { shown_.on_step(at); }
-    void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
-    void on_switch(const pufferfish::switch_result& result) override {
-      shown_.on_switch(result);
-      if (job_.comm_.rank() == 0)
-        job_.out_.write("\n" + switch_table(result.factors, job_.o_.procedure.explain) + "\n");
-    }
-
-   private:
-    job& job_;
-    progress shown_;
-  };
 
   template <class V = T, class Where = Device>
   language_model<V, Where> initial_model() const {
@@ -235,31 +211,13 @@ class job {
 
   nlohmann::ordered_json document(const costs& before, const costs& after, std::optional<double> perplexity,
                                   const run_end& end) const {
-    nlohmann::ordered_json history = nlohmann::ordered_json::array();
-    double seconds = 0.0;
-    for (std::size_t e = 0; e < run_.history().size(); ++e) {
-      const pufferfish::epoch_result& epoch = run_.history()[e];
-      history.push_back(examples::to_json(epoch));
-      history.back()["valid_perplexity"] = std::exp(epoch.test_loss);
-      history.back()["digest"] = kept_.digests()[e];
-      seconds += epoch.seconds;
-    }
     nlohmann::ordered_json j;
     j["options"] = options_json(o_, comm_.size());
     j["data"] = data_.name;
     j["vocabulary"] = data_.corpus.codec.size();
     j["test_perplexity"] = nullptr;
     if (perplexity) j["test_perplexity"] = *perplexity;
-    j["before"] = examples::to_json(before);
-    j["after"] = examples::to_json(after);
-    j["exchange"] = exchange_json(o_.exchange, run_);
-    j["ms_per_step_dense"] = step_ms(run_.history(), false);
-    j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
-    j["seconds"] = seconds;
-    j["digest"] = digest_text(run_.net());
-    if (run_.switched()) j["switch"] = switch_result_json(run_);
-    j.update(end.to_json());
-    j["history"] = history;
+    kept_.add_results(j, before, after, o_.exchange, end, true);
     return j;
   }
 

@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "common/kept_run.hpp"
-#include "common/progress.hpp"
 #include "common/report.hpp"
 #include "common/text_data.hpp"
 #include "common/training.hpp"
@@ -133,12 +132,7 @@ class job {
 
   /// Returns the exit status.
   int train() {
-    if (comm_.rank() == 0) {
-      if (!o_.checkpoints.resume) {
-        check_new(o_.checkpoints.file, o_.checkpoints.overwrite, "--resume goes on from it, ");
-      }
-      for (const std::string& path : {o_.json, o_.plot, o_.checkpoints.file}) check_writable(path);
-    }
+    kept_.check_files({o_.json, o_.plot});
     const costs before = costs_now();
     out_.line(format(
         "Transformer on Multi30k: %td pairs, vocabulary %td; %s parameters, %s; %d ranks, %d threads "
@@ -146,7 +140,7 @@ class job {
         data_.train.size(), data_.words.size(), grouped(before.parameters).c_str(),
         pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
     for (const std::string& note : switch_notes(o_.procedure, o_, run_)) out_.line(note);
-    observer shown(*this);
+    run_display shown(out_, "transformer", o_.batch, o_.procedure.explain, {"pairs", true});
     const run_end end = kept_.train(shown);
     std::optional<bleu_score> bleu;
     if (end.finished) bleu = score();
@@ -157,23 +151,6 @@ class job {
  private:
   using task = pufferfish::translation_task<T, Device>;
   using run_type = pufferfish::training_run<task, Comm>;
-
-  /// The progress display, and a table at the switch.
-  class observer final : public pufferfish::training_observer {
-   public:
-    explicit observer(job& of) : job_(of), shown_(of.out_, "transformer", of.o_.batch, {"pairs", true}) {}
-    void on_step(const pufferfish::training_position& at) override { shown_.on_step(at); }
-    void on_epoch(const pufferfish::epoch_result& epoch) override { shown_.on_epoch(epoch); }
-    void on_switch(const pufferfish::switch_result& result) override {
-      shown_.on_switch(result);
-      if (job_.comm_.rank() == 0)
-        job_.out_.write("\n" + switch_table(result.factors, job_.o_.procedure.explain) + "\n");
-    }
-
-   private:
-    job& job_;
-    progress shown_;
-  };
 
   pufferfish::transformer_options shape() const {
     pufferfish::transformer_options result = o_.shape;
@@ -291,31 +268,13 @@ class job {
 
   nlohmann::ordered_json document(const costs& before, const costs& after,
                                   const std::optional<bleu_score>& bleu, const run_end& end) const {
-    nlohmann::ordered_json history = nlohmann::ordered_json::array();
-    double seconds = 0.0;
-    for (std::size_t e = 0; e < run_.history().size(); ++e) {
-      const pufferfish::epoch_result& epoch = run_.history()[e];
-      history.push_back(examples::to_json(epoch));
-      history.back()["valid_perplexity"] = std::exp(epoch.test_loss);
-      history.back()["digest"] = kept_.digests()[e];
-      seconds += epoch.seconds;
-    }
     nlohmann::ordered_json j;
     j["options"] = options_json(o_, comm_.size());
     j["vocabulary"] = data_.words.size();
     j["bleu"] = nullptr;
     if (bleu) j["bleu"] = bleu->score;
     j["bleu_signature"] = signature_;
-    j["before"] = examples::to_json(before);
-    j["after"] = examples::to_json(after);
-    j["exchange"] = exchange_json(o_.exchange, run_);
-    j["ms_per_step_dense"] = step_ms(run_.history(), false);
-    j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
-    j["seconds"] = seconds;
-    j["digest"] = digest_text(run_.net());
-    if (run_.switched()) j["switch"] = switch_result_json(run_);
-    j.update(end.to_json());
-    j["history"] = history;
+    kept_.add_results(j, before, after, o_.exchange, end, true);
     return j;
   }
 

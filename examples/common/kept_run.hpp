@@ -2,8 +2,10 @@
 #pragma once
 
 /// \file
-/// A training run with checkpoints: runs until its end or a request to stop, and resumes from a file.
+/// A training run with checkpoints: runs until its end or a request to stop, resumes from a file, shows its
+/// progress and lists its results.
 
+#include <cmath>
 #include <ctime>
 #include <exception>
 #include <functional>
@@ -20,6 +22,8 @@
 #include <pufferfish/train/rank_states.hpp>
 
 #include "console.hpp"
+#include "exchange_choice.hpp"
+#include "progress.hpp"
 #include "report.hpp"
 #include "session.hpp"
 #include "signals.hpp"
@@ -50,6 +54,26 @@ struct run_part {
   /// What the program stores in the run's checkpoints, and what it does with it on every rank at a resume.
   std::function<std::string()> save = {};
   std::function<void(const std::string&)> load = {};
+};
+
+/// Shows the progress of a run, and a table of the factors at its switch. The arguments are those of
+/// progress; `explain`: the table has a row for every layer.
+class run_display final : public pufferfish::training_observer {
+ public:
+  run_display(const console& out, std::string title, pufferfish::index_t batch, bool explain,
+              progress_words words = {})
+      : out_(out), explain_(explain), progress_(out, std::move(title), batch, words) {}
+  void on_step(const pufferfish::training_position& at) override { progress_.on_step(at); }
+  void on_epoch(const pufferfish::epoch_result& epoch) override { progress_.on_epoch(epoch); }
+  void on_switch(const pufferfish::switch_result& result) override {
+    progress_.on_switch(result);
+    if (out_.speaks()) out_.write("\n" + switch_table(result.factors, explain_) + "\n");
+  }
+
+ private:
+  const console& out_;
+  bool explain_;
+  progress progress_;
 };
 
 /// How a run ended.
@@ -100,6 +124,42 @@ class kept_run {
   const std::vector<double>& processor_seconds() const { return processor_; }
   /// The same since the last of these epochs.
   double processor_seconds_since() const { return earlier_ + processor_now() - mark_; }
+
+  /// On rank 0, before the work: throws io_error if the checkpoint or a file of `weights` exists and must not
+  /// be replaced, or if a file cannot be written.
+  void check_files(const std::vector<std::string>& results,
+                   const std::vector<std::string>& weights = {}) const {
+    if (comm_.rank() != 0) return;
+    if (!o_.resume) check_new(o_.file, o_.overwrite, "--resume goes on from it, ");
+    for (const std::string& path : weights) check_new(path, o_.overwrite);
+    for (const std::string& path : results) check_writable(path);
+    for (const std::string& path : weights) check_writable(path);
+    check_writable(o_.file);
+  }
+
+  /// Adds the results of the run to a document. `perplexity`: also that of the test loss after each epoch.
+  void add_results(nlohmann::ordered_json& j, const costs& before, const costs& after,
+                   const exchange_choice& exchange, const run_end& end, bool perplexity = false) const {
+    nlohmann::ordered_json history = nlohmann::ordered_json::array();
+    double seconds = 0.0;
+    for (std::size_t e = 0; e < run_.history().size(); ++e) {
+      const pufferfish::epoch_result& epoch = run_.history()[e];
+      history.push_back(to_json(epoch));
+      if (perplexity) history.back()["valid_perplexity"] = std::exp(epoch.test_loss);
+      history.back()["digest"] = digests_[e];
+      seconds += epoch.seconds;
+    }
+    j["before"] = to_json(before);
+    j["after"] = to_json(after);
+    j["exchange"] = exchange_json(exchange, run_);
+    j["ms_per_step_dense"] = step_ms(run_.history(), false);
+    j["ms_per_step_low_rank"] = step_ms(run_.history(), true);
+    j["seconds"] = seconds;
+    j["digest"] = digest_text(run_.net());
+    if (run_.switched()) j["switch"] = switch_result_json(run_);
+    j.update(end.to_json());
+    j["history"] = history;
+  }
 
   /// Resumes from the checkpoint if requested, then trains to the end or until it must stop: after the steps
   /// of --stop-after, or after the step during which any rank received SIGINT or SIGTERM. If ranks are lost,
