@@ -202,7 +202,7 @@ class any_compressor {
     std::vector<compressor_state<T>> all;
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       for (compressor_state<T>& state : parts_[p]->states()) {
-        if (is_split()) state.name += "." + std::to_string(p);
+        if (is_split()) state.name += detail::message({".", p});
         all.push_back(std::move(state));
       }
     }

@@ -202,8 +202,8 @@ class rank_shrinker {
     std::string text;
     for (const counters& one : counters_) {
       for (std::size_t m = 0; m < one.small.size(); ++m) {
-        text += detail::quote_word(one.layer) + " " + std::to_string(m);
-        for (const index_t times : one.small[m]) text += " " + std::to_string(times);
+        text += detail::quote_word(one.layer) + detail::message({" ", m});
+        for (const index_t times : one.small[m]) text += detail::message({" ", times});
         text += "\n";
       }
     }
