@@ -31,6 +31,7 @@
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/layers/activation.hpp>
 #include <pufferfish/nn/layers/batch_norm.hpp>
+#include <pufferfish/nn/layers/channel_select.hpp>
 #include <pufferfish/nn/layers/dense_layers.hpp>
 #include <pufferfish/nn/layers/dropout.hpp>
 #include <pufferfish/nn/layers/flatten.hpp>

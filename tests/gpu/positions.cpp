@@ -63,6 +63,68 @@ TEST_CASE("gpu rows: copied, cleared, gathered, scattered, scaled") {
                   pf::shape_error);
 }
 
+template <class T>
+void check_columns(const rows_case& c, std::uint64_t stream) {
+  pf::gpu_context& ctx = gpu_context();
+  std::vector<float> numbers;
+  for (index_t j = 0; j < c.columns; ++j) {
+    if (j % 3 != 1) numbers.push_back(static_cast<float>(j) - 0.3F);  // is rounded
+  }
+  twin<float> columns(numbers);
+  const index_t count = columns.size(), step = c.columns + c.gap;
+  auto wide = random_twin<T>(c.rows * step, stream),
+       narrow = random_twin<T>(c.rows * (count + 1), stream + 1);
+  const auto whole = [&](T* data) { return pf::tensor_view<T, 2>(data, {c.rows, c.columns}, {step, 1}); };
+  const auto part = [&](T* data) { return pf::tensor_view<T, 2>(data, {c.rows, count}, {count + 1, 1}); };
+  const auto number = [&](index_t j) {
+    return static_cast<std::size_t>(columns.host()[static_cast<std::size_t>(j)] + 0.5F);
+  };
+  pf::ops::gather_columns<T>(ctx, whole(wide.device_data()), columns.device_data(),
+                             part(narrow.device_data()));
+  for (index_t m = 0; m < c.rows; ++m) {
+    for (index_t j = 0; j < count; ++j) {
+      narrow.host()[static_cast<std::size_t>(m * (count + 1) + j)] =
+          wide.host()[static_cast<std::size_t>(m * step) + number(j)];
+    }
+  }
+  CHECK(difference(narrow) == 0.0);
+  for (const bool add : {true, false}) {
+    pf::ops::scatter_columns<T>(ctx, part(narrow.device_data()), columns.device_data(),
+                                whole(wide.device_data()), add);
+    for (index_t m = 0; m < c.rows; ++m) {
+      for (index_t j = 0; j < c.columns && !add; ++j)
+        wide.host()[static_cast<std::size_t>(m * step + j)] = T{};
+      for (index_t j = 0; j < count; ++j) {
+        T& to = wide.host()[static_cast<std::size_t>(m * step) + number(j)];
+        to = static_cast<T>(static_cast<float>(to) +
+                            static_cast<float>(narrow.host()[static_cast<std::size_t>(m * (count + 1) + j)]));
+      }
+    }
+    CHECK(difference(wide) == 0.0);
+  }
+}
+
+TEST_CASE("gpu rows: columns gathered, scattered and added, in all formats") {
+  std::uint64_t stream = 100;
+  for (const rows_case& c : cases) {
+    CAPTURE(c.rows);
+    CAPTURE(c.columns);
+    check_columns<float>(c, stream += 2);
+    check_columns<pf::gpu::bf16>(c, stream += 2);
+    check_columns<pf::gpu::fp16>(c, stream += 2);
+  }
+  // A number that is no column: NaN, and ignored.
+  pf::gpu_context& ctx = gpu_context();
+  twin<float> columns(std::vector<float>{1.0F, 2.0F, -1.0F, NAN}), x(std::vector<float>{3.0F, 4.0F});
+  twin<float> y(4, 7.0F);
+  pf::ops::gather_columns<float>(ctx, x.device_view<2>({1, 2}), columns.device_data(),
+                                 y.device_view<2>({1, 4}));
+  CHECK(difference(y.fetched(), {4.0F, NAN, NAN, NAN}) == 0.0);
+  pf::ops::scatter_columns<float>(ctx, y.device_view<2>({1, 4}), columns.device_data(),
+                                  x.device_view<2>({1, 2}), false);
+  CHECK(x.fetched() == std::vector<float>{0.0F, 4.0F});
+}
+
 TEST_CASE("gpu rows: runs, and rows of no run") {
   pf::gpu_context& ctx = gpu_context();
   pf::cpu_context host;

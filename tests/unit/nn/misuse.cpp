@@ -407,6 +407,7 @@ TEST_CASE("misuse: activations, norms, pooling, dropout") {
   check_images(Dropout<float>(0.5), images);
   check_images(Flatten<float>(), images);
   check_images(BatchNorm<float>(3), images);
+  check_images(ChannelSelect<float>(3, {0, 2}), images);
   check_images(LayerNorm<float>(3), images);
   check_all<2>(norm_of_sum{}, {5, 6}, {5, 6});
   check_images(MaxPool<float>(2), images);

@@ -10,6 +10,7 @@
 #include <pufferfish/gpu/kernels/elementwise/elementwise.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
+#include <pufferfish/ops/copy/columns.hpp>
 #include <pufferfish/ops/copy/rows.hpp>
 #include <pufferfish/ops/copy/upload.hpp>
 
@@ -31,6 +32,20 @@ struct copy_ops<device::gpu> {
                            const index_t* places, const tensor_view<T, 2>& to) {
     gpu::kernels::scatter_rows<T>(ctx.stream(), gpu::detail::rows_of(from), places, from.extent(0),
                                   to.extent(1), gpu::detail::rows_of(to));
+  }
+
+  template <class T>
+  static void gather_columns(context<device::gpu>& ctx, const tensor_view<const T, 2>& from,
+                             const parameter_t<T>* columns, const tensor_view<T, 2>& to) {
+    gpu::kernels::gather_columns<T>(ctx.stream(), gpu::detail::rows_of(from), from.extent(1), columns,
+                                    to.extent(1), to.extent(0), gpu::detail::rows_of(to));
+  }
+
+  template <class T>
+  static void scatter_columns(context<device::gpu>& ctx, const tensor_view<const T, 2>& from,
+                              const parameter_t<T>* columns, const tensor_view<T, 2>& to, bool add) {
+    gpu::kernels::scatter_columns<T>(ctx.stream(), gpu::detail::rows_of(from), columns, from.extent(1),
+                                     to.extent(0), to.extent(1), gpu::detail::rows_of(to), add);
   }
 
   template <class T>

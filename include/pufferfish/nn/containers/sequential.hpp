@@ -56,15 +56,7 @@ class Sequential {
   /// Appends a layer with a name, by default its number ("0", "1", ...), as PyTorch does. Throws
   /// value_error if another layer of this Sequential has that name.
   Sequential& add(std::string name, layer_type layer) {
-    for (std::size_t i = 0; i < size(); ++i) {
-      if (children_[i].name == name) {
-        detail::throw_error<value_error>({"sequential: layers ", i, " and ", size(), " are both called \"",
-                                          name, "\": give each a name of its own, or none for its number"});
-      }
-    }
-    children_.push_back({std::move(name), std::move(layer)});
-    moved_.clear();
-    return *this;
+    return insert(size(), std::move(name), std::move(layer));
   }
   Sequential& add(layer_type layer) { return add(std::to_string(children_.size()), std::move(layer)); }
 
@@ -75,6 +67,19 @@ class Sequential {
   layer_type& operator[](std::size_t i) { return children_[i].layer; }
   const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
   const std::string& name(std::size_t i) const { return children_[i].name; }
+  /// Inserts a layer before layer `at`, or after all of them for at = size(). Errors as add. at <= size().
+  Sequential& insert(std::size_t at, std::string name, layer_type layer) {
+    for (std::size_t i = 0; i < size(); ++i) {
+      if (children_[i].name == name) {
+        detail::throw_error<value_error>({"sequential: layers ", i, " and ", at, " are both called \"", name,
+                                          "\": give each a name of its own, or none for its number"});
+      }
+    }
+    children_.insert(children_.begin() + static_cast<std::ptrdiff_t>(at),
+                     child{std::move(name), std::move(layer)});
+    moved_.clear();
+    return *this;
+  }
   /// Removes a layer; the others keep their names.
   /// i < size().
   void erase(std::size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }

@@ -92,6 +92,44 @@ static __global__ void move_rows_kernel(row_array<const T> from, const index_t* 
   });
 }
 
+/// The whole number nearest to columns[j], or -1 if it is not in 0 .. width - 1.
+template <class P>
+__device__ inline index_t column_number(const P* columns, index_t j, index_t width) {
+  const P number = columns[j] + P(0.5);
+  return number >= P(0) && number < static_cast<P>(width) ? static_cast<index_t>(number) : index_t{-1};
+}
+
+/// Grid: row_grid over the columns of `to`.
+template <class T>
+static __global__ void gather_columns_kernel(row_array<const T> from, index_t width,
+                                             const accumulate_t<T>* columns, index_t count, index_t rows,
+                                             row_array<T> to) {
+  for_each_row<1>(rows, count, [&](index_t m, index_t j) {
+    const index_t c = column_number(columns, j, width);
+    store_row<1>(to.row(m) + j, c < 0 ? no_row<T, 1>() : load_row<1>(from.row(m) + c));
+  });
+}
+
+/// Grid: row_grid over the columns of `to`. A block clears its row before it scatters to the row.
+template <class T>
+static __global__ void scatter_columns_kernel(row_array<const T> from, const accumulate_t<T>* columns,
+                                              index_t count, index_t rows, index_t width, row_array<T> to,
+                                              bool add) {
+  for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
+    if (!add) {
+      for_each_column<1>(width, [&](index_t c) { store_row<1>(to.row(m) + c, row_values<T, 1>{}); });
+      __syncthreads();
+    }
+    for_each_column<1>(count, [&](index_t j) {
+      const index_t c = column_number(columns, j, width);
+      if (c < 0) return;
+      row_values<T, 1> value = load_row<1>(from.row(m) + j);
+      if (add) value[0] += load_row<1>(static_cast<const T*>(to.row(m)) + c)[0];
+      store_row<1>(to.row(m) + c, value);
+    });
+  }
+}
+
 /// Grid: row_grid. The threads of a block compare its row with all runs, then clear it together if it is in
 /// none.
 template <class T, int Width>
@@ -141,6 +179,18 @@ void scatter_rows(cudaStream_t stream, row_array<const T> from, const index_t* p
 }
 
 template <class T>
+void gather_columns(cudaStream_t stream, row_array<const T> from, index_t width,
+                    const accumulate_t<T>* columns, index_t count, index_t rows, row_array<T> to) {
+  launch(stream, row_grid(rows, count, 1), gather_columns_kernel<T>, from, width, columns, count, rows, to);
+}
+template <class T>
+void scatter_columns(cudaStream_t stream, row_array<const T> from, const accumulate_t<T>* columns,
+                     index_t count, index_t rows, index_t width, row_array<T> to, bool add) {
+  launch(stream, row_grid(rows, width, 1), scatter_columns_kernel<T>, from, columns, count, rows, width, to,
+         add);
+}
+
+template <class T>
 void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T> x, index_t rows,
                         index_t columns) {
   const launch_site site(stream, "clear_rows_outside");
@@ -164,13 +214,17 @@ void make_runs(cudaStream_t stream, index_t sequences, index_t length, const ind
          first, count);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                   \
-  template void scale_rows<T>(cudaStream_t, accumulate_t<T>, row_array<const T>, index_t, index_t,  \
-                              row_array<T>);                                                        \
-  template void gather_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,  \
-                               row_array<T>);                                                       \
-  template void scatter_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t, \
-                                row_array<T>);                                                      \
+#define PUFFERFISH_INSTANTIATE(T)                                                                     \
+  template void scale_rows<T>(cudaStream_t, accumulate_t<T>, row_array<const T>, index_t, index_t,    \
+                              row_array<T>);                                                          \
+  template void gather_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,    \
+                               row_array<T>);                                                         \
+  template void scatter_rows<T>(cudaStream_t, row_array<const T>, const index_t*, index_t, index_t,   \
+                                row_array<T>);                                                        \
+  template void gather_columns<T>(cudaStream_t, row_array<const T>, index_t, const accumulate_t<T>*,  \
+                                  index_t, index_t, row_array<T>);                                    \
+  template void scatter_columns<T>(cudaStream_t, row_array<const T>, const accumulate_t<T>*, index_t, \
+                                   index_t, index_t, row_array<T>, bool);                             \
   template void clear_rows_outside<T>(cudaStream_t, const run_arrays&, row_array<T>, index_t, index_t);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE

@@ -49,6 +49,18 @@ template <class T>
 void scatter_rows(cudaStream_t stream, row_array<const T> from, const index_t* places, index_t rows,
                   index_t columns, row_array<T> to);
 
+/// to(m, j) = from(m, columns[j]) for j = 0 .. count - 1, NaN for a number that is not in 0 .. width - 1,
+/// where `width` is the number of columns of `from`. The numbers are rounded to whole ones; device memory.
+template <class T>
+void gather_columns(cudaStream_t stream, row_array<const T> from, index_t width,
+                    const accumulate_t<T>* columns, index_t count, index_t rows, row_array<T> to);
+
+/// Without `add`: to = 0. Then to(m, columns[j]) = from(m, j), or += with `add`, for j = 0 .. count - 1 and
+/// distinct numbers; those not in 0 .. width - 1 are ignored. `width`: columns of `to`.
+template <class T>
+void scatter_columns(cudaStream_t stream, row_array<const T> from, const accumulate_t<T>* columns,
+                     index_t count, index_t rows, index_t width, row_array<T> to, bool add);
+
 /// Writes zeros to the rows that are in no run. Each row is compared with every run: rows x sequences
 /// comparisons.
 template <class T>
