@@ -10,6 +10,7 @@
 #include <pufferfish/models/resnet.hpp>
 #include <pufferfish/models/small_vgg.hpp>
 #include <pufferfish/nn.hpp>
+#include <pufferfish/prune/slice/slice_channels.hpp>
 
 using namespace gpu_test;
 
@@ -141,6 +142,31 @@ TEST_CASE("gpu networks: a residual network with and without batch norm") {
         },
         {3, 9, 8, 3});
   }
+}
+
+TEST_CASE("gpu networks: blocks that read a part of the channels, sliced on the device") {
+  const auto make = [](auto device) {
+    return pf::small_resnet<float, decltype(device)>(small_options(device));
+  };
+  pf::network<float> host_net = make(pf::device::cpu{});
+  gpu_network net = make(pf::device::gpu{});
+  host_net.initialize(11);
+  pf::copy_state(host_net, net);
+  pf::channel_mask mask = pf::whole_mask(pf::channel_groups(net, pf::group_choice::any));
+  for (const std::size_t removed : {std::size_t{3}, std::size_t{2}}) {
+    for (pf::channel_marks& marks : mask) {
+      for (std::size_t c = 0; c < marks.keep.size(); ++c) marks.keep[c] = c % 4 != removed;
+    }
+    pf::slice_channels(host_net, mask);
+    pf::slice_channels(net, mask);
+    CHECK(buffers_of(net).size() == host_net.store().buffers().size());
+    check_pass(host_net, net, {3, 9, 8, 3});
+    mask = pf::whole_mask(pf::channel_groups(net, pf::group_choice::any));
+  }
+  pf::apply_widths(net, {{"layer1.0.select", 1}});
+  pf::apply_widths(host_net, {{"layer1.0.select", 1}});
+  host_net.initialize(12);
+  check_pass(host_net, net, {3, 9, 8, 3});
 }
 
 TEST_CASE("gpu networks: ResNet-18, narrow") {

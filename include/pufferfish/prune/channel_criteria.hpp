@@ -25,13 +25,16 @@ struct channel_scores {
 
 namespace detail {
 
-/// Sum of |w| of row r of a matrix.
+/// Sum of |w| of slice `at` of a matrix along a dimension: of row `at` for 0, of column `at` for 1.
 template <class T>
-double row_norm(const tensor_view<const T, 4>& matrix, index_t r) {
+double slice_norm(const tensor_view<const T, 4>& matrix, std::size_t dimension, index_t at) {
+  const tensor_view<const T, 4> part = matrix.slice(dimension, at, 1);
   double sum = 0.0;
-  for (index_t i = 0; i < matrix.extent(1); ++i) {
-    for (index_t y = 0; y < matrix.extent(2); ++y) {
-      for (index_t x = 0; x < matrix.extent(3); ++x) sum += std::abs(static_cast<double>(matrix(r, i, y, x)));
+  for (index_t o = 0; o < part.extent(0); ++o) {
+    for (index_t i = 0; i < part.extent(1); ++i) {
+      for (index_t y = 0; y < part.extent(2); ++y) {
+        for (index_t x = 0; x < part.extent(3); ++x) sum += std::abs(static_cast<double>(part(o, i, y, x)));
+      }
     }
   }
   return sum;
@@ -46,6 +49,16 @@ std::vector<double> scales_of(BatchNorm<T>& norm) {
   return scales;
 }
 
+/// The scales of the channels of a group; group.scale != nullptr.
+template <class T, class Device>
+std::vector<double> scales_of(const group_slots<T, Device>& group) {
+  std::vector<double> scales = scales_of(*group.scale->template target<BatchNorm<T>>());
+  if (group.select() == nullptr || !group.norms.empty()) return scales;
+  std::vector<double> passed;
+  for (const index_t c : group.select()->channels()) passed.push_back(scales[static_cast<std::size_t>(c)]);
+  return passed;
+}
+
 /// Calls f(group) for the groups of a model while their values are on the host.
 template <class Root, class Device, class F>
 void for_each_group(const model<Root, Device>& net, group_choice choice, F&& f) {
@@ -56,15 +69,15 @@ void for_each_group(const model<Root, Device>& net, group_choice choice, F&& f) 
 
 }  // namespace detail
 
-/// |weight| of the first batch norm of each channel group: the criterion of network slimming (Liu et al.,
-/// ICCV 2017) and Early-Bird tickets. The scales of a network that was trained with scale_sparsity say most.
+/// |weight| of the batch norm channel_group::scale of each channel group that has one: the criterion of
+/// network slimming (Liu et al., ICCV 2017) and Early-Bird tickets. The scales of a network that was trained
+/// with scale_sparsity say most.
 template <class Root, class Device>
-std::vector<channel_scores> norm_scales(const model<Root, Device>& net) {
-  using T = typename Root::value_type;
+std::vector<channel_scores> norm_scales(const model<Root, Device>& net,
+                                        group_choice choice = group_choice::normed) {
   std::vector<channel_scores> result;
-  detail::for_each_group(net, group_choice::normed, [&](const auto& group) {
-    result.push_back(
-        {group.info.producer, detail::scales_of(*group.norms[0]->template target<BatchNorm<T>>())});
+  detail::for_each_group(net, choice, [&](const auto& group) {
+    if (group.scale != nullptr) result.push_back({group.info.producer, detail::scales_of(group)});
   });
   return result;
 }
@@ -88,7 +101,8 @@ std::vector<double> all_norm_scales(const model<Root, Device>& net) {
 
 /// Sum of |w| over the inputs of each output channel of a group's producer (Li et al., Pruning filters for
 /// efficient ConvNets, ICLR 2017); of a low-rank layer, over the row of up down; of a LowRankNormConv, over
-/// the row of up. Norms are comparable within a layer: use removal_scope::layers.
+/// the row of up. Of channels of a residual stream: sum of |w| over the weights of the consumer that read
+/// each of them. Norms are comparable within a layer: use removal_scope::layers.
 template <class Root, class Device>
 std::vector<channel_scores> filter_norms(const model<Root, Device>& net,
                                          group_choice choice = group_choice::normed) {
@@ -96,13 +110,18 @@ std::vector<channel_scores> filter_norms(const model<Root, Device>& net,
   using P = parameter_t<T>;
   std::vector<channel_scores> result;
   detail::for_each_group(net, choice, [&](const auto& group) {
-    any_layer<T, Device>* layer = group.producer;
-    if (auto* conv = layer->template target<LowRankNormConv<T, Device>>()) layer = &(*conv)[2];
+    const bool inputs = group.branch != nullptr;
+    any_layer<T, Device>* layer = inputs ? group.consumer : group.producer;
+    if (auto* conv = layer->template target<LowRankNormConv<T, Device>>()) layer = &(*conv)[inputs ? 0 : 2];
     const any_layer<T, Device> dense = layer->ranks().empty() ? *layer : detail::merged(*layer);
     const layer_weights<P> weights = dense.weights({});
     channel_scores& row = result.emplace_back(channel_scores{group.info.producer, {}});
     for (index_t c = 0; c < group.info.channels; ++c) {
-      row.scores.push_back(detail::row_norm<P>(weights.matrices[0].view, c));
+      double sum = 0.0;
+      for (index_t p = 0; p < (inputs ? group.info.pixels : 1); ++p) {
+        sum += detail::slice_norm<P>(weights.matrices[0].view, inputs ? 1 : 0, p * group.info.channels + c);
+      }
+      row.scores.push_back(sum);
     }
   });
   return result;

@@ -22,6 +22,8 @@ struct early_bird_options {
   double distance = 0.1;  ///< largest share of differing bits between masks that count as equal
   std::size_t masks = 5;  ///< number of consecutive masks that must be that close to the last one; at least 2
   channel_rule rule = channel_rule::exact;
+  /// group_choice::select: also removes channels that the branches of residual blocks read.
+  group_choice groups = group_choice::normed;
 };
 
 /// A ticket: the channels to keep, and the number of completed epochs after which it was drawn.
@@ -82,7 +84,8 @@ class early_bird {
   channel_mask draw(const model<Root, Device>& net) const {
     std::vector<double> others;
     if (options_.rule == channel_rule::reference) others = all_norm_scales(net);
-    return prune_channels(norm_scales(net), {.share = options_.share, .rule = options_.rule}, others);
+    return prune_channels(norm_scales(net, options_.groups), {.share = options_.share, .rule = options_.rule},
+                          others);
   }
 
   /// Largest distance of the last mask to those before it that are remembered; nullopt before the second

@@ -84,11 +84,12 @@ class checkpoint_file {
         {name(), ": the checkpoint has no state ", detail::quote_name(state), " among its ", states_.size()});
   }
 
-  /// Sets the network to the stored structure (which layers are low-rank, their ranks, and the widths of
-  /// sliced channel groups) and then to the stored values, bit for bit. `net` is a network of the same model,
-  /// freshly built or not, dense or factorized and sliced in any way. A file of a network that differs only
-  /// in the widths of channel groups is restored, too. If its structure is the stored one already, no arena
-  /// moves and the generation stays. Otherwise the arenas move and the generation increases.
+  /// Sets the network to the stored structure (which layers are low-rank, their ranks, the widths of
+  /// sliced channel groups, and the ChannelSelects of residual blocks) and then to the stored values, bit for
+  /// bit. `net` is a network of the same model, freshly built or not, dense or factorized and sliced in any
+  /// way. A file of a network that differs only in the widths of channel groups is restored, too. If its
+  /// structure is the stored one already, no arena moves and the generation stays. Otherwise the arenas move
+  /// and the generation increases.
   ///
   /// Also fills `states`. The file must have each of them under its name with the same number of elements. An
   /// empty list ignores stored states, as for inference.

@@ -137,6 +137,15 @@ TEST_CASE("early_bird: fixed scales give a ticket at the fifth mask; state in te
   for (const char* text : {"mask 1", "layer a 01", "mask\nlayer a 02", "mask\nlay a 01", "ticket x"}) {
     CHECK_THROWS_WITH_AS(done.restore(text, "file"), doctest::Contains("file: "), io_error);
   }
+  // With the channels that residual blocks read.
+  network<float>& blocks = all[4].net;
+  early_bird with_streams({.share = 0.5, .groups = group_choice::select});
+  for (index_t epoch = 1; epoch <= 5; ++epoch) with_streams.observe(blocks, epoch);
+  REQUIRE(with_streams.ticket());
+  const channel_mask& mask = with_streams.ticket()->mask;
+  CHECK(all_channels(mask) == all_channels(whole_mask(channel_groups(blocks, group_choice::select))));
+  CHECK(all_channels(mask) > all_channels(whole_mask(channel_groups(blocks))));
+  slice_channels(blocks, mask);
   CHECK_THROWS_AS(early_bird({.masks = 1}), value_error);
   CHECK_THROWS_AS(early_bird({.share = -0.5}), value_error);
   CHECK_THROWS_AS(early_bird({.distance = 2.0}), value_error);

@@ -12,6 +12,7 @@
 #include <pufferfish/models/small_resnet.hpp>
 #include <pufferfish/models/small_vgg.hpp>
 #include <pufferfish/models/vgg.hpp>
+#include <pufferfish/nn/accounting.hpp>
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/prune/slice/slice_channels.hpp>
 
@@ -132,6 +133,33 @@ double difference(const std::vector<T>& a, const std::vector<T>& b) {
     scale = std::max(scale, std::abs(static_cast<double>(b[i])));
   }
   return largest / scale;
+}
+
+template <class T>
+inline constexpr double tolerance = std::is_same_v<T, float> ? 1e-5 : 1e-12;
+
+/// Checks outputs, gradients and counts of a sliced network against those of the masked one. `share`: of the
+/// channels that are removed.
+template <class T>
+void check_sliced_is_masked(example<T>& one, group_choice choice, double share, std::uint64_t seed) {
+  CAPTURE(one.name);
+  CAPTURE(share);
+  channel_mask mask = whole_mask(channel_groups(one.net, choice));
+  remove_channels(mask, share, seed);
+  network<T> masked = one.net, cut = one.net;
+  mask_channels(masked, mask);
+  const channel_slicing done = slice_channels(cut, mask);
+  CHECK(done.parameters_before == one.net.parameter_count());
+  CHECK(done.parameters_after == cut.parameter_count());
+  CHECK(done.parameters_after == cost_of(cut, one.images).total().parameters);
+  const step_results<T> wanted(masked, one.images), found(cut, one.images);
+  CHECK(difference(found.inference, wanted.inference) < tolerance<T>);
+  CHECK(difference(found.training, wanted.training) < tolerance<T>);
+  CHECK(difference(found.dx, wanted.dx) < tolerance<T>);
+  if (!done.made_dense.empty()) return;
+  const std::vector<T> gradients = sliced_values<T>(one.net, std::span<const T>(wanted.gradients),
+                                                    [&](auto& net) { slice_channels(net, mask); });
+  CHECK(difference(found.gradients, gradients) < 3 * tolerance<T>);
 }
 
 }  // namespace slice_support

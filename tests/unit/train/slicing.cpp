@@ -16,7 +16,7 @@ using namespace slice_support;
 using run_of = procedure<float, self>;
 
 channel_mask random_mask(const network<float>& net, double share) {
-  channel_mask mask = whole_mask(channel_groups(net, group_choice::all));
+  channel_mask mask = whole_mask(channel_groups(net, group_choice::any));
   remove_channels(mask, share, 8);
   return mask;
 }

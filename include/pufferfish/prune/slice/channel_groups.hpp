@@ -14,6 +14,7 @@
 #include <pufferfish/nn/containers/residual.hpp>
 #include <pufferfish/nn/layers/activation.hpp>
 #include <pufferfish/nn/layers/batch_norm.hpp>
+#include <pufferfish/nn/layers/channel_select.hpp>
 #include <pufferfish/nn/layers/dropout.hpp>
 #include <pufferfish/nn/layers/flatten.hpp>
 #include <pufferfish/nn/layers/low_rank_norm_conv.hpp>
@@ -27,22 +28,36 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// The output channels of a layer that only one other layer reads. Removing channel c removes row c of the
 /// producer's matrix, entry c of its bias and of the batch norms, and the inputs p channels + c of the
 /// consumer, p = 0 .. pixels - 1.
+///
+/// Or the channels of a residual stream that the branch of a block reads (stream > 0). The producer is the
+/// ChannelSelect at the entry of the branch, which slice_channels inserts if it does not exist yet; its name
+/// is then "select" below the block's. Removing channel c removes entry c of its list. The stream, the
+/// shortcut and the sum stay whole.
 struct channel_group {
-  std::string producer;            ///< a convolution or linear layer, dense or low-rank
+  std::string producer;            ///< a convolution or linear layer, dense or low-rank; or a ChannelSelect
   std::vector<std::string> norms;  ///< batch norms between producer and consumer
   std::string consumer;            ///< a convolution or linear layer, dense or low-rank
   index_t channels = 0;
   index_t pixels = 1;        ///< inputs of the consumer per channel: above 1 after a Flatten
-  bool convolution = false;  ///< whether the producer is a convolution
+  bool convolution = false;  ///< whether the producer, or the consumer of a stream, is a convolution
+  index_t stream = 0;        ///< channels of the residual stream; 0 for outputs of a layer
+  /// The batch norm that scales the channels: norms[0], or if a stream has none between producer and
+  /// consumer, the last one before the block, in the stem or the previous block's branch. Empty: none.
+  std::string scale;
 };
 
 /// Which channel groups are listed.
 enum class group_choice {
   normed,  ///< convolutions with a batch norm: those of network slimming and Early-Bird tickets
-  all      ///< also convolutions without a batch norm, and linear layers
+  all,     ///< also convolutions without a batch norm, and linear layers
+  select,  ///< those of `normed`, and the channels that branches read of a residual stream with a batch norm
+  any      ///< those of `all`, and the channels that branches read of any residual stream
 };
 
 namespace detail {
+
+/// Name of a ChannelSelect that slice_channels inserts, below the name of its block.
+inline constexpr const char* select_name = "select";
 
 /// Inputs and outputs of a layer whose outputs are the rows of one matrix.
 struct product_size {
@@ -119,11 +134,18 @@ struct group_slots {
   slot* producer = nullptr;
   std::vector<slot*> norms;
   slot* consumer = nullptr;
-  bool blocked = false;  // something else reads the channels
+  slot* scale = nullptr;                    // the batch norm info.scale
+  Sequential<T, Device>* branch = nullptr;  // of a residual block: the channels are those that it reads
+  bool blocked = false;                     // something else reads the channels
+
+  /// The ChannelSelect of a branch, or nullptr.
+  const ChannelSelect<T>* select() const {
+    return branch == nullptr || producer == nullptr ? nullptr : producer->template target<ChannelSelect<T>>();
+  }
 };
 
-/// Follows the channels through a network. Channels that enter or leave a residual block, that leave the
-/// network, or that reach a layer of an unknown kind stay.
+/// Follows the channels through a network. Channels that leave the network or a residual block, or that reach
+/// a layer of an unknown kind stay; of those that enter a block, its branch may read a part.
 template <class T, class Device>
 class group_finder {
  public:
@@ -135,24 +157,35 @@ class group_finder {
   template <class Root>
   static found_groups find([[maybe_unused]] Root& root, group_choice choice) {
     group_finder finder;
-    if constexpr (std::same_as<Root, slot>) finder.block(finder.walk(root, {}, none));
+    if constexpr (std::same_as<Root, slot>) finder.block(finder.walk(root, {}, {}));
     found_groups result;
     for (auto& group : finder.groups_) {
-      const bool wanted =
-          choice == group_choice::all || (group.info.convolution && !group.info.norms.empty());
-      if (!group.blocked && group.consumer != nullptr && wanted) result.push_back(std::move(group));
+      if (!group.blocked && group.consumer != nullptr && wanted(group, choice)) {
+        result.push_back(std::move(group));
+      }
     }
     return result;
   }
 
  private:
-  // Index in groups_ of the group whose channels flow; none: channels that stay.
-  using flow = std::ptrdiff_t;
-  static constexpr flow none = -1;
+  // What a layer reads: the group of its channels (index in groups_; none: channels that stay), and the last
+  // batch norm that has scaled them.
+  struct flow {
+    std::ptrdiff_t group = none;
+    slot* norm = nullptr;
+    std::string norm_name = {};
+  };
+  static constexpr std::ptrdiff_t none = -1;
 
-  group_slots<T, Device>& at(flow group) { return groups_[static_cast<std::size_t>(group)]; }
-  void block(flow group) {
-    if (group != none) at(group).blocked = true;
+  static bool wanted(const group_slots<T, Device>& group, group_choice choice) {
+    if (choice == group_choice::any) return true;
+    if (group.branch != nullptr && choice != group_choice::select) return false;
+    return choice == group_choice::all || (group.info.convolution && group.scale != nullptr);
+  }
+
+  group_slots<T, Device>& at(const flow& in) { return groups_[static_cast<std::size_t>(in.group)]; }
+  void block(const flow& in) {
+    if (in.group != none) at(in).blocked = true;
   }
 
   flow walk(Sequential<T, Device>& layers, const std::string& prefix, flow in) {
@@ -162,41 +195,84 @@ class group_finder {
     return in;
   }
 
-  flow walk(slot& layer, const std::string& name, flow in) {
+  flow walk(slot& layer, const std::string& name, const flow& in) {
     sequence_finder<T, Device> inside;
     layer.visit_layers(inside, name);
     if (layer.template target<Residual<T, Device>>() != nullptr) {
       block(in);
-      block(walk(*inside.first, name, none));
-      block(walk(*inside.shortcut, inside.shortcut_prefix, none));
-      return none;
+      const flow out = walk(*inside.first, name, enter(*inside.first, name, inside.shortcut_prefix, in));
+      block(out);
+      block(walk(*inside.shortcut, inside.shortcut_prefix, {}));
+      return {none, out.norm, out.norm_name};
     }
     if (inside.first != nullptr && inside.first->describe() == layer.describe()) {
       return walk(*inside.first, name, in);
     }
-    if (inside.first == nullptr && passes_channels(layer)) return in;
+    if (inside.first == nullptr && passes_channels(layer) && !mixes_unknown(layer, in)) return in;
+    if (in.group != none && at(in).producer == &layer) return in;  // the ChannelSelect of a branch
     if (const auto* norm = layer.template target<BatchNorm<T>>()) return pass_norm(layer, *norm, name, in);
     if (const auto size = product_of(layer)) return pass_product(layer, *size, name, in);
     block(in);
-    return none;
+    return {};
   }
 
-  flow pass_norm(slot& layer, const BatchNorm<T>& norm, const std::string& name, flow in) {
-    if (in == none) return none;
+  // The channels that a branch reads. Their number is known only once a layer is found that fixes it.
+  flow enter(Sequential<T, Device>& branch, const std::string& name, const std::string& shortcut,
+             const flow& in) {
+    group_slots<T, Device> group;
+    group.branch = &branch;
+    group.info.producer = join_name(name, select_name);
+    if (!branch.empty() && branch[0].template target<ChannelSelect<T>>() != nullptr) {
+      group.info.producer = join_name(name, branch.name(0));
+      group.producer = &branch[0];
+      group.info.channels = group.select()->out_channels();
+      group.info.stream = group.select()->in_channels();
+    } else {
+      group.blocked = shortcut == group.info.producer;
+      for (std::size_t i = 0; i < branch.size(); ++i) group.blocked |= branch.name(i) == select_name;
+    }
+    groups_.push_back(std::move(group));
+    return {static_cast<std::ptrdiff_t>(groups_.size()) - 1, in.norm, in.norm_name};
+  }
+  bool mixes_unknown(const slot& layer, const flow& in) {
+    return in.group != none && at(in).info.channels == 0 && layer.template target<Flatten<T>>() != nullptr;
+  }
+  void fix_channels(const flow& in, index_t channels) {
+    if (at(in).info.channels == 0) at(in).info.channels = at(in).info.stream = channels;
+  }
+
+  flow pass_norm(slot& layer, const BatchNorm<T>& norm, const std::string& name, const flow& in) {
+    flow out{in.group, &layer, name};
+    if (in.group == none) return out;
+    fix_channels(in, norm.channels());
     if (norm.channels() != at(in).info.channels) {
       block(in);
-      return none;
+      out.group = none;
+      return out;
     }
     at(in).info.norms.push_back(name);
     at(in).norms.push_back(&layer);
-    return in;
+    return out;
   }
 
-  flow pass_product(slot& layer, const product_size& size, const std::string& name, flow in) {
-    if (in != none && size.in % at(in).info.channels == 0) {
+  // A scale before a ChannelSelect is of all channels of the stream.
+  void set_scale(const flow& in) {
+    auto& group = at(in);
+    slot* const before = group.branch != nullptr && group.norms.empty() ? in.norm : nullptr;
+    const bool fits =
+        before != nullptr && before->template target<BatchNorm<T>>()->channels() == group.info.stream;
+    group.scale = !group.norms.empty() ? group.norms[0] : fits ? before : nullptr;
+    if (group.scale != nullptr) group.info.scale = fits ? in.norm_name : group.info.norms[0];
+  }
+
+  flow pass_product(slot& layer, const product_size& size, const std::string& name, const flow& in) {
+    if (in.group != none) fix_channels(in, size.in);
+    if (in.group != none && size.in % at(in).info.channels == 0) {
       at(in).info.consumer = name;
       at(in).info.pixels = size.in / at(in).info.channels;
       at(in).consumer = &layer;
+      if (at(in).branch != nullptr) at(in).info.convolution = size.convolution;
+      set_scale(in);
     }
     group_slots<T, Device> group;
     group.info.producer = name;
@@ -204,7 +280,7 @@ class group_finder {
     group.info.convolution = size.convolution;
     group.producer = &layer;
     groups_.push_back(std::move(group));
-    return static_cast<flow>(groups_.size()) - 1;
+    return {static_cast<std::ptrdiff_t>(groups_.size()) - 1};
   }
 
   found_groups groups_;
@@ -222,8 +298,10 @@ auto find_groups(const model<Root, Device>& net, group_choice choice) {
 /// or linear layer pass only through batch norms, activations, pooling, dropout, Flatten and Sequentials to
 /// one convolution or linear layer. So the inner channels of residual blocks are groups (bn1 of a basic
 /// block, bn1 and bn2 of a bottleneck), while channels that enter or leave a block, such as those of the stem
-/// and of shortcuts, are not. Dense and low-rank layers count alike; layers of other libraries with
-/// layer_traits do, too. Convolutions with several groups neither produce nor consume such channels.
+/// and of shortcuts, are not. group_choice::select adds those that the first convolution of a block reads. A
+/// layer called "select" elsewhere in a block keeps the block's branch as it is. Dense and low-rank layers
+/// count alike; layers of other libraries with layer_traits do, too. Convolutions with several groups neither
+/// produce nor consume such channels.
 ///
 /// \code
 /// for (const channel_group& group : channel_groups(net)) {

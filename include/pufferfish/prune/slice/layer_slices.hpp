@@ -157,6 +157,21 @@ any_layer<T, Device> sliced(any_layer<T, Device>& layer, const std::string& name
   return result;
 }
 
+/// Sets column `c` of the matrix of a layer that product_of accepts (of `down`, in a low-rank layer) to zero.
+template <class T, class Device>
+void clear_input(any_layer<T, Device>& layer, index_t c) {
+  using P = parameter_t<T>;
+  if (auto* conv = layer.template target<LowRankNormConv<T, Device>>()) return clear_input((*conv)[0], c);
+  const low_rank_parts<P> parts = layer.low_rank();
+  const tensor_view<P, 4> matrix =
+      parts.is_low_rank() ? parts.factors[0].down : writable(layer.weights({}).matrices[0].view);
+  for (index_t o = 0; o < matrix.extent(0); ++o) {
+    for (index_t y = 0; y < matrix.extent(2); ++y) {
+      for (index_t x = 0; x < matrix.extent(3); ++x) matrix(o, c, y, x) = P{};
+    }
+  }
+}
+
 /// Sets row `c` of the matrix of a layer that product_of accepts (of `up`, in a low-rank layer), and its
 /// bias, to zero.
 template <class T, class Device>

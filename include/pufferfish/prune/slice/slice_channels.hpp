@@ -26,7 +26,7 @@ struct channel_slicing {
   index_t parameters_before = 0, parameters_after = 0;  ///< of the whole network
 };
 
-/// Number of output channels of a layer.
+/// Number of output channels of a layer, or of channels that the branch of a residual block reads.
 struct layer_width {
   std::string layer;
   index_t channels = 0;
@@ -85,15 +85,24 @@ class slice_plan {
  public:
   using slot = any_layer<T, Device>;
 
-  /// Adds a group whose channels get these indices.
+  /// Adds a group of which the marked channels remain. Reads values, on the host.
   void add(const group_slots<T, Device>& group, const std::vector<bool>& keep) {
     const std::vector<index_t> channels = marked(keep);
     for (slot* norm : group.norms) {
       auto& old = *norm->template target<BatchNorm<T>>();
       made_.emplace_back(norm, sliced_norm(old, static_cast<index_t>(channels.size()), &channels));
     }
-    part_of(group.producer, group.info.producer).out = channels;
     part_of(group.consumer, group.info.consumer).in = marked(keep, group.info.pixels);
+    if (group.branch == nullptr) {
+      part_of(group.producer, group.info.producer).out = channels;
+    } else if (group.select() == nullptr) {
+      read(group, channels);
+    } else {
+      const std::vector<index_t> old = group.select()->channels();
+      std::vector<index_t> of_stream;
+      for (const index_t c : channels) of_stream.push_back(old[static_cast<std::size_t>(c)]);
+      read(group, of_stream);
+    }
   }
   /// Adds a group that gets this number of channels, with parameters of their initial constants.
   void add(const group_slots<T, Device>& group, index_t channels) {
@@ -101,8 +110,14 @@ class slice_plan {
       const auto& old = *norm->template target<BatchNorm<T>>();
       made_.emplace_back(norm, BatchNorm<T>(channels, old.eps(), old.momentum()));
     }
-    part_of(group.producer, group.info.producer).new_out = channels;
     part_of(group.consumer, group.info.consumer).new_in = channels * group.info.pixels;
+    if (group.branch == nullptr) {
+      part_of(group.producer, group.info.producer).new_out = channels;
+    } else if (channels == group.info.stream) {
+      whole_.push_back(group.branch);
+    } else {
+      read(group, marked(std::vector<bool>(static_cast<std::size_t>(channels), true)));
+    }
   }
 
   /// Makes the remaining layers, then replaces all. Returns the names of layers that were low-rank and are
@@ -114,6 +129,9 @@ class slice_plan {
       if (!one.at->ranks().empty() && made_.back().second.ranks().empty()) made_dense.push_back(one.name);
     }
     for (auto& [at, layer] : made_) *at = std::move(layer);
+    // Last, since this moves the slots of a branch.
+    for (auto& [branch, layer] : selected_) branch->insert(0, select_name, std::move(layer));
+    for (Sequential<T, Device>* branch : whole_) branch->erase(0);
     return made_dense;
   }
 
@@ -125,6 +143,15 @@ class slice_plan {
     std::vector<index_t> in, out;
     index_t new_in = 0, new_out = 0;
   };
+  // Gives a branch a ChannelSelect for these channels of the stream.
+  void read(const group_slots<T, Device>& group, const std::vector<index_t>& of_stream) {
+    ChannelSelect<T> layer(group.info.stream, of_stream);
+    if (group.select() != nullptr) {
+      made_.emplace_back(group.producer, std::move(layer));
+    } else {
+      selected_.emplace_back(group.branch, std::move(layer));
+    }
+  }
   part& part_of(slot* at, const std::string& name) {
     for (part& one : parts_) {
       if (one.at == at) return one;
@@ -143,14 +170,18 @@ class slice_plan {
 
   std::vector<part> parts_;
   std::vector<std::pair<slot*, slot>> made_;
+  std::vector<std::pair<Sequential<T, Device>*, slot>> selected_;
+  std::vector<Sequential<T, Device>*> whole_;  // branches that lose their ChannelSelect
 };
 
 }  // namespace detail
 
 /// Removes the channels without a mark from the network: rows of their producers, entries of biases and batch
 /// norms, inputs of their consumers (channel_group). All other values and buffers are copied bit for bit, and
-/// names stay. Where the removed channels are zero after the batch norm and activation (mask_channels),
-/// outputs and gradients of the remaining parameters stay the same up to rounding, in training and inference.
+/// names stay. A branch that is to read fewer channels of a residual stream gets a ChannelSelect, or a
+/// shorter list in the one it has. Where the removed channels are zero after the batch norm and activation
+/// (mask_channels), outputs and gradients of the remaining parameters stay the same up to rounding, in
+/// training and inference.
 ///
 /// Low-rank layers keep their rank; one whose smaller matrix cannot have that rank becomes dense. A sliced
 /// network can be factorized, merged and sliced again like any other. New arenas, a new generation:
@@ -174,7 +205,7 @@ channel_slicing slice_channels(model<Root, Device>& net, const channel_mask& mas
   net.modify([&](Root& root) {
     detail::slice_plan<T, Device> plan;
     for (const auto& [group, keep] :
-         detail::find_marked(detail::group_finder<T, Device>::find(root, group_choice::all), mask)) {
+         detail::find_marked(detail::group_finder<T, Device>::find(root, group_choice::any), mask)) {
       const index_t after = std::count(keep->begin(), keep->end(), true);
       if (after == group.info.channels) continue;
       report.rows.push_back({group.info.producer, group.info.channels, after});
@@ -188,16 +219,21 @@ channel_slicing slice_channels(model<Root, Device>& net, const channel_mask& mas
 
 /// Sets the channels without a mark to zero, so that the network computes what slice_channels would leave:
 /// weight and bias of the batch norms of each channel, or without a batch norm the row of the producer and
-/// its bias. To compare both, and to try a mask. Errors as slice_channels.
+/// its bias; for channels of a residual stream, the inputs of the consumer. To compare both, and to try a
+/// mask. Errors as slice_channels.
 template <class Root, class Device>
 void mask_channels(model<Root, Device>& net, const channel_mask& mask) {
   using T = typename Root::value_type;
   using P = parameter_t<T>;
   net.on_host([&](Root& root) {
     for (const auto& [group, keep] :
-         detail::find_marked(detail::group_finder<T, Device>::find(root, group_choice::all), mask)) {
+         detail::find_marked(detail::group_finder<T, Device>::find(root, group_choice::any), mask)) {
       for (index_t c = 0; c < group.info.channels; ++c) {
         if ((*keep)[static_cast<std::size_t>(c)]) continue;
+        for (index_t p = 0; p < group.info.pixels && group.branch != nullptr; ++p) {
+          detail::clear_input(*group.consumer, p * group.info.channels + c);
+        }
+        if (group.branch != nullptr) continue;
         for (auto* norm : group.norms) {
           const detail::norm_buffers<P> of(*norm->template target<BatchNorm<T>>());
           of.weight[c] = of.bias[c] = P{};
@@ -235,27 +271,29 @@ std::vector<T> sliced_values(const model<Root, device::cpu>& before, std::span<c
   return {result.begin(), result.end()};
 }
 
-/// The widths of all channel groups of a network, in execution order: its structure beyond its model's.
+/// The widths of all channel groups of a network (group_choice::any), in execution order: its structure
+/// beyond its model's.
 template <class Root, class Device>
 std::vector<layer_width> layer_widths(const model<Root, Device>& net) {
   std::vector<layer_width> result;
-  for (const channel_group& group : channel_groups(net, group_choice::all)) {
+  for (const channel_group& group : channel_groups(net, group_choice::any)) {
     result.push_back({group.producer, group.channels});
   }
   return result;
 }
 
 /// Gives a network the structure that slice_channels would: the listed layers get these numbers of output
-/// channels, fewer or more than they have. Parameters of layers that change are zero. For ranks of a
+/// channels, fewer or more than they have. Parameters of layers that change are zero. A ChannelSelect passes
+/// the first channels of its stream, and is removed if it were to pass all of them. For ranks of a
 /// distributed run that receive the values from another rank, and for loading checkpoints. New arenas, a new
-/// generation. Throws state_error for a layer that is no group's producer, value_error for a number below 1,
-/// rank_error as slice_channels; the network is unchanged then.
+/// generation. Throws state_error for a layer that is no group's producer, value_error for a number below 1
+/// or above the channels of a stream, rank_error as slice_channels; the network is unchanged then.
 template <class Root, class Device>
 void apply_widths(model<Root, Device>& net, const std::vector<layer_width>& widths) {
   using T = typename Root::value_type;
   net.rearrange([&](Root& root) {
     detail::slice_plan<T, Device> plan;
-    const auto groups = detail::group_finder<T, Device>::find(root, group_choice::all);
+    const auto groups = detail::group_finder<T, Device>::find(root, group_choice::any);
     for (const layer_width& width : widths) {
       const auto at = std::find_if(groups.begin(), groups.end(),
                                    [&](const auto& group) { return group.info.producer == width.layer; });
@@ -263,8 +301,10 @@ void apply_widths(model<Root, Device>& net, const std::vector<layer_width>& widt
         detail::throw_error<state_error>(
             {width.layer, ": the network has no layer of this name whose channels can be removed"});
       }
-      if (width.channels < 1) {
-        detail::throw_error<value_error>({width.layer, ": ", width.channels, " channels, not at least 1"});
+      const index_t stream = at->info.stream;
+      if (width.channels < 1 || (stream > 0 && width.channels > stream)) {
+        detail::throw_error<value_error>({width.layer, ": ", width.channels, " channels, not at least 1",
+                                          stream > 0 ? detail::message({" and at most ", stream}) : ""});
       }
       if (at->info.channels != width.channels) plan.add(*at, width.channels);
     }

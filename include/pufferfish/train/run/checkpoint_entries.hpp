@@ -136,7 +136,12 @@ inline std::vector<index_t> stored_shape(const safetensors_file& file, const std
 template <class Root, class Device>
 std::vector<layer_width> stored_widths(const model<Root, Device>& net, const safetensors_file& file) {
   std::vector<layer_width> widths;
-  for (const channel_group& group : channel_groups(net, group_choice::all)) {
+  for (const channel_group& group : channel_groups(net, group_choice::any)) {
+    if (group.stream > 0) {  // all channels if the file has no ChannelSelect
+      const std::string list = join_name(group.producer, "channels");
+      widths.push_back({group.producer, file.contains(list) ? file.tensor(list).count() : group.stream});
+      continue;
+    }
     const std::vector<index_t> out = stored_shape(file, group.producer, "weight", "up.weight");
     const std::vector<index_t> in = stored_shape(file, group.consumer, "weight", "down.weight");
     const bool agree = out.size() > 1 && in.size() > 1 && in[1] == out[0] * group.pixels;
