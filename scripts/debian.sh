@@ -54,6 +54,7 @@ present() {
     lintian) have_command lintian ;;
     gnuplot-nox) have_command gnuplot ;;
     libdlib-dev) have_header dlib/algs.h ;;
+    libonnx-dev) have_header onnx/checker.h -DONNX_ML=1 -DONNX_NAMESPACE=onnx ;;
     libjpeg62-turbo-dev) have_library jpeg ;;
     libblas-dev) have_library blas ;;
     liblapack-dev) have_library lapack ;;

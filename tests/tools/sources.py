@@ -31,6 +31,8 @@ THIRD_PARTY = {
     "nccl.h": "nccl",
     "torch/": "torch",
     "dlib/": "dlib",
+    "onnx/": "onnx",
+    "google/protobuf/": "onnx",
 }
 # What would mean something else within a namespace, or behind another file.
 ALONE = re.compile(r"^(#\s*(define|undef|pragma)|template <>|struct \w+::\w+<|namespace \w+ \{|.*\boperator new\b)", re.MULTILINE)

@@ -52,6 +52,10 @@ class Residual {
 
   /// Whether a ReLU follows the sum.
   bool relu() const { return relu_; }
+  /// The two summands, and the prefix of the names of the shortcut's layers.
+  Sequential<T, Device>& branch() { return branch_; }
+  Sequential<T, Device>& shortcut() { return shortcut_; }
+  const std::string& shortcut_name() const { return shortcut_name_; }
   std::string describe() const { return relu_ ? "residual, ReLU" : "residual"; }
 
   /// Throws shape_error if branch and shortcut disagree.

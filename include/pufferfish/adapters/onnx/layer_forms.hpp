@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The ONNX forms of the library's layers without weight matrices: containers, norms, pooling, activations.
+
+#include <cmath>
+#include <cstdint>
+#include <map>
+#include <numbers>
+#include <string>
+#include <vector>
+
+#include <pufferfish/adapters/onnx/walk.hpp>
+#include <pufferfish/models/blocks.hpp>
+#include <pufferfish/nn/containers/residual.hpp>
+#include <pufferfish/nn/layers/activation.hpp>
+#include <pufferfish/nn/layers/batch_norm.hpp>
+#include <pufferfish/nn/layers/dropout.hpp>
+#include <pufferfish/nn/layers/flatten.hpp>
+#include <pufferfish/nn/layers/layer_norm.hpp>
+#include <pufferfish/nn/layers/low_rank_norm_conv.hpp>
+#include <pufferfish/nn/layers/pooling.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Vectors of a layer by the names of its visit: "weight", "running_mean".
+template <class T, class L>
+std::map<std::string, tensor_view<T, 1>> vectors_of(L& layer) {
+  std::map<std::string, tensor_view<T, 1>> all;
+  layer.visit(
+      [&](const char* name, auto& one) { all.emplace(name, tensor_view<T, 1>(one.data(), {one.size()})); });
+  return all;
+}
+
+/// x * weight + bias after the mean and the deviation over `axis` are removed: LayerNormalization of opset 17
+/// in operators of opset 13. Axis 1 of an image, -1 of a matrix or of tokens.
+template <class T>
+std::string write_layer_norm(onnx_graph<T>& to, const std::string& name, LayerNorm<T>& layer,
+                             const std::string& x, bool image) {
+  const std::vector<std::int64_t> axes{image ? 1 : -1};
+  const std::vector<index_t> shape =
+      image ? std::vector<index_t>{layer.features(), 1, 1} : std::vector<index_t>{layer.features()};
+  const auto vectors = vectors_of<T>(layer);
+  const auto mean = [&](const std::string& of, const std::string& part) {
+    return to.node("ReduceMean", name + part, {of}, {{"axes", axes}});
+  };
+  const std::string centered = to.node("Sub", name + ".center", {x, mean(x, ".mean")});
+  const std::string variance =
+      mean(to.node("Pow", name + ".square", {centered, to.scalar(name + ".two", 2.0)}), ".variance");
+  const std::string added =
+      to.node("Add", name + ".add_eps", {variance, to.scalar(name + ".eps", layer.eps())});
+  const std::string scaled =
+      to.node("Div", name + ".divide", {centered, to.node("Sqrt", name + ".sqrt", {added})});
+  const std::string weighted = to.node(
+      "Mul", name + ".scale", {scaled, to.vector(join_name(name, "weight"), vectors.at("weight"), shape)});
+  return to.node("Add", name, {weighted, to.vector(join_name(name, "bias"), vectors.at("bias"), shape)});
+}
+
+/// GELU: x / 2 (1 + inner), where inner is erf(x / sqrt 2) or tanh(sqrt(2 / pi) (x + 0.044715 x^3)).
+template <class T>
+std::string write_gelu(onnx_graph<T>& to, const std::string& name, const std::string& x, bool tanh) {
+  const auto scaled = [&](const std::string& part, const std::string& of, double by) {
+    return to.node("Mul", name + part, {of, to.scalar(name + part + ".factor", by)});
+  };
+  std::string inner;
+  if (tanh) {
+    const std::string cube = to.node("Pow", name + ".cube", {x, to.scalar(name + ".three", 3.0)});
+    const std::string sum = to.node("Add", name + ".sum", {x, scaled(".scaled_cube", cube, 0.044715)});
+    inner = to.node("Tanh", name + ".tanh", {scaled(".scaled_sum", sum, std::sqrt(2.0 / std::numbers::pi))});
+  } else {
+    inner = to.node("Erf", name + ".erf", {scaled(".scaled", x, std::sqrt(0.5))});
+  }
+  const std::string more = to.node("Add", name + ".plus_one", {inner, to.scalar(name + ".one", 1.0)});
+  return to.node("Mul", name, {scaled(".half", x, 0.5), more});
+}
+
+/// The form of containers that run their layers in order.
+template <class L, class T = typename L::value_type>
+struct sequence_form {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, Sequential<T>& layers, onnx_value x) {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      x = to.write(join_name(name, layers.name(i)), layers[i], x);
+    }
+    return x;
+  }
+};
+
+/// The form of a layer that is one node without weights, of any shape.
+template <class T>
+onnx_value write_elementwise(onnx_walk<T>& to, const char* op, const std::string& name, const onnx_value& x) {
+  return to.with(x, to.graph().node(op, name, {x.name}));
+}
+
+/// The form of pooling with windows.
+template <class T, class L>
+onnx_value write_pool(onnx_walk<T>& to, const char* op, const std::string& name, const L& layer,
+                      const onnx_value& x, std::vector<onnx_attribute> more = {}) {
+  const pool_shape& s = layer.shape();
+  more.push_back({"kernel_shape", std::vector<std::int64_t>{s.kernel.height, s.kernel.width}});
+  more.push_back({"pads", std::vector<std::int64_t>{s.padding.height, s.padding.width, s.padding.height,
+                                                    s.padding.width}});
+  more.push_back({"strides", std::vector<std::int64_t>{s.stride.height, s.stride.width}});
+  return {to.graph().node(op, name, {to.image(name, x).name}, more), layer.output_shape(x.shape)};
+}
+
+}  // namespace detail
+
+template <class T>
+struct onnx_form<Sequential<T>> : detail::sequence_form<Sequential<T>> {};
+template <class T>
+struct onnx_form<detail::initialized_sequential<T, device::cpu>>
+    : detail::sequence_form<detail::initialized_sequential<T, device::cpu>> {};
+template <class T>
+struct onnx_form<LowRankNormConv<T>> : detail::sequence_form<LowRankNormConv<T>> {};
+
+template <class T>
+struct onnx_form<Residual<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, Residual<T>& layer,
+                          const onnx_value& x) {
+    const std::string other = detail::join_name(name, layer.shortcut_name());
+    onnx_value branch = detail::sequence_form<Sequential<T>>::write(to, name, layer.branch(), x);
+    onnx_value shortcut = detail::sequence_form<Sequential<T>>::write(to, other, layer.shortcut(), x);
+    branch = to.in_order(name, branch);
+    shortcut = to.in_order(other, shortcut);
+    if (branch.rows != shortcut.rows) {
+      branch = to.matrix(name, branch);
+      shortcut = to.matrix(other, shortcut);
+    }
+    const std::string sum =
+        to.graph().node("Add", detail::join_name(name, "add"), {branch.name, shortcut.name});
+    return to.with(branch,
+                   layer.relu() ? to.graph().node("Relu", detail::join_name(name, "relu"), {sum}) : sum);
+  }
+};
+
+template <class T>
+struct onnx_form<BatchNorm<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, BatchNorm<T>& layer,
+                          const onnx_value& input) {
+    const onnx_value x = to.in_order(name, input);
+    const auto vectors = detail::vectors_of<T>(layer);
+    std::vector<std::string> inputs{x.name};
+    for (const char* part : {"weight", "bias", "running_mean", "running_var"}) {
+      inputs.push_back(to.graph().vector(detail::join_name(name, part), vectors.at(part)));
+    }
+    return to.with(x, to.graph().node("BatchNormalization", name, inputs,
+                                      {{"epsilon", static_cast<float>(layer.eps())}}));
+  }
+};
+
+template <class T>
+struct onnx_form<LayerNorm<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, LayerNorm<T>& layer,
+                          const onnx_value& input) {
+    const onnx_value x = to.in_order(name, input);
+    return to.with(x, detail::write_layer_norm(to.graph(), name, layer, x.name, !x.rows));
+  }
+};
+
+template <class T>
+struct onnx_form<ReLU<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, ReLU<T>&, const onnx_value& x) {
+    return detail::write_elementwise(to, "Relu", name, x);
+  }
+};
+template <class T>
+struct onnx_form<Tanh<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, Tanh<T>&, const onnx_value& x) {
+    return detail::write_elementwise(to, "Tanh", name, x);
+  }
+};
+template <class T>
+struct onnx_form<Sigmoid<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, Sigmoid<T>&, const onnx_value& x) {
+    return detail::write_elementwise(to, "Sigmoid", name, x);
+  }
+};
+template <class T>
+struct onnx_form<GELU<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, GELU<T>&, const onnx_value& x) {
+    return to.with(x, detail::write_gelu(to.graph(), name, x.name, false));
+  }
+};
+template <class T>
+struct onnx_form<GELUTanh<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, GELUTanh<T>&, const onnx_value& x) {
+    return to.with(x, detail::write_gelu(to.graph(), name, x.name, true));
+  }
+};
+/// Dropout does nothing in inference and adds no node.
+template <class T>
+struct onnx_form<Dropout<T>> {
+  static onnx_value write(onnx_walk<T>&, const std::string&, Dropout<T>&, const onnx_value& x) { return x; }
+};
+
+template <class T>
+struct onnx_form<Flatten<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, Flatten<T>&, const onnx_value& x) {
+    return to.flatten(name, x);
+  }
+};
+template <class T>
+struct onnx_form<MaxPool<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, MaxPool<T>& layer, const onnx_value& x) {
+    return detail::write_pool(to, "MaxPool", name, layer, x);
+  }
+};
+template <class T>
+struct onnx_form<AvgPool<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, AvgPool<T>& layer, const onnx_value& x) {
+    return detail::write_pool(to, "AveragePool", name, layer, x,
+                              {{"count_include_pad", std::int64_t{layer.counts_padding() ? 1 : 0}}});
+  }
+};
+template <class T>
+struct onnx_form<GlobalAvgPool<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, GlobalAvgPool<T>& layer,
+                          const onnx_value& x) {
+    return {to.graph().node("GlobalAveragePool", name, {to.image(name, x).name}),
+            layer.output_shape(x.shape)};
+  }
+};
+
+/// The forms of all layers above: the one list of them.
+template <class T>
+std::vector<typename onnx_walk<T>::form> onnx_forms() {
+  return {onnx_form_of<Sequential<T>>(),
+          onnx_form_of<detail::initialized_sequential<T, device::cpu>>(),
+          onnx_form_of<LowRankNormConv<T>>(),
+          onnx_form_of<Residual<T>>(),
+          onnx_form_of<BatchNorm<T>>(),
+          onnx_form_of<LayerNorm<T>>(),
+          onnx_form_of<ReLU<T>>(),
+          onnx_form_of<Tanh<T>>(),
+          onnx_form_of<Sigmoid<T>>(),
+          onnx_form_of<GELU<T>>(),
+          onnx_form_of<GELUTanh<T>>(),
+          onnx_form_of<Dropout<T>>(),
+          onnx_form_of<Flatten<T>>(),
+          onnx_form_of<MaxPool<T>>(),
+          onnx_form_of<AvgPool<T>>(),
+          onnx_form_of<GlobalAvgPool<T>>()};
+}
+
+PUFFERFISH_NAMESPACE_END
