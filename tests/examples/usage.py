@@ -8,7 +8,7 @@ import sys
 
 from support import expect, expect_equal
 
-NEED_ARGUMENTS = {"train_digits", "predict", "factorize_weights", "run_weights"}
+NEED_ARGUMENTS = {"train_digits", "predict", "factorize_weights", "factorize_onnx", "run_weights"}
 
 
 def run(program, *arguments):

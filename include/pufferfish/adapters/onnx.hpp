@@ -5,4 +5,5 @@
 /// ONNX models, by Debian's libonnx-dev and libprotobuf-dev: `write_onnx` and `read_onnx` for networks of
 /// this library. docs/onnx.md explains them.
 
+#include <pufferfish/adapters/onnx/factorize.hpp>
 #include <pufferfish/adapters/onnx/network_file.hpp>

@@ -229,7 +229,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   weight_report report;
   std::vector<double> cost(tensors.size(), 0.0);
   std::size_t room = 256;  // keys of the metadata
-  index_t fixed = 0;
+  index_t fixed = policy.parameters_elsewhere;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const weight_decision& d = plan[i];
     weight_result& r = report.tensors.emplace_back(copied(tensors[i]));

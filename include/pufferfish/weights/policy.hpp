@@ -35,6 +35,8 @@ struct weight_policy {
   /// chooses the ranks and the weights that stay dense, and `rank` is unused. It compares components by
   /// predicted loss if there are `statistics`, otherwise by their share of the energy of their weight.
   index_t budget = 0;
+  /// Number of floating-point elements outside of the file that count toward the budget, too.
+  index_t parameters_elsewhere = 0;
   /// Number of layers at the start that stay dense. weight_plan defines the order of layers.
   index_t keep_first = 1;
   /// Whether the last layer stays dense.

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: files of external data, in which large ONNX models store their tensors.
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/adapters/onnx/tensors.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Calls use(tensor) for each initializer of the main graph and each tensor of its Constant nodes. `Graph`
+/// may be const.
+template <class Graph, class Use>
+void for_each_constant(Graph& graph, Use&& use) {
+  constexpr bool reads = std::is_const_v<Graph>;
+  for (int i = 0; i < graph.initializer_size(); ++i) {
+    if constexpr (reads) use(graph.initializer(i));
+    if constexpr (!reads) use(*graph.mutable_initializer(i));
+  }
+  for (int i = 0; i < graph.node_size(); ++i) {
+    if (graph.node(i).op_type() != "Constant") continue;
+    for (int a = 0; a < graph.node(i).attribute_size(); ++a) {
+      if (!graph.node(i).attribute(a).has_t()) continue;
+      if constexpr (reads) use(graph.node(i).attribute(a).t());
+      if constexpr (!reads) use(*graph.mutable_node(i)->mutable_attribute(a)->mutable_t());
+    }
+  }
+}
+
+/// Whether a subgraph of the graph has tensors in external data, which data_file_writer does not move.
+inline bool nested_external(const onnx::GraphProto& graph, bool nested = false) {
+  bool found = false;
+  if (nested)
+    for_each_constant(graph, [&](const onnx::TensorProto& one) { found = found || is_external(one); });
+  for (const auto& node : graph.node()) {
+    for (const auto& attribute : node.attribute()) {
+      found = found || (attribute.has_g() && nested_external(attribute.g(), true));
+      for (const auto& inner : attribute.graphs()) found = found || nested_external(inner, true);
+    }
+  }
+  return found;
+}
+
+/// Bytes of an external tensor of any type: those that a type of whole bytes needs, else those of its entry
+/// "length"; nullopt if neither is known.
+inline std::optional<std::uint64_t> external_bytes(const onnx::TensorProto& tensor, const std::string& path) {
+  if (const auto dtype = floating_dtype(tensor)) return byte_size(tensor, *dtype, path);
+  for (const auto& entry : tensor.external_data()) {
+    std::uint64_t value = 0;
+    if (entry.key() != "length") continue;
+    const std::string& text = entry.value();
+    if (std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc()) return value;
+  }
+  return std::nullopt;
+}
+
+/// The places of all external tensors of the main graph. Throws io_error as place_of, for an external tensor
+/// without a known length, and for one in a subgraph.
+inline std::vector<external_place> external_places(const onnx::ModelProto& model, const std::string& path) {
+  std::vector<external_place> all;
+  for_each_constant(model.graph(), [&](const onnx::TensorProto& one) {
+    if (!is_external(one)) return;
+    const auto bytes = external_bytes(one, path);
+    if (!bytes) {
+      throw_error<io_error>({path, ": external data of tensor ", quote_name(one.name()), " have no length"});
+    }
+    all.push_back(place_of(one, *bytes, path));
+  });
+  if (nested_external(model.graph())) {
+    throw_error<io_error>({path, ": a subgraph has external data, which are not supported"});
+  }
+  return all;
+}
+
+/// Writes the external data of a new model.
+class data_file_writer {
+ public:
+  /// `out`: path of the new model; its data are in OUT.data. Throws io_error as atomic_writer, and if that
+  /// file is one of `sources`.
+  data_file_writer(const std::string& out, const std::vector<external_place>& sources)
+      : name_(split_path(out).second + ".data"), path_(split_path(out).first + "/" + name_), writer_(path_) {
+    struct stat own {
+    }, other{};
+    for (const external_place& source : sources) {
+      const bool same = ::stat(path_.c_str(), &own) == 0 && ::stat(source.file.c_str(), &other) == 0 &&
+                        own.st_dev == other.st_dev && own.st_ino == other.st_ino;
+      if (!same) continue;
+      throw_error<io_error>(
+          {path_, ": has external data of the model that is read; give the new model another name"});
+    }
+  }
+
+  /// Copies the bytes of an external tensor from `place` and lets the tensor refer to the copy.
+  void copy(onnx::TensorProto& tensor, const external_place& place) {
+    struct stat status {};
+    const file_descriptor file = open_for_reading(place.file, status);
+    align();
+    const std::uint64_t begin = size_;
+    std::vector<std::uint8_t> buffer;
+    for (std::uint64_t done = 0; done < place.length; done += buffer.size()) {
+      buffer.resize(static_cast<std::size_t>(std::min(std::uint64_t{1} << 24, place.length - done)));
+      read_all_at(file.get(), place.offset + done, buffer, place.file);
+      append(buffer);
+    }
+    refer(tensor, begin);
+  }
+
+  /// Moves the raw_data of a tensor to the file.
+  void move(onnx::TensorProto& tensor) {
+    align();
+    const std::uint64_t begin = size_;
+    const std::string& raw = tensor.raw_data();
+    append({reinterpret_cast<const std::uint8_t*>(raw.data()), raw.size()});
+    tensor.clear_raw_data();
+    refer(tensor, begin);
+  }
+
+  void commit() { writer_.commit(); }
+
+ private:
+  void append(std::span<const std::uint8_t> bytes) {
+    writer_.write(bytes);
+    size_ += bytes.size();
+  }
+  // To a multiple of 64 bytes, for readers that map the file.
+  void align() {
+    const std::vector<std::uint8_t> zeros((64 - size_ % 64) % 64);
+    append(zeros);
+  }
+  // Replaces the three entries that say where the data are, and leaves others, such as a checksum, out.
+  void refer(onnx::TensorProto& tensor, std::uint64_t begin) {
+    tensor.set_data_location(onnx::TensorProto::EXTERNAL);
+    tensor.clear_external_data();
+    const auto add = [&](const char* key, const std::string& value) {
+      onnx::StringStringEntryProto& entry = *tensor.add_external_data();
+      entry.set_key(key);
+      entry.set_value(value);
+    };
+    add("location", name_);
+    add("offset", std::to_string(begin));
+    add("length", std::to_string(size_ - begin));
+  }
+
+  std::string name_, path_;
+  atomic_writer writer_;
+  std::uint64_t size_ = 0;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
