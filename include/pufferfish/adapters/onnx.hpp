@@ -7,3 +7,4 @@
 
 #include <pufferfish/adapters/onnx/factorize.hpp>
 #include <pufferfish/adapters/onnx/network_file.hpp>
+#include <pufferfish/adapters/onnx/sequence_file.hpp>

@@ -176,6 +176,29 @@ TEST_CASE("write_onnx: names, two nodes a factorized layer, a free batch") {
   CHECK(model.graph().input(0).type().tensor_type().shape().dim(0).dim_param() == "batch");
 }
 
+TEST_CASE("the program of the page") {
+  scratch_folder folder;
+  const std::string path = folder / "net.onnx";
+  network<float> net = small_resnet<float>({.width = 8});
+  net.initialize(1);
+  // [write]
+  factorize(net, {.rank = rank_ratio{0.25}});
+  write_onnx(path, net, {.image = {32, 32, 3}});  // input [batch][3][32][32], output [batch][10]
+  // [write]
+  network<float> other = net;
+  other.initialize(2);
+  // [read]
+  read_onnx(path, other, {.image = {32, 32, 3}});  // by the names and shapes of its parameters
+  // [read]
+  CHECK(std::ranges::equal(net.store().values(), other.store().values()));
+  // [factorize]
+  weight_policy policy;            // the first and the last layer stay dense
+  policy.rank = energy_kept{0.9};  // or rank_ratio{0.25}; or policy.budget = 10'000'000;
+  const onnx_report report = factorize_onnx(path, folder / "small.onnx", policy);
+  // [factorize]
+  CHECK(report.checked);
+}
+
 TEST_CASE("read_onnx: every weight comes back, and errors name the parameter and both shapes") {
   scratch_folder folder;
   const std::string path = folder / "net.onnx";
@@ -195,6 +218,22 @@ TEST_CASE("read_onnx: every weight comes back, and errors name the parameter and
     }
   }
   network<float> net = small_vgg<float>({.image = {12, 20}, .width = 4, .hidden = 24});
+  const std::string stored = folder / "stored.onnx";
+  give_values(net);
+  write_onnx(stored, net, {.image = {12, 20, 3}});
+  onnx::ModelProto model = detail::read_onnx_model(stored);
+  for (auto& one : *model.mutable_graph()->mutable_initializer()) {
+    auto& node = *model.mutable_graph()->add_node();
+    node.set_op_type("Identity");
+    node.add_input(one.name() + "_stored");
+    node.add_output(one.name());
+    one.set_name(node.input(0));
+  }
+  write_file_atomically(stored, detail::onnx_bytes(model, stored));
+  network<float> same = net;
+  give_values(same, 6);
+  read_onnx(stored, same, {.image = {12, 20, 3}});
+  CHECK(std::ranges::equal(net.store().values(), same.store().values()));
   network<float> wider = small_vgg<float>({.image = {12, 20}, .width = 4, .hidden = 25});
   give_values(wider);
   const network<float> before = wider;

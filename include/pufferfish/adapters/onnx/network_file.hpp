@@ -87,7 +87,13 @@ onnx::ModelProto onnx_model_of(const onnx_graph<T>& graph, const std::string& pa
 template <class T>
 void read_bindings(const onnx_graph<T>& graph, const std::string& path) {
   const onnx::ModelProto model = read_onnx_model(path);
-  const constant_map constants = constants_of(model.graph());
+  constant_map constants = constants_of(model.graph());
+  // PyTorch's exporter stores equal tensors once and gives them their other names by Identity nodes.
+  for (const auto& node : model.graph().node()) {
+    if (node.op_type() != "Identity" || node.input_size() != 1 || node.output_size() != 1) continue;
+    const auto same = constants.find(node.input(0));
+    if (same != constants.end()) constants.emplace(node.output(0), same->second);
+  }
   std::vector<std::pair<const typename onnx_graph<T>::binding*, tensor_dtype>> found;
   for (const auto& one : graph.bindings()) {
     const auto entry = constants.find(one.name);
