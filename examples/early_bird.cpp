@@ -216,6 +216,7 @@ class job {
   kept_type kept_after(run_type& run) {
     checkpoint_options files = left_;
     files.file = train_file();
+    files.resume = left_.resume && !found_now_;
     return kept_type(files, run, comm_, set_.out, {"training of the smaller network"});
   }
 
@@ -251,6 +252,7 @@ class job {
       set_.out.line(format("share %g: ticket after epoch %td", o_.search.shares[found], epoch));
       if (found != trained_) continue;
       keep(run.net());
+      found_now_ = true;
       if (left_.file.empty()) continue;
       run_type after = run_after(run.steps_per_epoch());
       kept_after(after).save();
@@ -265,7 +267,7 @@ class job {
   }
 
   run_end train_on() {
-    if (o_.early() && left_.resume && !is_there(comm_, train_file())) {
+    if (o_.early() && !found_now_ && !is_there(comm_, train_file())) {
       throw pufferfish::io_error(train_file() + ": is missing, and " + left_.file +
                                  " is of no use without it");
     }
@@ -364,7 +366,8 @@ class job {
   network net_;              // as it was before training
   channel_search search_;
   std::optional<network> small_;
-  index_t steps_ = 0;  // an epoch
+  bool found_now_ = false;  // the ticket to train was found by this process, so small_ has its values
+  index_t steps_ = 0;       // an epoch
   costs before_, after_;
   ordered_json dense_ = ordered_json::array(), small_epochs_ = ordered_json::array(), exchange_, digest_;
   std::optional<pufferfish::evaluation> tested_;

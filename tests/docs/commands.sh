@@ -78,6 +78,18 @@ for ratio in 0.125 0.25 0.5; do
 done
 # [sweep]
 
-for file in digits.safetensors two-ranks.json tuned.json run.safetensors zoo.json rank-0.5-warmup-5.json; do
+# [tickets]
+build/examples/lottery_ticket --epochs 8 --levels 5 --checkpoint tickets.safetensors --resume \
+  --json tickets.json --plot tickets.svg
+# [tickets]
+
+# [bird]
+build/examples/early_bird --epochs 12 --share 0.3,0.5,0.7 --train-share 0.5 \
+  --checkpoint bird.safetensors --resume --json bird.json --plot bird.svg
+build/examples/early_bird --criterion slimming --epochs 12 --fine-tune-epochs 4 --save slim.safetensors
+# [bird]
+
+for file in digits.safetensors two-ranks.json tuned.json run.safetensors zoo.json rank-0.5-warmup-5.json tickets.json \
+    bird.json slim.safetensors; do
   [ -s "$file" ] || { echo "no $file"; exit 1; }
 done
