@@ -16,6 +16,7 @@ namespace {
 using namespace examples;
 using nlohmann::ordered_json;
 using pufferfish::channel_rule;
+using pufferfish::group_choice;
 using network = pufferfish::network<float>;
 
 struct options : image_options {
@@ -59,6 +60,11 @@ void add_options(CLI::App& app, options& o) {
                            {{"exact", channel_rule::exact}, {"reference", channel_rule::reference}},
                            "Count of removed channels. exact: the share, rounded down; reference: as the "
                            "published program counts, whose first mask is drawn before training");
+  add_choice<group_choice>(
+      app, "--channels", o.search.masks.groups,
+      {{"normed", group_choice::normed}, {"select", group_choice::select}},
+      "Channels that may go. normed: those with a batch norm between two layers; select: "
+      "also those that the branches of residual blocks read");
   add_choice<bool>(app, "--weights", o.reinit, {{"inherit", false}, {"reinit", true}},
                    "The smaller network goes on with its weights, or starts from new ones");
   app.add_option("--scale-sparsity", o.scale_sparsity,
@@ -135,6 +141,7 @@ ordered_json options_json(const options& o, std::size_t trained, int ranks) {
             {"distance", o.search.masks.distance},
             {"masks", o.search.masks.masks},
             {"rule", o.search.masks.rule == channel_rule::exact ? "exact" : "reference"},
+            {"channels", o.search.masks.groups == group_choice::select ? "select" : "normed"},
             {"weights", o.reinit ? "reinit" : "inherit"},
             {"scale_sparsity", o.sparsity()},
             {"gamma_start", o.first_gamma()},

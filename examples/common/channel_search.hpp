@@ -76,8 +76,10 @@ class channel_search {
                                          .rule = one.search.options().rule};
       layers.scope = pufferfish::removal_scope::layers;
       one.ticket = pufferfish::early_bird_ticket{
-          by_ == criterion::slimming ? one.search.draw(net)
-                                     : pufferfish::prune_channels(pufferfish::filter_norms(net), layers),
+          by_ == criterion::slimming
+              ? one.search.draw(net)
+              : pufferfish::prune_channels(pufferfish::filter_norms(net, one.search.options().groups),
+                                           layers),
           epochs};
     }
   }
