@@ -60,11 +60,10 @@ void add_options(CLI::App& app, options& o) {
                            {{"exact", channel_rule::exact}, {"reference", channel_rule::reference}},
                            "Count of removed channels. exact: the share, rounded down; reference: as the "
                            "published program counts, whose first mask is drawn before training");
-  add_choice<group_choice>(
-      app, "--channels", o.search.masks.groups,
-      {{"normed", group_choice::normed}, {"select", group_choice::select}},
-      "Channels that may go. normed: those with a batch norm between two layers; select: "
-      "also those that the branches of residual blocks read");
+  add_choice<group_choice>(app, "--channels", o.search.masks.groups,
+                           {{"inner", group_choice::normed}, {"select", group_choice::select}},
+                           "Of residual networks. inner: those inside of blocks; select: also those that a "
+                           "block's branch reads");
   add_choice<bool>(app, "--weights", o.reinit, {{"inherit", false}, {"reinit", true}},
                    "The smaller network goes on with its weights, or starts from new ones");
   app.add_option("--scale-sparsity", o.scale_sparsity,
@@ -141,7 +140,7 @@ ordered_json options_json(const options& o, std::size_t trained, int ranks) {
             {"distance", o.search.masks.distance},
             {"masks", o.search.masks.masks},
             {"rule", o.search.masks.rule == channel_rule::exact ? "exact" : "reference"},
-            {"channels", o.search.masks.groups == group_choice::select ? "select" : "normed"},
+            {"channels", o.search.masks.groups == group_choice::select ? "select" : "inner"},
             {"weights", o.reinit ? "reinit" : "inherit"},
             {"scale_sparsity", o.sparsity()},
             {"gamma_start", o.first_gamma()},
@@ -163,7 +162,7 @@ class job {
         left_(o.checkpoints),
         net_(fresh()),
         search_(o.search) {
-    if (pufferfish::channel_groups(net_).empty()) {
+    if (pufferfish::channel_groups(net_, o.search.masks.groups).empty()) {
       throw pufferfish::value_error(o.model.name +
                                     ": no convolution has a batch norm and channels that one layer reads");
     }
@@ -172,7 +171,7 @@ class job {
   /// Returns the exit status.
   int run() {
     if (comm_.rank() == 0) {
-      check_files(o_);
+      check_files(o_.checkpoints, {o_.json, o_.plot}, {o_.save});
       if (!left_.resume) check_new(train_file(), left_.overwrite, "--resume goes on from it, ");
     }
     if (!left_.file.empty() && !(left_.resume && is_there(comm_, left_.file)) && comm_.rank() == 0) {
@@ -246,7 +245,7 @@ class job {
       search_.choose(run.net(), o_.epochs);
       keep(run.net());
     }
-    dense_ = history(run, kept, before_, 0);
+    dense_ = kept.history(false, true);
     exchange_ = exchange_json(o_.exchange, run);
     digest_ = digest_text(run.net());
     if (ticket() && !small_) small_ = channel_search::sliced(net_, ticket());  // the values are in FILE.train
@@ -286,7 +285,10 @@ class job {
       end = kept.train(shown);
     }
     after_ = set_.costs_of(run.net(), run.exchange_bytes());
-    small_epochs_ = history(run, kept, after_, o_.early() ? 0 : o_.epochs);
+    small_epochs_ = kept.history(false, true);
+    for (ordered_json& epoch : small_epochs_) {
+      if (!o_.early()) epoch["epoch"] = epoch["epoch"].template get<index_t>() + o_.epochs;
+    }
     exchange_ = exchange_json(o_.exchange, run);
     digest_ = digest_text(run.net());
     if (!end.finished) return end;
@@ -306,16 +308,6 @@ class job {
     const ordered_json j = ordered_json::parse(text);
     check_same_options(left_.file, j.at("options"), options_json(o_, trained_, comm_.size()));
     search_.restore(j.at("search"), left_.file);
-  }
-
-  /// The epochs of a run with the network's costs. `earlier`: epochs before its first one.
-  static ordered_json history(const run_type& run, const kept_type& kept, const costs& of, index_t earlier) {
-    ordered_json epochs = history_json(run, kept, true);
-    for (ordered_json& epoch : epochs) {
-      epoch["epoch"] = epoch["epoch"].template get<index_t>() + earlier;
-      epoch.update(examples::to_json(of));
-    }
-    return epochs;
   }
 
   void finish(const run_end& end) const {

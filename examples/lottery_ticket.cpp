@@ -109,7 +109,7 @@ class job {
   /// Returns the exit status.
   int run() {
     if (comm_.rank() == 0) {
-      check_files(o_);
+      check_files(o_.checkpoints, {o_.json, o_.plot}, {o_.save});
       if (!left_.resume) check_new(level_file(), left_.overwrite, "--resume goes on from it, ");
     }
     const signal_watch signals;
@@ -232,7 +232,7 @@ class job {
 
   /// What a run has cost, with its epochs.
   static ordered_json summary(const run_type& run, const kept_type& kept, std::uint64_t steps) {
-    const ordered_json history = history_json(run, kept, true);
+    const ordered_json history = kept.history(false, true);
     return {{"steps", steps},
             {"epochs", static_cast<double>(steps) / static_cast<double>(run.steps_per_epoch())},
             {"seconds", sum_of(history, "seconds")},

@@ -72,7 +72,7 @@ class job {
 
   /// Returns the exit status.
   int train() {
-    if (comm_.rank() == 0) check_files(o_, {o_.save_statistics});
+    if (comm_.rank() == 0) check_files(o_.checkpoints, {o_.json, o_.plot}, {o_.save, o_.save_statistics});
     const costs before = costs_now();
     set_.out.line(format("%s on %s: %s parameters, %s MACs, %s; %d ranks, %d threads each",
                          o_.model.name.c_str(), set_.data.name.c_str(), grouped(before.parameters).c_str(),

@@ -126,7 +126,7 @@ class job {
 
   /// Returns the exit status.
   int train() {
-    kept_.check_files({o_.json, o_.plot});
+    if (comm_.rank() == 0) check_files(o_.checkpoints, {o_.json, o_.plot});
     const costs before = costs_now();
     out_.line(format(
         "LSTM on %s: %td tokens, vocabulary %td; %s parameters, %s MACs a token, %s; %d ranks, %d "

@@ -132,7 +132,7 @@ class job {
 
   /// Returns the exit status.
   int train() {
-    kept_.check_files({o_.json, o_.plot});
+    if (comm_.rank() == 0) check_files(o_.checkpoints, {o_.json, o_.plot});
     const costs before = costs_now();
     out_.line(format(
         "Transformer on Multi30k: %td pairs, vocabulary %td; %s parameters, %s; %d ranks, %d threads "

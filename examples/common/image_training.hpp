@@ -204,31 +204,6 @@ bool is_there(Comm& comm, const std::string& path) {
           }).empty();
 }
 
-/// Throws io_error if a file may not be written. `saved`: further files that take long to make again. Call it
-/// on one rank.
-inline void check_files(const image_options& o, const std::vector<std::string>& saved = {}) {
-  if (!o.checkpoints.resume) {
-    check_new(o.checkpoints.file, o.checkpoints.overwrite, "--resume goes on from it, ");
-  }
-  check_new(o.save, o.checkpoints.overwrite);
-  for (const std::string& path : saved) check_new(path, o.checkpoints.overwrite);
-  for (const std::string& path : {o.json, o.plot, o.save, o.checkpoints.file}) check_writable(path);
-  for (const std::string& path : saved) check_writable(path);
-}
-
-/// The epochs of a run with the digest of the parameters after each, and with this rank's processor time if
-/// asked for. Kept: its kept_run.
-template <class Run, class Kept>
-nlohmann::ordered_json history_json(const Run& run, const Kept& kept, bool processor = false) {
-  nlohmann::ordered_json history = nlohmann::ordered_json::array();
-  for (std::size_t e = 0; e < run.history().size(); ++e) {
-    history.push_back(examples::to_json(run.history()[e]));
-    if (processor) history.back()["processor_seconds"] = kept.processor_seconds()[e];
-    history.back()["digest"] = kept.digests()[e];
-  }
-  return history;
-}
-
 /// A member of all entries, added.
 inline double sum_of(const nlohmann::ordered_json& entries, const char* member) {
   double sum = 0.0;

@@ -47,6 +47,17 @@ inline void add_checkpoint_options(CLI::App& app, checkpoint_options& o) {
   app.add_flag("--overwrite", o.overwrite, "Replace files of checkpoints and weights that exist already");
 }
 
+/// On rank 0, before the work: throws io_error if the checkpoint or a file of `weights` exists and must not
+/// be replaced, or if a file cannot be written.
+inline void check_files(const checkpoint_options& o, const std::vector<std::string>& results,
+                        const std::vector<std::string>& weights = {}) {
+  if (!o.resume) check_new(o.file, o.overwrite, "--resume goes on from it, ");
+  for (const std::string& path : weights) check_new(path, o.overwrite);
+  for (const std::string& path : results) check_writable(path);
+  for (const std::string& path : weights) check_writable(path);
+  check_writable(o.file);
+}
+
 /// One of several runs of a program, each with checkpoints.
 struct run_part {
   /// "level 3"; a run is not resumed from the checkpoint of a part with another name. Empty: the only run.
@@ -125,30 +136,25 @@ class kept_run {
   /// The same since the last of these epochs.
   double processor_seconds_since() const { return earlier_ + processor_now() - mark_; }
 
-  /// On rank 0, before the work: throws io_error if the checkpoint or a file of `weights` exists and must not
-  /// be replaced, or if a file cannot be written.
-  void check_files(const std::vector<std::string>& results,
-                   const std::vector<std::string>& weights = {}) const {
-    if (comm_.rank() != 0) return;
-    if (!o_.resume) check_new(o_.file, o_.overwrite, "--resume goes on from it, ");
-    for (const std::string& path : weights) check_new(path, o_.overwrite);
-    for (const std::string& path : results) check_writable(path);
-    for (const std::string& path : weights) check_writable(path);
-    check_writable(o_.file);
+  /// The epochs with the digest of the parameters after each. `perplexity`: also that of the test loss;
+  /// `processor`: also this rank's processor time.
+  nlohmann::ordered_json history(bool perplexity = false, bool processor = false) const {
+    nlohmann::ordered_json epochs = nlohmann::ordered_json::array();
+    for (std::size_t e = 0; e < run_.history().size(); ++e) {
+      const pufferfish::epoch_result& epoch = run_.history()[e];
+      epochs.push_back(to_json(epoch));
+      if (perplexity) epochs.back()["valid_perplexity"] = std::exp(epoch.test_loss);
+      if (processor) epochs.back()["processor_seconds"] = processor_[e];
+      epochs.back()["digest"] = digests_[e];
+    }
+    return epochs;
   }
 
   /// Adds the results of the run to a document. `perplexity`: also that of the test loss after each epoch.
   void add_results(nlohmann::ordered_json& j, const costs& before, const costs& after,
                    const exchange_choice& exchange, const run_end& end, bool perplexity = false) const {
-    nlohmann::ordered_json history = nlohmann::ordered_json::array();
     double seconds = 0.0;
-    for (std::size_t e = 0; e < run_.history().size(); ++e) {
-      const pufferfish::epoch_result& epoch = run_.history()[e];
-      history.push_back(to_json(epoch));
-      if (perplexity) history.back()["valid_perplexity"] = std::exp(epoch.test_loss);
-      history.back()["digest"] = digests_[e];
-      seconds += epoch.seconds;
-    }
+    for (const pufferfish::epoch_result& epoch : run_.history()) seconds += epoch.seconds;
     j["before"] = to_json(before);
     j["after"] = to_json(after);
     j["exchange"] = exchange_json(exchange, run_);
@@ -158,7 +164,7 @@ class kept_run {
     j["digest"] = digest_text(run_.net());
     if (run_.switched()) j["switch"] = switch_result_json(run_);
     j.update(end.to_json());
-    j["history"] = history;
+    j["history"] = history(perplexity);
   }
 
   /// Resumes from the checkpoint if requested, then trains to the end or until it must stop: after the steps
