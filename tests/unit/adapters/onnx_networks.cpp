@@ -57,7 +57,8 @@ std::map<std::string, network<T>> narrow_zoo() {
 TEST_CASE("write_onnx: the networks of the zoo, dense, hybrid, low-rank, merged and folded") {
   runtime_cases cases;
   const extents<3> image{32, 32, 3};
-  for (auto& [name, net] : narrow_zoo<float>()) {
+  for (auto& [key, net] : narrow_zoo<float>()) {
+    const std::string& name = key;
     CAPTURE(name);
     const zoo_model<float>& model = zoo_model_called<float>(name);
     give_values(net);

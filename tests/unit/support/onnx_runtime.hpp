@@ -83,11 +83,12 @@ class runtime_cases {
     }
     REQUIRE(status == 0);
     double all = 0.0;
-    for (const auto& [stem, outputs] : cases_) {
+    for (const one& each : cases_) {
+      const std::string& stem = each.stem;
       CAPTURE(stem);
       const safetensors_file got = safetensors_file::read(folder_ / (stem + ".out.safetensors"));
       double worst = 0.0, largest = 1.0;
-      for (const auto& [name, wanted] : outputs) {
+      for (const auto& [name, wanted] : each.outputs) {
         std::vector<double> have(wanted.size());
         read_tensor_converted<double>(got, name, std::span<double>(have));
         for (std::size_t i = 0; i < wanted.size(); ++i) {
