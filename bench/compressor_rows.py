@@ -30,7 +30,6 @@ class Row:
     overlaps: bool = False  # travels while the backward pass runs
     rare: bool = False  # messages of an exchange, not of a step
     coded: bool = True  # whether bench_compressors knows it
-    parts: bool = True  # whether a coded row can work bucket by bucket (--compress-by-bucket)
     same_as: str = ""  # the row with the same bits, which is trained for both
     minutes: float = 4.0
 
@@ -69,7 +68,7 @@ def rows():
                   lambda s, r=rank: sizes.power_sgd(s, r))
     yield Row("signum", "signum", "Signum", "--compress signum --momentum 0", sizes.signum, SIGNS)
     yield Row("signum-two-hop", "signum", "Signum, two hops", "--compress signum --compress-route two-hop --momentum 0",
-              sizes.signum_two_hop, SIGNS, parts=False, same_as="signum")
+              sizes.signum_two_hop, SIGNS, same_as="signum")
     for ratio in (0.1, 0.01):
         yield Row(f"topk-{ratio}", "topk", f"top-k, {100 * ratio:g} %", f"--compress topk --compress-ratio {ratio}",
                   lambda s, r=ratio: sizes.top_k(s, r))
@@ -77,9 +76,9 @@ def rows():
         yield Row(name, "randomk", f"{title}, 1 %", f"--compress {name} --compress-ratio 0.01", lambda s: sizes.random_k(s, 0.01))
     for ratio in (0.01, 0.001):
         yield Row(f"dgc-{ratio}", "dgc", f"DGC, {100 * ratio:g} %", f"--compress dgc --compress-ratio {ratio} --momentum 0",
-                  lambda s, r=ratio: sizes.dgc(s, r), OWN_MOMENTUM, parts=False)
+                  lambda s, r=ratio: sizes.dgc(s, r), OWN_MOMENTUM)
     yield Row("efsign", "efsign", "EF-sign", "--compress efsign", sizes.ef_sign)
-    yield Row("doublesqueeze", "doublesqueeze", "DoubleSqueeze", "--compress doublesqueeze", sizes.double_squeeze, parts=False)
+    yield Row("doublesqueeze", "doublesqueeze", "DoubleSqueeze", "--compress doublesqueeze", sizes.double_squeeze)
     yield Row("onebit", "onebit", "1-bit SGD", "--compress onebit", sizes.one_bit)
     for bits in (2, 4, 8):
         yield Row(f"qsgd-{bits}", "qsgd", f"QSGD, {bits} bits", f"--compress qsgd --compress-bits {bits}",

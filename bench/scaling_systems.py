@@ -97,14 +97,14 @@ def simulate(network, system, codec, cluster, outer=None, by_bucket=False):
     parts = collectives(row.name, system.mode, cluster.ranks)
     if row.rare:
         return rare.step(network, cluster, codec, parts, outer or rare.Outer(row.local_steps))
-    if by_bucket and row.parts:
+    if by_bucket:
         return model.compressed_by_bucket(network, cluster, codec, parts)
     return model.compressed(network, cluster, codec, parts)
 
 
 def best_plan(network, system, codec, cluster, limits=PLANS, outer=None, by_bucket=False):
     """The fastest step over what buckets could be put together, and the number of buckets it has."""
-    if not system.row.overlaps and not (by_bucket and system.row.parts and not system.row.rare):
+    if not system.row.overlaps and not (by_bucket and not system.row.rare):
         limits = (ONE,)  # it sees no buckets
     steps = ((simulate(merged, system, codec, cluster, outer, by_bucket), len(merged.buckets))
              for merged in map(network.merged, limits))

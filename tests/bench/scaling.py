@@ -252,9 +252,9 @@ class Compressed(unittest.TestCase):
 
     def test_who_works_bucket_by_bucket(self):
         cluster = Cluster(8, SLOW)
-        for name, differs in [("topk-0.01", True), ("powersgd-4", True), ("dgc-0.01", False), ("signum-two-hop", False)]:
+        for name in ("topk-0.01", "powersgd-4", "dgc-0.01", "signum-two-hop"):
             one, other = (whole_step(System(name, "dense"), cluster, self.codec, by_bucket=b) for b in (False, True))
-            self.assertEqual(one.encode != other.encode, differs, name)
+            self.assertNotEqual(one.encode, other.encode, name)
 
 
 class Delay(unittest.TestCase):

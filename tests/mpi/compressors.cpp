@@ -147,8 +147,10 @@ TEST_CASE("compressors: bucket by bucket they do what they do for all gradients 
     ++split;
     CHECK(parts->exchange.buckets().size() > 2);
     exchanging whole(comm, options);
-    // Bits of 32 signs fill a word in each bucket.
-    CHECK(parts->exchange.payload_bytes() >= whole.exchange.payload_bytes());
+    const std::string name = describe(options);
+    const bool has_stripes = comm.size() > 1 && name.find("two hops") != std::string::npos;
+    // Bits of 32 signs fill a word in each bucket. A rank's share of the stripes depends on the buckets.
+    if (!has_stripes) CHECK(parts->exchange.payload_bytes() >= whole.exchange.payload_bytes());
     float worst = 0.0F, largest = 0.0F;
     for (std::uint64_t step = 0; step < 7; ++step) {
       parts->step(comm.rank(), step);
@@ -160,10 +162,13 @@ TEST_CASE("compressors: bucket by bucket they do what they do for all gradients 
         largest = std::max(largest, std::abs(one));
       }
     }
-    // QSGD's runs of values that share a norm begin anew in each bucket; PowerSGD's orthonormal columns
-    // amplify how sums are rounded.
-    const std::string name = describe(options);
-    if (!name.starts_with("QSGD")) CHECK(worst <= (name.starts_with("PowerSGD") ? 1e-3F : 1e-5F) * largest);
+    // QSGD's runs of values that share a norm begin anew in each bucket, and so do stripes; PowerSGD's
+    // orthonormal columns amplify how sums are rounded. Sums of signs depend on neither.
+    const bool sums_signs = name.starts_with("Signum") || name.find("shared scalers") != std::string::npos;
+    const bool is_product = name.find("PowerSGD") != std::string::npos;
+    if (!name.starts_with("QSGD") && (!has_stripes || sums_signs)) {
+      CHECK(worst <= (is_product ? 1e-3F : 1e-5F) * largest);
+    }
     // A copy of its states goes on in the same way.
     exchanging resumed(comm, options, how);
     const auto from = parts->exchange.states(), to = resumed.exchange.states();
@@ -177,7 +182,7 @@ TEST_CASE("compressors: bucket by bucket they do what they do for all gradients 
     resumed.step(comm.rank(), 7);
     CHECK(parts->result() == resumed.result());
   }
-  CHECK(split >= 15);
+  CHECK(split >= 28);
   how.nonfinite = nonfinite_policy::skip;
   CHECK_THROWS_WITH_AS(exchanging(comm, sign_codec_options{}, how), doctest::Contains("compress_by_bucket"),
                        value_error);

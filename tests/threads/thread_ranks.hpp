@@ -6,6 +6,7 @@
 /// all ranks of such a group at once, which it cannot with processes, and no MPI library is in its way.
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -126,6 +127,8 @@ class communicator {
   int rank() const { return rank_; }
   int size() const { return group_->size(); }
   bool usable_from_threads() const { return true; }
+  /// Number of messages that this rank has sent, to itself included. Other threads may read it.
+  int sent() const { return sent_.load(); }
 
   template <class T>
   [[nodiscard]] request start_all_reduce_sum(std::span<T> values) {
@@ -165,7 +168,9 @@ class communicator {
 
   template <class T>
   [[nodiscard]] request start_send(std::span<const T> values, int to) {
-    if (!values.empty()) group_->pair(rank_, to).send(std::as_bytes(values));
+    if (values.empty()) return {};
+    ++sent_;
+    group_->pair(rank_, to).send(std::as_bytes(values));
     return {};
   }
   template <class T>
@@ -221,6 +226,7 @@ class communicator {
     return {from_all(), std::as_writable_bytes(values), how};
   }
   void send_to_all(std::span<const std::byte> bytes) {
+    sent_ += size();
     for (int to = 0; to < size(); ++to) group_->collective(rank_, to).send(bytes);
   }
   std::vector<request::part> from_all() {
@@ -234,6 +240,7 @@ class communicator {
 
   group* group_;
   int rank_;
+  std::atomic<int> sent_{0};
 };
 
 static_assert(pf::communicator<communicator> && pf::messenger<communicator>);

@@ -124,6 +124,16 @@ inline index_t coded_size(const std::vector<coded_tensor>& tensors) {
 
 namespace detail {
 
+/// Codec::has_parts(options), or true if the codec has no such member.
+template <class Codec>
+bool codes_have_parts([[maybe_unused]] const typename Codec::options_type& options) {
+  if constexpr (requires { Codec::has_parts(options); }) {
+    return Codec::has_parts(options);
+  } else {
+    return true;
+  }
+}
+
 /// Random stream of a codec for a tensor; depends on seed, system, step, rank, hop and the tensor's name.
 inline random_stream code_randoms(std::uint64_t seed, std::string_view system, const code_place& place,
                                   const coded_tensor& tensor) {

@@ -69,8 +69,6 @@ class compact_sum {
   explicit compact_sum(compact_sum_options options)
       : compact_sum(options, 0, options.mask ? options.mask->size() : 0) {}
 
-  /// Whether part() may be called. False for TernGrad by two hops: its scalers are those of stripes.
-  bool has_parts() const { return !options_.ternary || options_.ternary->route == code_route::gather; }
   /// The compact sum of elements [begin, end) of the arena, for an exchange by buckets: encode and decode
   /// then get the gradients of these elements only. Throws value_error if the range cuts a tensor.
   compact_sum part(index_t begin, index_t end) const { return compact_sum(options_, begin, end); }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// Compression of single buckets together with a policy for gradients that are not finite.
+// Compression of single buckets: during the backward pass, after it and all at once; and together with a
+// policy for gradients that are not finite.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -122,6 +125,96 @@ void check_policies(const compression_options& compression, int ranks, exchange_
     CAPTURE(seen.reasons[0]);
     CHECK(seen.reasons[0].find("rank " + std::to_string(ranks - 1)) != std::string::npos);
   }
+}
+
+/// Waits until the exchange's thread has sent a message after the first `before` ones, at most 20 s. Returns
+/// whether it has.
+bool sends(const communicator& comm, int before) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (comm.sent() == before && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return comm.sent() > before;
+}
+
+/// Results of a rank's steps, whose gradients are written one after the other. `early`: after the gradients
+/// of the first bucket the rank waits for a message; it must send none before finish otherwise.
+std::vector<std::vector<float>> results_of(communicator& comm, const compression_options& compression,
+                                           const exchange_options& options, int threads, bool early) {
+  odd_parameters<float> net;
+  cpu_context ctx({threads, 0});
+  exchange_type exchange(net.store, comm, options, new_compressor(net.store, compression));
+  const index_t first = exchange.buckets()[0].size;
+  std::vector<std::vector<float>> results;
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    exchange.set_epoch(static_cast<index_t>(step / 2), step < 4 ? 0.1 : 0.05);
+    exchange.begin(ctx);
+    const int sent = comm.sent();
+    set_gradients(net.store, comm.rank(), step);
+    for (const auto& entry : net.store.parameters()) {
+      // Gradients of later buckets are written after the first message.
+      if (entry.offset == first && entry.thing->size() > 0 && comm.size() > 1) {
+        CHECK((early ? sends(comm, sent) : comm.sent() == sent));
+      }
+      ctx.gradient_written(*entry.thing);
+    }
+    exchange.finish(ctx);
+    results.emplace_back(net.store.gradients().begin(), net.store.gradients().end());
+  }
+  return results;
+}
+
+std::vector<std::vector<std::vector<float>>> results_of_ranks(int ranks,
+                                                              const compression_options& compression,
+                                                              const exchange_options& options, int threads,
+                                                              bool early) {
+  std::vector<std::vector<std::vector<float>>> all(static_cast<std::size_t>(ranks));
+  thread_ranks::run(ranks, [&](communicator& comm) {
+    all[static_cast<std::size_t>(comm.rank())] = results_of(comm, compression, options, threads, early);
+  });
+  return all;
+}
+
+/// Whether buckets are cut into pieces whose codes depend on the buckets: QSGD's runs of values, and parts of
+/// tensors in the stripes of several ranks. Sums of signs do not depend on them.
+bool depends_on_buckets(const std::string& name, int ranks) {
+  if (name.starts_with("QSGD")) return true;
+  return ranks > 1 && name.find("two hops") != std::string::npos && !name.starts_with("Signum") &&
+         name.find("shared scalers") == std::string::npos;
+}
+
+TEST_CASE("compress_by_bucket: sends during the backward pass; the bits are those after it and all at once") {
+  int split = 0;
+  for (const compression_options& compression : all_compressors()) {
+    if (!has_parts(compression)) continue;
+    const std::string name = describe(compression);
+    CAPTURE(name);
+    ++split;
+    for (const int ranks : {1, 2, 3}) {
+      CAPTURE(ranks);
+      const auto with = [&](exchange_progress progress, int threads) {
+        return results_of_ranks(ranks, compression, small_buckets(nonfinite_policy::ignore, progress),
+                                threads, progress == exchange_progress::thread);
+      };
+      const auto overlapped = with(exchange_progress::thread, 1);
+      CHECK(overlapped == with(exchange_progress::thread, 3));
+      CHECK(overlapped == with(exchange_progress::calls, 1));
+      for (const auto& one : overlapped) CHECK(one == overlapped[0]);
+      if (depends_on_buckets(name, ranks)) continue;
+      exchange_options whole;
+      whole.algorithm = all_reduce_algorithm::library;
+      auto in_buckets = small_buckets(nonfinite_policy::ignore, exchange_progress::thread);
+      in_buckets.algorithm = all_reduce_algorithm::library;
+      // A sparse sum of three ranks adds in an order that depends on its length.
+      if (ranks == 3 && name.find("sparse sum") != std::string::npos) continue;
+      CHECK(results_of_ranks(ranks, compression, in_buckets, 1, true) ==
+            results_of_ranks(ranks, compression, whole, 2, false));
+    }
+  }
+  CHECK(split == 30);
+}
+
+TEST_CASE("compress_by_bucket: codes that depend on all gradients wait for the end of the backward pass") {
+  CHECK_FALSE(has_parts(top_k_options{.ratio = 0.1, .scope = top_k_scope::arena}));
+  CHECK_FALSE(has_parts(dgc_options{.ratio = 0.1, .clip_norm = 1.0}));
 }
 
 TEST_CASE("compress_by_bucket without a state: a step that is not finite leaves no trace") {

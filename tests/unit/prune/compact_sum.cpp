@@ -405,9 +405,6 @@ TEST_CASE("compact_sum: options") {
   CHECK(compact_sum<float>(ternary(mask, true)).describe() ==
         line + ", TernGrad, clip 2.5, seed 1, shared scalers, gather");
   CHECK(describe(compression_options(compact_sum_options{mask})) == "compact sum of survivors");
-  CHECK(compact_sum<float>({mask}).has_parts());
-  CHECK(compact_sum<float>(ternary(mask, true)).has_parts());
-  CHECK_FALSE(compact_sum<float>(ternary(mask, false, code_route::two_hop)).has_parts());
   // Names of another bucket are no errors in a part.
   CHECK_NOTHROW(compact_sum<float>(ternary(mask, true, code_route::gather, {"conv"})).part(0, 7));
 }

@@ -111,7 +111,10 @@ inline std::string describe(const accordion_options& options) {
 /// first step after such an epoch; in other steps the round is empty.
 ///
 /// Collective behavior: all ranks must see the same epochs and rates, so set_epoch is called with equal
-/// arguments on all ranks. Rank 0 needs one more arena of memory, for the sums. The class has no part().
+/// arguments on all ranks. Rank 0 needs one more arena of memory, for the sums.
+///
+/// With exchange_options::compress_by_bucket the first round is one of every bucket, for its matrices. A
+/// level depends on the gradients of its matrix alone, so the levels are those of the whole.
 ///
 /// \code
 /// accordion_options options{.low = power_sgd_options{4}, .high = power_sgd_options{1}};
@@ -137,6 +140,11 @@ class accordion {
         schedule_(method_.ranges(), size, options.threshold, options.interval) {
     start(0, 1);
     applied_.assign(schedule_.levels().begin(), schedule_.levels().end());
+  }
+
+  /// A compressor of elements [begin, end) of the arena in which no epoch has begun.
+  accordion part(index_t begin, index_t end) const {
+    return {method_.part(begin, end), end - begin, options_};
   }
 
   /// Sets sums and norms to zero. Levels stay. Only rank 0 keeps sums and norms.
@@ -209,14 +217,15 @@ class accordion {
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const accordion_options& options) {
   options.validate();
-  const index_t size = coded_size(coded_tensors(store));
+  const std::vector<coded_tensor> tensors = coded_tensors(store);
+  const index_t size = coded_size(tensors);
   if (const auto* low = std::get_if<power_sgd_options>(&options.low)) {
     using method = detail::power_sgd_levels<T>;
-    return accordion(method(store, *low, std::get<power_sgd_options>(options.high)), size, options);
+    return accordion(method(tensors, *low, std::get<power_sgd_options>(options.high)), size, options);
   }
   using method = detail::top_k_levels<T>;
-  return accordion(method(store, std::get<top_k_options>(options.low), std::get<top_k_options>(options.high)),
-                   size, options);
+  const auto& high = std::get<top_k_options>(options.high);
+  return accordion(method(tensors, std::get<top_k_options>(options.low), high), size, options);
 }
 
 PUFFERFISH_NAMESPACE_END

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/compress/accordion/accordion_schedule.hpp>
@@ -25,9 +26,12 @@ namespace detail {
 template <class T>
 class power_sgd_levels : public power_sgd<T> {
  public:
-  power_sgd_levels(const parameter_store<T>& store, const power_sgd_options& low,
+  power_sgd_levels(std::vector<coded_tensor> tensors, const power_sgd_options& low,
                    const power_sgd_options& high)
-      : power_sgd<T>(store, low), low_(low.rank), high_(high.rank) {}
+      : power_sgd_levels(power_sgd<T>(std::move(tensors), low), low.rank, high.rank) {}
+  power_sgd_levels part(index_t begin, index_t end) const {
+    return {power_sgd<T>::part(begin, end), low_, high_};
+  }
 
   /// The matrices that have a level, in the order of the arena.
   std::vector<matrix_range> ranges() const {
@@ -41,6 +45,8 @@ class power_sgd_levels : public power_sgd<T> {
   void restore_levels(std::span<const T> levels) { this->restore_ranks(ranks(levels)); }
 
  private:
+  power_sgd_levels(power_sgd<T> all_low, index_t low, index_t high)
+      : power_sgd<T>(std::move(all_low)), low_(low), high_(high) {}
   std::vector<index_t> ranks(std::span<const T> levels) const {
     std::vector<index_t> result;
     for (const T level : levels) result.push_back(level == T(0) ? high_ : low_);
@@ -57,10 +63,11 @@ class top_k_levels {
  public:
   using value_type = T;
 
-  top_k_levels(const parameter_store<T>& store, const top_k_options& low, const top_k_options& high)
+  top_k_levels(std::vector<coded_tensor> tensors, const top_k_options& low, const top_k_options& high)
       : low_(low),
         high_(high),
-        matrices_(matrices_of(store)),
+        tensors_(std::move(tensors)),
+        matrices_(matrices_of(tensors_)),
         chunks_(matrices_),
         entries_(false),
         selector_("accordion", matrices_),
@@ -68,14 +75,17 @@ class top_k_levels {
     check_entry_ratio("accordion", low.ratio);
     check_entry_ratio("accordion", high.ratio);
     index_t vectors = 0;
-    for (const coded_tensor& tensor : coded_tensors(store)) {
+    for (const coded_tensor& tensor : tensors_) {
       if (is_matrix(tensor)) continue;
       vectors_.push_back(tensor);
       vectors += tensor.size;
     }
     sum_ = aligned_buffer<T>(vectors);
-    if (low.memory != code_memory::none) memory_ = aligned_buffer<T>(coded_size(coded_tensors(store)));
+    if (low.memory != code_memory::none) memory_ = aligned_buffer<T>(coded_size(tensors_));
     restore_levels(std::vector<T>(matrices_.size(), T(1)));
+  }
+  top_k_levels part(index_t begin, index_t end) const {
+    return {coded_parts(tensors_, begin, end), low_, high_};
   }
 
   int rounds() const { return 1; }
@@ -150,10 +160,9 @@ class top_k_levels {
 
  private:
   static bool is_matrix(const coded_tensor& tensor) { return tensor.layout.dims >= 2; }
-  static std::vector<coded_tensor> matrices_of(const parameter_store<T>& store) {
-    std::vector<coded_tensor> result = coded_tensors(store);
-    std::erase_if(result, [](const coded_tensor& tensor) { return !is_matrix(tensor); });
-    return result;
+  static std::vector<coded_tensor> matrices_of(std::vector<coded_tensor> tensors) {
+    std::erase_if(tensors, [](const coded_tensor& tensor) { return !is_matrix(tensor); });
+    return tensors;
   }
   // Calls f(vector, address of its values in the sum) for all vectors.
   template <class F>
@@ -174,7 +183,7 @@ class top_k_levels {
   }
 
   top_k_options low_, high_;
-  std::vector<coded_tensor> matrices_, vectors_;
+  std::vector<coded_tensor> tensors_, matrices_, vectors_;
   tensor_chunks chunks_;  // of the matrices
   entry_blocks<T> entries_;
   largest_selector<T> selector_;

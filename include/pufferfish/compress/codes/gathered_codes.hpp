@@ -67,10 +67,7 @@ class gathered_codes {
   }
 
   /// See gradient_compressor. Codec::has_parts(options) is false where a code depends on all tensors.
-  bool has_parts() const {
-    if constexpr (requires { Codec::has_parts(options_); }) return Codec::has_parts(options_);
-    return true;
-  }
+  bool has_parts() const { return detail::codes_have_parts<Codec>(options_); }
   /// A compressor of elements [begin, end) of the arena with a fresh memory of zeros.
   gathered_codes part(index_t begin, index_t end) const {
     return {coded_parts(tensors_, begin, end), options_, kind_};

@@ -58,10 +58,7 @@ class summed_entries {
   }
 
   /// See gradient_compressor. Codec::has_parts(options) is false where a code depends on all tensors.
-  bool has_parts() const {
-    if constexpr (requires { Codec::has_parts(options_); }) return Codec::has_parts(options_);
-    return true;
-  }
+  bool has_parts() const { return detail::codes_have_parts<Codec>(options_); }
   /// A compressor of elements [begin, end) of the arena with a fresh memory of zeros.
   summed_entries part(index_t begin, index_t end) const {
     return {coded_parts(tensors_, begin, end), options_, kind_};

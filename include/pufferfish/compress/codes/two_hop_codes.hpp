@@ -43,9 +43,10 @@ inline stripe_range stripe_of(index_t size, int stripe, int count) {
 /// The codec must have a fixed length, and a constructor from (std::vector<coded_tensor>,
 /// Codec::options_type).
 ///
-/// Stripes depend on the number of ranks: the memories of a checkpoint fit only runs with as many ranks. The
-/// class has no part(), so exchange_options::compress_by_bucket is refused. On one rank the gradients are
-/// coded twice.
+/// Stripes depend on the number of ranks: the memories of a checkpoint fit only runs with as many ranks. With
+/// exchange_options::compress_by_bucket each bucket has stripes of its own, so that all ranks own as much of
+/// it; on several ranks other parts of tensors are then coded together. On one rank the gradients are coded
+/// twice.
 ///
 /// \code
 /// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {},
@@ -87,6 +88,14 @@ class two_hop_codes {
     rate_ = detail::memory_rate<value_type>(kind_ == code_memory::rescaled_error_feedback);
     memory_ = aligned_buffer<value_type>(size);
     owner_memory_ = aligned_buffer<value_type>(stripes_[me].size());
+  }
+
+  /// See gradient_compressor. Codec::has_parts(options) is false where a code depends on all tensors.
+  bool has_parts() const { return detail::codes_have_parts<Codec>(options_); }
+  /// A compressor of elements [begin, end) of the arena, cut into stripes of their own, with fresh memories
+  /// of zeros.
+  two_hop_codes part(index_t begin, index_t end) const {
+    return {coded_parts(tensors_, begin, end), options_, kind_};
   }
 
   int rounds() const { return 2; }

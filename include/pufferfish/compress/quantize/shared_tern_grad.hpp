@@ -65,12 +65,9 @@ class shared_tern_grad {
   /// the route `sparse`, unless clip is finite and not negative, and for a name in options.skip that is not
   /// the name of a parameter or layer.
   shared_tern_grad(const std::vector<coded_tensor>& tensors, const tern_grad_options& options)
-      : options_(options), tensors_(tensors), codes_(tensors, options.clip, options.skip) {
+      : shared_tern_grad(options, tensors) {
     detail::check_tern_route("shared_tern_grad", options.route);
     detail::check_tern_skips(options.skip, tensors);
-    options_.shared_scaler = true;
-    whole_.resize(static_cast<std::size_t>(codes_.whole_size()));
-    start(0, 1);
   }
 
   /// Prepares the object for rank `rank` of `ranks`, 0 <= rank < ranks: the lengths of all blocks.
@@ -93,10 +90,10 @@ class shared_tern_grad {
     sums_.resize(sums);
   }
 
-  /// See gradient_compressor. There are no parts if stripes or names of whole tensors refer to the arena.
-  bool has_parts() const { return options_.route == code_route::gather && options_.skip.empty(); }
+  /// A compressor of elements [begin, end) of the arena, with stripes of its own if it has two hops. Its
+  /// result is that of the whole.
   shared_tern_grad part(index_t begin, index_t end) const {
-    return {coded_parts(tensors_, begin, end), options_};
+    return {options_, coded_parts(tensors_, begin, end)};
   }
 
   int rounds() const { return options_.route == code_route::gather ? 2 : 3; }
@@ -156,6 +153,14 @@ class shared_tern_grad {
 
  private:
   using sums_of_piece = std::int32_t[detail::field_piece];
+
+  // Checks neither the route nor the names in options.skip: a part does not have all tensors.
+  shared_tern_grad(const tern_grad_options& options, std::vector<coded_tensor> tensors)
+      : options_(options), tensors_(std::move(tensors)), codes_(tensors_, options.clip, options.skip) {
+    options_.shared_scaler = true;
+    whole_.resize(static_cast<std::size_t>(codes_.whole_size()));
+    start(0, 1);
+  }
 
   // Computes this rank's bounds of all coded tensors and copies the values that are sent whole.
   void find_maxima(context<device::cpu>& ctx, std::span<const T> gradients) {

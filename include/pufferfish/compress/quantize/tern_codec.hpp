@@ -66,8 +66,6 @@ class tern_codec {
   explicit tern_codec(const std::vector<coded_tensor>& tensors, const tern_grad_options& options = {})
       : options_(options), codes_(tensors, options.clip, options.skip) {}
 
-  /// Whether codes of parts of the arena are parts of its code: names in skip refer to the whole arena.
-  static bool has_parts(const tern_grad_options& options) { return options.skip.empty(); }
   /// ceil(N / 4) bytes of fields, sizeof(T) per coded tensor, and sizeof(T) per value that is sent whole.
   std::size_t most_bytes() const {
     return whole_byte() + static_cast<std::size_t>(codes_.whole_size()) * sizeof(T);

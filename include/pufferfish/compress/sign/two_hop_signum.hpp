@@ -37,8 +37,8 @@ inline std::string describe(const two_hop_signum_options& options) {
 /// 1) / p bytes for odd p and 3 B (p - 1) / p for even p; signum sends B (p - 1). So from p = 3 on this class
 /// sends less, and for p = 2 it sends more.
 ///
-/// The class has no part(): stripes are cuts of the whole arena. Each member is local; the exchange must have
-/// called start with the place's rank and number of ranks before encode.
+/// Each member is local; the exchange must have called start with the place's rank and number of ranks before
+/// encode.
 ///
 /// \code
 /// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, two_hop_signum_options{});
@@ -55,8 +55,15 @@ class two_hop_signum {
     }
     index_t size = 0;
     for (const auto& entry : store.parameters()) size += entry.thing->size();
-    momentum_ = aligned_buffer<T>(size);
-    start(0, 1);
+    resize(size);
+  }
+
+  /// A compressor of elements [begin, end) of the arena, cut into stripes of their own; its momentum is zero.
+  /// Its votes are those of the whole.
+  two_hop_signum part(index_t begin, index_t end) const {
+    two_hop_signum result(options_);
+    result.resize(end - begin);
+    return result;
   }
 
   /// Prepares the object for rank `rank` of `ranks`, 0 <= rank < ranks. Keeps the momentum.
@@ -114,6 +121,12 @@ class two_hop_signum {
   std::string describe() const { return pufferfish::describe(options_); }
 
  private:
+  explicit two_hop_signum(const two_hop_signum_options& options) : options_(options) {}
+  void resize(index_t size) {
+    momentum_ = aligned_buffer<T>(size);
+    start(0, 1);
+  }
+
   static index_t words_of(const stripe_range& stripe) {
     return (stripe.size() + detail::signs_a_word - 1) / detail::signs_a_word;
   }

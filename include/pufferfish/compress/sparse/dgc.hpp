@@ -57,9 +57,10 @@ namespace detail {
 ///
 /// The store must outlive the object if there is weight decay.
 ///
-/// The class has no part(), so exchange_options::compress_by_bucket is refused. The number k changes with the
-/// epoch: call gradient_exchange::set_epoch at the start of every epoch if warmup_epochs is above 0. State:
-/// u, v, and with weight decay b, one value per element each.
+/// The number k changes with the epoch: call gradient_exchange::set_epoch at the start of every epoch if
+/// warmup_epochs is above 0. State: u, v, and with weight decay b, one value per element each. With clip_norm
+/// exchange_options::compress_by_bucket is refused: ||g_w|| is the norm of all gradients, which is known only
+/// after the backward pass.
 ///
 /// \code
 /// dgc_options options{.ratio = 0.001, .momentum = 0.9, .warmup_epochs = 4};
@@ -74,33 +75,18 @@ class dgc {
   /// Throws value_error for options out of range (dgc_options::validate) and, naming the tensor, for one of
   /// 2^31 elements or more; with code_route::sparse also for an arena of 2^31 elements or more.
   dgc(const parameter_store<T>& store, const dgc_options& options)
-      : options_(options),
-        store_(&store),
-        tensors_(coded_tensors(store)),
-        chunks_(tensors_),
-        entries_(options.half_values, options.sampled),
-        exact_("dgc", tensors_),
-        sampled_("dgc", tensors_),
-        u_(coded_size(tensors_)),
-        v_(coded_size(tensors_)) {
-    options.validate();
-    if (is_summed()) stream_ = sparse_stream<T>(u_.size());
-    index_t vectors = 0;
-    for (const coded_tensor& tensor : tensors_) {
-      places_.push_back({is_matrix(tensor) ? -1 : vectors});
-      if (!is_matrix(tensor)) vectors += tensor.size;
+      : dgc(&store, coded_tensors(store), places_in(store, options), options) {}
+
+  /// See gradient_compressor. There are no parts if gradients are clipped, by the norm of all of them.
+  bool has_parts() const { return options_.clip_norm == 0.0; }
+  /// A compressor of elements [begin, end) of the arena with u = v = b = 0. The store must exist if there is
+  /// weight decay.
+  dgc part(index_t begin, index_t end) const {
+    std::vector<tensor_place> places;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      if (tensors_[t].offset >= begin && tensors_[t].offset < end) places.push_back(places_[t]);
     }
-    std::size_t t = 0;
-    for (std::size_t id = 0; id < store.parameters().size(); ++id) {
-      const auto& entry = store.parameters()[id];
-      if (entry.thing->size() == 0) continue;
-      places_[t].parameter = id;
-      places_[t++].decays =
-          options.weight_decay > 0.0 && (options.decay_all || entry.thing->role() == parameter_role::weight);
-    }
-    sum_ = aligned_buffer<T>(vectors);
-    if (options.weight_decay > 0.0) decayed_ = aligned_buffer<T>(u_.size());
-    set_epoch(0);
+    return {store_, coded_parts(tensors_, begin, end), std::move(places), options_};
   }
 
   int rounds() const { return 1; }
@@ -176,6 +162,41 @@ class dgc {
     std::size_t parameter = 0;
     bool decays = false;
   };
+
+  dgc(const parameter_store<T>* store, std::vector<coded_tensor> tensors, std::vector<tensor_place> places,
+      const dgc_options& options)
+      : options_((options.validate(), options)),
+        store_(store),
+        tensors_(std::move(tensors)),
+        places_(std::move(places)),
+        chunks_(tensors_),
+        entries_(options.half_values, options.sampled),
+        exact_("dgc", tensors_),
+        sampled_("dgc", tensors_),
+        u_(coded_size(tensors_)),
+        v_(coded_size(tensors_)) {
+    if (is_summed()) stream_ = sparse_stream<T>(u_.size());
+    index_t vectors = 0;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) {
+      places_[t].in_sum = is_matrix(tensors_[t]) ? -1 : vectors;
+      if (!is_matrix(tensors_[t])) vectors += tensors_[t].size;
+    }
+    sum_ = aligned_buffer<T>(vectors);
+    if (options.weight_decay > 0.0) decayed_ = aligned_buffer<T>(u_.size());
+    set_epoch(0);
+  }
+
+  // The places of coded_tensors(store), without in_sum.
+  static std::vector<tensor_place> places_in(const parameter_store<T>& store, const dgc_options& options) {
+    std::vector<tensor_place> places;
+    for (std::size_t id = 0; id < store.parameters().size(); ++id) {
+      const auto& parameter = *store.parameters()[id].thing;
+      if (parameter.size() == 0) continue;
+      const bool is_decayed = options.decay_all || parameter.role() == parameter_role::weight;
+      places.push_back({.parameter = id, .decays = options.weight_decay > 0.0 && is_decayed});
+    }
+    return places;
+  }
 
   static std::size_t at(index_t i) { return static_cast<std::size_t>(i); }
   bool is_summed() const { return options_.route == code_route::sparse; }

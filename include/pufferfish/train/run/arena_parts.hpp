@@ -51,7 +51,7 @@ struct arena_parts {
     exchange_options gradients = options.exchange;
     gradients.local = options.rare.has_value();
     if (const auto survivors = pruning.exchange()) {
-      gradients.compress_by_bucket = compact_sum<T>(*survivors).has_parts();
+      gradients.compress_by_bucket = true;
       compressor = all_or_none(comm, "training_run", [&] { return new_compressor(store, *survivors); });
     }
     sparsity.reset();

@@ -325,7 +325,7 @@ TEST_CASE("accordion: goes on from its states, within an epoch and between two, 
 TEST_CASE("accordion: a new Q for a matrix whose rank changes, the old one for others") {
   const parameters<double> net({matrix::matrix(9, 7), matrix::matrix(8, 8), matrix::matrix(7, 9)});
   cpu_context ctx;
-  detail::power_sgd_levels<double> method(net.store, {2}, {1});
+  detail::power_sgd_levels<double> method(coded_tensors(net.store), {2}, {1});
   const auto q = [&] {
     const auto state = method.states()[1];
     return std::vector<double>(state.values.begin(), state.values.end());
@@ -356,7 +356,7 @@ TEST_CASE("accordion: bytes of ResNet-18 follow the levels") {
     layouts.push_back(tensor.layout);
   }
   const parameters<float> net(layouts);
-  detail::power_sgd_levels<float> ranks(net.store, {2}, {1});
+  detail::power_sgd_levels<float> ranks(coded_tensors(net.store), {2}, {1});
   std::vector<float> levels(ranks.ranges().size(), 1.0F);
   CHECK(levels.size() == 21);
   CHECK(ranks.payload_bytes() == 328'528);
@@ -368,7 +368,7 @@ TEST_CASE("accordion: bytes of ResNet-18 follow the levels") {
   ranks.set_levels(levels, 2);
   CHECK(ranks.payload_bytes() == 183'228);
 
-  detail::top_k_levels<float> entries(net.store, {0.99}, {0.1});
+  detail::top_k_levels<float> entries(coded_tensors(net.store), {0.99}, {0.1});
   index_t low = 4 * 9482, high = low;
   for (const auto& range : entries.ranges()) {
     low += 8 * static_cast<index_t>(std::floor(0.99 * static_cast<double>(range.size)));
