@@ -16,7 +16,7 @@
 #include <vector>
 
 #include <pufferfish/distributed/exchange/fragment_exchanges.hpp>
-#include <pufferfish/distributed/exchange/outer_parameters.hpp>
+#include <pufferfish/distributed/exchange/outer_values.hpp>
 #include <pufferfish/distributed/rare_exchange_options.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -51,23 +51,34 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// the thread. After an exception of step_done or synchronize that came from the exchange all calls throw
 /// state_error.
 ///
+/// A device's parameters are exchanged by way of the host: a fragment is copied to the host for D_w and back
+/// after the outer step, which waits for the device.
+///
 /// All ranks make the same calls in the same order; the members say which are local. The callers are one
-/// thread at a time. Memory: theta, v (with a momentum) and D, each of the arena's size.
-template <class T, class Comm>
+/// thread at a time. Memory of the host: theta, v (with a momentum), D and a device's values, each of the
+/// arena's size.
+template <class T, class Comm, class Device = device::cpu>
 class rare_exchange {
  public:
   /// Takes the store's values as theta: they must be equal on all ranks at the first call of step_done or
   /// synchronize (restart takes new ones). Store and communicator must outlive the object. Collective: throws
   /// state_error on all ranks if their fragments, options or compressors differ; value_error on all ranks for
-  /// options out of range, values on a device, a compressor together with measure_spread, and a compressor
-  /// without parts (gradient_compressor) for several fragments.
+  /// options out of range, values that are not on Device, a compressor together with measure_spread, and a
+  /// compressor without parts (gradient_compressor) for several fragments.
   rare_exchange(parameter_store<T>& store, Comm& comm, const rare_exchange_options& options = {},
                 std::optional<any_compressor<T>> compressor = {})
       : store_(&store),
         generation_(store.generation()),
         options_(options),
         exchanges_(store, comm, options, checked(store, comm, options, std::move(compressor))) {
-    detail::all_or_none(comm, "rare_exchange", [this] { prepare(); });
+    detail::all_or_none(comm, "rare_exchange", [this] {
+      exchanges_.prepare(cut_fragments(*store_, options_.fragments),
+                         static_cast<index_t>(store_->values().size()));
+      outer_.start(*store_, options_);
+    });
+    since_.assign(fragments().size(), 0);
+    variances_.assign(fragments().size(), 0.0);
+    start_round();
     agree_on_lines(comm, "rare exchange",
                    exchanges_.reducer.option_lines(fragments()) + describe(options_) + "\n");
     exchanges_.start_thread();
@@ -84,10 +95,10 @@ class rare_exchange {
   const std::vector<gradient_bucket>& fragments() const { return exchanges_.fragments; }
 
   /// To be called after each optimizer step of this rank: exchanges the fragments that are due. Collective.
-  /// Throws state_error if the network has changed its arenas, its values are on a device or an earlier call
-  /// has failed; throws it on all ranks if their outer parameters or counters differ (the first call compares
-  /// them). Rethrows exceptions of the communicator.
-  void step_done(context<device::cpu>& ctx) {
+  /// Throws state_error if the network has changed its arenas, its values are not on Device or an earlier
+  /// call has failed; throws it on all ranks if their outer parameters or counters differ (the first call
+  /// compares them). Rethrows exceptions of the communicator.
+  void step_done(context<Device>& ctx) {
     guarded([&] {
       ++position_;
       ++clock_;
@@ -106,17 +117,17 @@ class rare_exchange {
   /// sets the parameters to theta, so that they are equal on all ranks. These are outer steps as others,
   /// whatever the number of local steps before them. The next step starts a new round. Then `buffers`, such
   /// as batch-norm statistics, become their means over the ranks. (Running averages are linear in what they
-  /// average, so that it does not matter how often they are averaged over the ranks.) `buffers` have the same
-  /// lengths on all ranks. Collective. Errors as step_done.
-  void synchronize(context<device::cpu>& ctx, const std::vector<std::span<T>>& buffers = {}) {
+  /// average, so that it does not matter how often they are averaged over the ranks.) `buffers` are in host
+  /// memory, of the same lengths on all ranks. Collective. Errors as step_done.
+  void synchronize(context<Device>& ctx, const std::vector<std::span<T>>& buffers = {}) {
     guarded([&] {
       while (exchanges_.any()) complete(ctx);
       for (std::size_t f = 0; f < fragments().size(); ++f) {
         if (since_[f] > 0) {
-          exchanges_.reduce(ctx, take_change(ctx, f));
+          exchanges_.reduce(outer_.host(ctx), take_change(ctx, f));
           apply(ctx, f, 0.0);
         } else {
-          outer_.adopt(ctx, fragments()[f], store_->values());
+          outer_.adopt(ctx, fragments()[f]);
         }
       }
       changed_ = true;
@@ -144,8 +155,8 @@ class rare_exchange {
 
   /// Sets the parameters to theta without any message, for a rank that has lost others. Exchanges under way
   /// are discarded. The object is unusable afterwards. Local.
-  void abandon(context<device::cpu>& ctx) {
-    for (const gradient_bucket& fragment : fragments()) outer_.adopt(ctx, fragment, store_->values());
+  void abandon(context<Device>& ctx) {
+    for (const gradient_bucket& fragment : fragments()) outer_.adopt(ctx, fragment);
     store_->round();
   }
 
@@ -154,7 +165,7 @@ class rare_exchange {
   void restart() {
     if (exchanges_.any())
       PUFFERFISH_THROW(state_error("rare_exchange: restart while exchanges are under way"));
-    outer_.restart(store_->values());
+    outer_.restart();
     std::fill(since_.begin(), since_.end(), std::uint64_t{0});
     start_round();
     agreed_ = false;
@@ -223,7 +234,7 @@ class rare_exchange {
                                                   std::optional<any_compressor<T>> compressor) {
     detail::all_or_none(comm, "rare_exchange", [&] {
       options.validate();
-      if (!store.on_host()) PUFFERFISH_THROW(value_error("rare_exchange: the parameters are on a device"));
+      detail::outer_values<T, Device>::template check_place<value_error>(store);
       if (!compressor) return;
       if (options.measure_spread) {
         PUFFERFISH_THROW(value_error("rare_exchange: measure_spread with compressor " +
@@ -235,16 +246,6 @@ class rare_exchange {
     return compressor;
   }
 
-  // Local.
-  void prepare() {
-    exchanges_.prepare(cut_fragments(*store_, options_.fragments),
-                       static_cast<index_t>(store_->values().size()));
-    outer_ = detail::outer_parameters<T>(store_->values(), options_);
-    since_.assign(fragments().size(), 0);
-    variances_.assign(fragments().size(), 0.0);
-    round_steps_ = options_.local_steps;
-  }
-
   // Calls work(). If it throws, all later calls throw, since collectives of the ranks may no longer match.
   // `collective`: the call may compare the ranks' states.
   template <class Work>
@@ -252,7 +253,7 @@ class rare_exchange {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("rare_exchange: the network has new arenas; make a new exchange"));
     }
-    if (!store_->on_host()) PUFFERFISH_THROW(state_error("rare_exchange: the parameters are on a device"));
+    outer_.template check_place<state_error>(*store_);
     if (!failure_.empty()) {
       detail::throw_error<state_error>({"rare_exchange: an earlier call failed (", failure_,
                                         "): the ranks may have different steps; make a new exchange on all"});
@@ -287,37 +288,37 @@ class rare_exchange {
   }
 
   // Takes D_w of fragment f. Without delay makes the outer step, else starts the exchange.
-  void exchange(context<device::cpu>& ctx, std::size_t f) {
+  void exchange(context<Device>& ctx, std::size_t f) {
     while (exchanges_.any_of(f)) complete(ctx);
     const job what = take_change(ctx, f);
     if (options_.delay == 0) {
-      exchanges_.reduce(ctx, what);
+      exchanges_.reduce(outer_.host(ctx), what);
       return apply(ctx, f, 0.0);
     }
     exchanges_.start(what, clock_ + static_cast<std::uint64_t>(options_.delay));
   }
   // Ends the oldest exchange under way.
-  void complete(context<device::cpu>& ctx) { apply(ctx, exchanges_.complete(ctx), options_.mixing); }
+  void complete(context<Device>& ctx) { apply(ctx, exchanges_.complete(outer_.host(ctx)), options_.mixing); }
 
   // Computes D_w of a fragment.
-  job take_change(context<device::cpu>& ctx, std::size_t f) {
+  job take_change(context<Device>& ctx, std::size_t f) {
     detail::check_not_given_up(exchanges_.reducer.comm());
     const std::span<T> change = exchanges_.change(f);
-    outer_.subtract(ctx, fragments()[f], store_->values(), change);
+    outer_.subtract(ctx, fragments()[f], change);
     if (exchanges_.slots > 0) exchanges_.all_of(f).back() = static_cast<T>(detail::squared_norm<T>(change));
     since_[f] = 0;
     return {f, outer_steps_++, epoch_, learning_rate_};
   }
 
   // The outer step with D, which is in exchanges_.change(f); adds to the report.
-  void apply(context<device::cpu>& ctx, std::size_t f, double mixing) {
+  void apply(context<Device>& ctx, std::size_t f, double mixing) {
     const std::span<T> change = exchanges_.change(f), all = exchanges_.all_of(f);
     const bool sent = exchanges_.reducer.comm().size() > 1;
     if (exchanges_.slots > 0 && sent) {
       const double mean_square = static_cast<double>(all.back());
       variances_[f] = std::max(0.0, mean_square - detail::squared_norm<T>(change));
     }
-    outer_.step(ctx, fragments()[f], change, store_->values(), mixing);
+    outer_.step(ctx, fragments()[f], change, mixing);
     changed_ = true;
     ++report_.outer_steps;
     if (!exchanges_.reducer.has_compressor() && sent) {
@@ -334,12 +335,11 @@ class rare_exchange {
   std::uint64_t generation_;
   rare_exchange_options options_;  // local_steps: of the next round
   detail::fragment_exchanges<T, Comm> exchanges_;
-  detail::outer_parameters<T> outer_;
-  std::vector<double> variances_;           // of each fragment
-  std::vector<std::uint64_t> since_;        // local steps since each fragment's D_w was taken
-  index_t position_ = 0, round_steps_ = 1;  // local steps of this round: done, all
-  std::uint64_t clock_ = 0;                 // local steps of this object
-  std::uint64_t outer_steps_ = 0;
+  detail::outer_values<T, Device> outer_;
+  std::vector<double> variances_;              // of each fragment
+  std::vector<std::uint64_t> since_;           // local steps since each fragment's D_w was taken
+  index_t position_ = 0, round_steps_ = 1;     // local steps of this round: done, all
+  std::uint64_t clock_ = 0, outer_steps_ = 0;  // local steps of this object; exchanges of fragments
   index_t epoch_ = 0;
   double learning_rate_ = 0.0;
   bool agreed_ = false, changed_ = false;

@@ -11,6 +11,7 @@
 
 #include <pufferfish/compress/sign/sign_codec.hpp>
 #include <pufferfish/compress/sparse/block_top_k.hpp>
+#include <pufferfish/compress/sparse/top_k.hpp>
 #include <pufferfish/distributed/rare_exchange.hpp>
 #include <pufferfish/distributed/self.hpp>
 
@@ -489,9 +490,8 @@ TEST_CASE("rare_exchange: options that cannot be are refused by name and number"
   refused(with_exchange, "wire bf16");
   CHECK_THROWS_WITH_AS(exchange_type(net.store, alone, {.measure_spread = true}, sparse()),
                        doctest::Contains("measure_spread with compressor block top-k"), value_error);
-  block_top_k_options two_hops = sparse();
-  two_hops.route = code_route::two_hop;
-  CHECK_THROWS_WITH_AS(exchange_type(net.store, alone, {.fragments = 2}, two_hops),
+  const top_k_options of_all{.scope = top_k_scope::arena};
+  CHECK_THROWS_WITH_AS(exchange_type(net.store, alone, {.fragments = 2}, of_all),
                        doctest::Contains("bucket by bucket"), value_error);
   exchange_type good(net.store, alone);
   CHECK_THROWS_WITH_AS(good.set_local_steps(0), doctest::Contains("0 local steps"), value_error);

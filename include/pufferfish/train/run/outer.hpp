@@ -54,11 +54,9 @@ class run_outer {
   }
   /// To be called after a local step; `rate`: learning rate of that step.
   void step_done(context<Device>& ctx, double rate) {
-    if constexpr (std::is_same_v<Device, device::cpu>) {
-      if (!runs()) return;
-      exchange_->set_local_steps(schedule_(rate, peak_));
-      exchange_->step_done(ctx);
-    }
+    if (!runs()) return;
+    exchange_->set_local_steps(schedule_(rate, peak_));
+    exchange_->step_done(ctx);
   }
   /// Whether the exchanges of all fragments of a round have been made or started.
   bool between_rounds() const { return !runs() || exchange_->between_rounds(); }
@@ -68,15 +66,11 @@ class run_outer {
   }
   /// Makes the parameters equal on all ranks. Collective.
   void synchronize(context<Device>& ctx) {
-    if constexpr (std::is_same_v<Device, device::cpu>) {
-      if (runs() && !exchange_->is_synchronized()) exchange_->synchronize(ctx);
-    }
+    if (runs() && !exchange_->is_synchronized()) exchange_->synchronize(ctx);
   }
   /// Sets the parameters to the outer parameters, without other ranks.
   void abandon(context<Device>& ctx) {
-    if constexpr (std::is_same_v<Device, device::cpu>) {
-      if (runs()) exchange_->abandon(ctx);
-    }
+    if (runs()) exchange_->abandon(ctx);
   }
 
   std::optional<rare_exchange_report> report() const {
@@ -113,7 +107,7 @@ class run_outer {
  private:
   local_steps_schedule schedule_;
   double peak_ = 1.0;
-  std::optional<rare_exchange<T, Comm>> exchange_;
+  std::optional<rare_exchange<T, Comm, Device>> exchange_;
 };
 
 }  // namespace detail

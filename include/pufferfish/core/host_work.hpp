@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: a context for the part of an algorithm that the host computes, whatever the device.
+
+#include <pufferfish/core/context.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// of(ctx): the context itself on the CPU, else a context of the object, with default options.
+template <class Device>
+class host_work {
+ public:
+  context<device::cpu>& of(context<Device>&) { return own_; }
+
+ private:
+  context<device::cpu> own_;
+};
+template <>
+class host_work<device::cpu> {
+ public:
+  context<device::cpu>& of(context<device::cpu>& ctx) { return ctx; }
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
