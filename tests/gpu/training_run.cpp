@@ -13,11 +13,10 @@ using pf::device::gpu;
 
 // As on the CPU to rounding, and the same bits again: launch by launch, or stopped after `stop` steps and
 // gone on with, on a device and on the CPU.
-template <class Case>
-void check_runs(const Case& of, index_t stop, double tolerance) {
+template <class Case, class Options>
+void check_runs(const Case& of, index_t stop, double tolerance, Options options) {
   pf::self comm;
   const scratch_folder folder;
-  auto options = Case::options();
   auto run = of.template make<gpu>(comm, options);
   recorder seen;
   run_and_save(run, stop, folder / "device", seen);
@@ -50,6 +49,30 @@ void check_runs(const Case& of, index_t stop, double tolerance) {
     resumed.run(seen);
     check_same(outcome_of(resumed), expected);
   }
+}
+
+template <class Case>
+void check_runs(const Case& of, index_t stop, double tolerance) {
+  check_runs(of, stop, tolerance, Case::options());
+}
+
+// Values of the pruned weights of a network, which must be there.
+template <class Run>
+std::vector<float> pruned_values(const Run& run) {
+  std::vector<float> values;
+  REQUIRE(run.pruned() != nullptr);
+  run.net().read_on_host([&](const auto&) {
+    const auto& tensors = run.pruned()->tensors();
+    std::size_t t = 0;
+    for (const auto& entry : run.net().store().parameters()) {
+      if (entry.thing->size() == 0) continue;
+      for (index_t i = 0; i < tensors[t].size; ++i) {
+        if (!run.pruned()->keeps(t, i)) values.push_back(entry.thing->values()[static_cast<std::size_t>(i)]);
+      }
+      ++t;
+    }
+  });
+  return values;
 }
 
 // In 16 bits: the losses of float, and the same bits again.
@@ -167,6 +190,67 @@ TEST_CASE("gpu training run: a network on another device than its run") {
     CHECK(pf::gpu::device_of(run.net().store().gradients().data()) == 1);
   }
   pf::gpu::use_device(0);
+}
+
+TEST_CASE("gpu training run: a pruned network, by magnitude, interrupted before the switch") {
+  auto options = image_case<>::options();
+  options.pruning.emplace();
+  options.pruning->method = pf::pruning_method::magnitude;
+  const image_case<> of;
+  check_runs(of, 3, 2e-2, options);
+  pf::self comm;
+  options.mode = pf::training_mode::dense;
+  options.pruning->epoch = 1;
+  auto run = of.make<gpu>(comm, options);
+  auto on_host = of.make<cpu>(comm, options);
+  recorder seen;
+  run.run(seen);
+  on_host.run(seen);
+  const std::vector<float> zeros = pruned_values(run);
+  CHECK(static_cast<index_t>(zeros.size()) == run.pruned()->prunable() / 2);
+  CHECK(zeros == std::vector<float>(zeros.size(), 0.0F));
+  CHECK(run.exchange_bytes() == on_host.exchange_bytes());
+  check_close(outcome_of(run), outcome_of(on_host), 2e-2);
+}
+
+TEST_CASE("gpu training run: a network pruned by GraSP, in float and in 16 bits") {
+  pf::self comm;
+  auto options = image_case<>::options();
+  options.mode = pf::training_mode::dense;
+  options.epochs = 1;
+  options.pruning.emplace();
+  options.pruning->samples = 4;
+  recorder seen;
+  const image_case<> of;
+  const image_case<pf::gpu::bf16> rounded;
+  auto on_host = of.make<cpu>(comm, options);
+  on_host.run(seen);
+  const auto check = [&](auto run, double share) {
+    run.run(seen);
+    const std::vector<float> zeros = pruned_values(run);
+    CHECK(zeros == std::vector<float>(zeros.size(), 0.0F));
+    const pf::weight_mask &here = *on_host.pruned(), &there = *run.pruned();
+    CHECK(there.kept() == here.kept());
+    // Gradients are rounded otherwise, so that a few weights change places.
+    index_t both = 0;
+    there.for_each_kept(0, there.tensors().size(),
+                        [&](std::size_t t, index_t i) { both += here.keeps(t, i) ? 1 : 0; });
+    CHECK(static_cast<double>(both) >= share * static_cast<double>(here.kept()));
+  };
+  check(of.make<gpu>(comm, options), 0.98);
+  check(rounded.make<gpu>(comm, options), 0.6);
+}
+
+// Saving exchanges what has changed. Runs that save at other steps have the same bits only if they save at
+// the end of an epoch, where all exchange.
+TEST_CASE("gpu training run: rare exchanges, in fragments that arrive late, interrupted before the switch") {
+  auto options = image_case<>::options();
+  options.rare.emplace();
+  options.rare->local_steps = 3;
+  check_runs(image_case<>(), 5, 2e-2, options);
+  options.rare->fragments = 2;
+  options.rare->delay = 1;
+  check_runs(image_case<>(), 5, 2e-2, options);
 }
 
 TEST_CASE("gpu training run: images, interrupted before the switch") { check_runs(image_case<>(), 3, 2e-3); }

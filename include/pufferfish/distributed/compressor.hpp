@@ -105,6 +105,11 @@ struct compressor_state {
 ///                                         whole does. Random numbers depend on names. Sums may be rounded
 ///                                         otherwise, and runs begin anew at `begin`
 ///   has_parts()                           false if these options allow no part()
+///   pack()                                for results that depend on some elements only and are 0 elsewhere:
+///                                         returns the positions of these elements, ascending, from the
+///                                         first element of the range on. Later calls of encode and decode
+///                                         get an array of these elements alone. Payload and bits stay
+///   is_mean()                             with pack(): whether the result is the mean of these elements
 /// Results depend only on the gradients, the place and the state, not on the number of threads. If a gradient
 /// is not finite, the only requirement is that the result is not finite either (signs cannot show it; see
 /// nonfinite_policy).
@@ -173,6 +178,16 @@ class any_compressor {
   }
   bool is_split() const { return !buckets_.empty(); }
 
+  /// Whether the compressor has pack(), and whether it is then a mean.
+  bool can_pack() const { return parts_.front()->can_pack(); }
+  bool is_mean() const { return parts_.front()->is_mean(); }
+  /// Calls pack() of every part; see gradient_compressor. The compressor must have it.
+  std::vector<std::vector<std::int32_t>> pack() {
+    std::vector<std::vector<std::int32_t>> places;
+    for (const auto& part : parts_) places.push_back(part->pack());
+    return places;
+  }
+
   /// Later calls with the same numbers do nothing, so that spans of states() stay valid.
   void start(int rank, int ranks) {
     if (std::pair(rank, ranks) == std::exchange(started_, std::pair(rank, ranks))) return;
@@ -225,6 +240,9 @@ class any_compressor {
     virtual std::string describe() const = 0;
     virtual bool has_parts() const = 0;
     virtual std::unique_ptr<base> part(index_t begin, index_t end) const = 0;
+    virtual bool can_pack() const = 0;
+    virtual bool is_mean() const = 0;
+    virtual std::vector<std::int32_t> pack() = 0;
   };
 
   // A compressor of type C. start() does nothing if C has none; part() returns null without C::part.
@@ -260,6 +278,16 @@ class any_compressor {
       } else {
         return nullptr;
       }
+    }
+    static constexpr bool packs = requires(C & one) { one.pack(); };
+    bool can_pack() const override { return packs; }
+    bool is_mean() const override {
+      if constexpr (packs) return held.is_mean();
+      return false;
+    }
+    std::vector<std::int32_t> pack() override {
+      if constexpr (packs) return held.pack();
+      return {};
     }
     C held;
   };

@@ -70,8 +70,8 @@ constexpr ncclDataType_t nccl_type() {
 /// - Any step can be captured. skip() is written only if exchange_options::nonfinite is not `ignore`; else
 ///   the flag stays 0.
 /// - NCCL adds: the constructor throws value_error for an algorithm of this library, and there is no thread.
-///   Compressors work on the host: it throws value_error for one, and for exchange_options::local; make such
-///   exchanges with host().
+///   Compressors work on the host: it throws value_error for one, unless it is the mean of some elements
+///   (compact_sum without TernGrad), which are gathered on the device; make other exchanges with host().
 /// - begin also throws failures of NCCL since the last call, and those of require_deterministic.
 /// - The context's device is current in all calls. The exchange must outlive graphs that have captured its
 ///   calls; its destructor waits for the device if a step is unfinished or was captured.

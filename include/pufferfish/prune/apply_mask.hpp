@@ -10,43 +10,61 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include <pufferfish/compress/quantize/tern_codes.hpp>
 #include <pufferfish/distributed/communicator.hpp>
+#include <pufferfish/prune/arena_mask.hpp>
 #include <pufferfish/prune/mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+namespace detail {
+
+/// A mask as it is applied to memory of a device: the mask itself on the CPU, else its bits on the device.
+template <class Device>
+using placed_mask =
+    std::conditional_t<std::is_same_v<Device, device::cpu>, const weight_mask&, const arena_mask<Device>>;
+
+}  // namespace detail
+
 /// Sets pruned weights to 0. Needed once, when the mask is made or changed: with masked gradients and states
-/// the weights then stay 0 under SGD and Adam. The values may be in the memory of a host framework. Throws
-/// state_error if the values are on a device or the mask was made for other arenas.
-template <class T>
-void mask_weights(context<device::cpu>& ctx, const weight_mask& mask, parameter_store<T>& store) {
-  if (!store.on_host()) {
-    PUFFERFISH_THROW(state_error("mask_weights: the values are on a device: use model::on_host"));
+/// the weights then stay 0 under SGD and Adam. The values are in the memory of the context's device; on the
+/// CPU they may be in the memory of a host framework. Throws state_error if they are elsewhere or the mask
+/// was made for other arenas. Waits for a device.
+template <class T, class Device>
+void mask_weights(context<Device>& ctx, const weight_mask& mask, parameter_store<T>& store) {
+  if (store.on_host() != memory_of<Device>::source().on_host()) {
+    PUFFERFISH_THROW(state_error(store.on_host()
+                                     ? "mask_weights: the values are on the host, the context is a device's"
+                                     : "mask_weights: the values are on a device: use a context of it"));
   }
   mask.check_store(store);
+  detail::placed_mask<Device> bits(mask);
   for (const auto& entry : store.parameters()) {
-    if (entry.thing->size() > 0) mask.apply(ctx, entry.thing->values(), entry.offset);
+    if (entry.thing->size() > 0) bits.apply(ctx, entry.thing->values(), entry.offset);
   }
   store.round();
 }
 
 /// The same for the state of an optimizer: every non-empty span of states(), arranged as the arena. Throws
-/// value_error if a span does not consist of whole tensors from the first one on.
-template <class Optimizer>
-void mask_states(context<device::cpu>& ctx, const weight_mask& mask, Optimizer& optimizer) {
+/// value_error if a span is longer than the arena or, on the CPU, does not consist of whole tensors from the
+/// first one on.
+template <class Optimizer, class Device>
+void mask_states(context<Device>& ctx, const weight_mask& mask, Optimizer& optimizer) {
+  detail::placed_mask<Device> bits(mask);
   for (auto& [name, values] : optimizer.states()) {
-    if (!values.empty()) mask.apply(ctx, values);
+    if (!values.empty()) bits.apply(ctx, values);
   }
 }
 
 /// Sets gradients of pruned weights to 0. Call it in every step before an exchange, an error memory, momentum
 /// or weight decay uses the gradients. Not needed if a compact_sum exchanges them: it sets them to 0 itself.
-/// Throws state_error if values and gradients are on a device, value_error if the arena's length is not that
-/// of whole tensors of the mask. parameter_store::bring_to_host leaves the gradients on the device: that they
+/// On a device use arena_mask::apply, since this function would copy the bits in every step. Throws
+/// state_error if values and gradients are on a device, value_error if the arena's length is not that of
+/// whole tensors of the mask. parameter_store::bring_to_host leaves the gradients on the device: that they
 /// are not there is not checked.
 ///
 /// \code
@@ -57,7 +75,7 @@ void mask_states(context<device::cpu>& ctx, const weight_mask& mask, Optimizer& 
 template <class T>
 void mask_gradients(context<device::cpu>& ctx, const weight_mask& mask, parameter_store<T>& store) {
   if (!store.on_host()) {
-    PUFFERFISH_THROW(state_error("mask_gradients: the gradients are on a device: use model::on_host"));
+    PUFFERFISH_THROW(state_error("mask_gradients: the gradients are on a device: use arena_mask"));
   }
   mask.apply(ctx, store.gradients());
 }

@@ -50,7 +50,9 @@ inline std::string describe(const compact_sum_options& options) {
 ///
 /// The lists of survivors are made from the mask in the constructor: 4 bytes per survivor of a tensor that
 /// has pruned elements. A later change of the mask needs a new object. The object shares the ownership of the
-/// mask.
+/// mask. An exchange of gradients on a device gathers and scatters there, if it exchanges buckets
+/// (exchange_options::compress_by_bucket) and does not look for non-finite gradients: only survivors are
+/// copied to the host and back. gpu::nccl sums them without the host, without `ternary`.
 ///
 /// \code
 /// auto mask = std::make_shared<weight_mask>(net.store());
@@ -79,34 +81,49 @@ class compact_sum {
   }
   int rounds() const { return ternary_ ? ternary_->rounds() : 1; }
 
+  /// See gradient_compressor: later calls of encode and decode get survivors alone. Throws value_error for a
+  /// range of 2^31 elements or more.
+  std::vector<std::int32_t> pack() {
+    std::vector<std::int32_t> places = survivors_.positions();
+    packed_ = true;
+    values_ = {};
+    return places;
+  }
+  bool is_mean() const { return !ternary_; }
+
   /// Round 0 gathers the survivors of this rank. The message is their sum, or that of TernGrad. `gradients`
   /// is not changed. Throws value_error unless there is one gradient for each element of [begin, end), kept
-  /// or pruned.
+  /// or pruned; after pack(), for each survivor.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
-    if (static_cast<index_t>(gradients.size()) != survivors_.size()) {
+    const index_t expected = packed_ ? survivors_.survivors() : survivors_.size();
+    if (static_cast<index_t>(gradients.size()) != expected) {
       detail::throw_error<value_error>(
-          {"compact_sum: ", gradients.size(), " gradients for a range of ", survivors_.size(), " elements"});
+          {"compact_sum: ", gradients.size(), " gradients for a range of ", expected, " elements"});
     }
-    if (round == 0) survivors_.gather(ctx, std::as_const(gradients).data(), values_.data());
-    if (ternary_) return ternary_->encode(ctx, place, round, values_.span());
+    if (round == 0 && !packed_) {
+      survivors_.gather(ctx, std::as_const(gradients).data(), values_.data());
+    }
+    const std::span<T> values = packed_ ? gradients : values_.span();
+    if (ternary_) return ternary_->encode(ctx, place, round, values);
     compressor_message<T> message;
-    message.sum = values_.span();
+    message.sum = values;
     return message;
   }
 
   /// After the last round overwrites all gradients of the range: the result for survivors, +0 for all others.
   /// Throws the errors of TernGrad's decode.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
-    if (ternary_) ternary_->decode(ctx, place, round, values_.span());
+    if (ternary_) ternary_->decode(ctx, place, round, packed_ ? gradients : values_.span());
     if (round + 1 < rounds()) return;
     const T factor = ternary_ ? T(1) : T(1) / static_cast<T>(place.ranks);
+    if (packed_) return detail::scale_values(gradients, factor);
     survivors_.scatter(ctx, std::as_const(values_).data(), factor, gradients.data());
   }
 
   /// sizeof(T) bytes per survivor; with `ternary`, the bytes of TernGrad for the survivors.
   index_t payload_bytes() const {
-    return ternary_ ? ternary_->payload_bytes() : values_.size() * static_cast<index_t>(sizeof(T));
+    return ternary_ ? ternary_->payload_bytes() : survivors_.survivors() * static_cast<index_t>(sizeof(T));
   }
 
   std::vector<compressor_state<T>> states() { return {}; }
@@ -172,6 +189,7 @@ class compact_sum {
   detail::survivor_lists survivors_;
   aligned_buffer<T> values_;  // survivors: this rank's, then their sum or TernGrad's result
   std::optional<any_compressor<T>> ternary_;
+  bool packed_ = false;  // the gradients are survivors; values_ is empty
 };
 
 /// Throws state_error if the mask was made for other arenas; other errors as compact_sum.

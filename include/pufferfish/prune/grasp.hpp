@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/host_work.hpp>
+#include <pufferfish/core/memory.hpp>
 #include <pufferfish/prune/removal.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -33,20 +35,34 @@ struct grasp_options {
 
 namespace detail {
 
+/// Copies between an arena in the memory of a source and the host.
+template <class T>
+std::vector<T> read_arena(memory_source& source, std::span<const T> arena) {
+  std::vector<T> here(arena.size());
+  if (!here.empty()) source.to_host(here.data(), arena.data(), arena.size_bytes());
+  return here;
+}
+template <class T>
+void write_arena(memory_source& source, const std::vector<T>& here, std::span<T> arena) {
+  if (!here.empty()) source.from_host(arena.data(), here.data(), arena.size_bytes());
+}
+
 /// The destructor restores values and buffers of a store bit for bit and sets its gradients to zero.
 template <class T>
 class restored_arenas {
  public:
-  explicit restored_arenas(parameter_store<T>& store)
+  /// `source`: memory of the arenas.
+  restored_arenas(parameter_store<T>& store, memory_source& source)
       : store_(&store),
-        values_(store.values().begin(), store.values().end()),
-        buffers_(store.buffers().begin(), store.buffers().end()) {}
+        source_(&source),
+        values_(read_arena<T>(source, store.values())),
+        buffers_(read_arena<T>(source, store.buffers())) {}
   restored_arenas(const restored_arenas&) = delete;
   restored_arenas& operator=(const restored_arenas&) = delete;
   ~restored_arenas() {
-    std::ranges::copy(values_, store_->values().begin());
-    std::ranges::copy(buffers_, store_->buffers().begin());
-    std::ranges::fill(store_->gradients(), T(0));
+    write_arena(*source_, values_, store_->values());
+    write_arena(*source_, buffers_, store_->buffers());
+    if (const auto all = store_->gradients(); !all.empty()) source_->fill_zero(all.data(), all.size_bytes());
     for (const auto& entry : store_->parameters()) {
       entry.thing->restart();
       entry.thing->set_gradient_origin(gradient_source::program);
@@ -56,6 +72,7 @@ class restored_arenas {
 
  private:
   parameter_store<T>* store_;
+  memory_source* source_;
   std::vector<T> values_, buffers_;
 };
 
@@ -132,49 +149,55 @@ bits_like<T> falling_key(T x) {
 /// one rank scores and broadcast_mask sends its mask to the others. Differences of gradients in float have
 /// relative errors of about 1e-5.
 ///
-/// Throws value_error if a norm or a score is not finite, or theta or g is zero; state_error if the mask was
-/// made for other arenas or the values are on a device or in the memory of a host framework.
+/// The values are in the memory of the context's device, where `gradient` computes; a device's arenas are
+/// copied to the host for the scores. Throws value_error if a norm or a score is not finite, or theta or g is
+/// zero; state_error if the mask was made for other arenas or the values are on another device or in the
+/// memory of a host framework.
 /// Wang, Zhang and Grosse, "Picking winning tickets before training by preserving gradient flow", ICLR 2020.
 ///
-/// Six further arrays of the arena's length are allocated during the call. Exceptions of `gradient` are
+/// Eight further arrays of the arena's length are allocated during the call. Exceptions of `gradient` are
 /// passed on. Not collective.
-template <class T, class Gradient>
-std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store, const weight_mask& mask,
+template <class T, class Device, class Gradient>
+std::vector<T> grasp_scores(context<Device>& ctx, parameter_store<T>& store, const weight_mask& mask,
                             Gradient&& gradient, const grasp_options& options = {}) {
-  if (!store.on_host()) {
-    PUFFERFISH_THROW(state_error("grasp_scores: the values are on a device: use model::on_host"));
+  memory_source& source = memory_of<Device>::source();
+  if (store.on_host() != source.on_host()) {
+    PUFFERFISH_THROW(state_error(store.on_host()
+                                     ? "grasp_scores: the values are on the host, the context is a device's"
+                                     : "grasp_scores: the values are on a device: use a context of it"));
   }
   mask.check_store(store);
   if (static_cast<index_t>(store.values().size()) != mask.size()) {
     PUFFERFISH_THROW(state_error("grasp_scores: the values are in the memory of a host framework"));
   }
-  const detail::restored_arenas<T> before(store);
-  const std::span<T> values = store.values();
-  if (options.fresh_linear) detail::draw_linear_weights(mask, options.seed, values);
-  const std::vector<T> theta(values.begin(), values.end());
-  std::vector<T> g(values.size(), T(0)), scores(values.size(), T(0));
-  const auto gradient_at = [&](double epsilon, int which) -> std::span<const T> {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      values[i] = static_cast<T>(static_cast<double>(theta[i]) + epsilon * static_cast<double>(g[i]));
+  const detail::restored_arenas<T> before(store, source);
+  std::vector<T> theta = detail::read_arena<T>(source, store.values());
+  if (options.fresh_linear) detail::draw_linear_weights(mask, options.seed, std::span(theta));
+  std::vector<T> g(theta.size(), T(0)), scores(theta.size(), T(0)), moved(theta.size());
+  const auto gradient_at = [&](double epsilon, int which) {
+    for (std::size_t i = 0; i < theta.size(); ++i) {
+      moved[i] = static_cast<T>(static_cast<double>(theta[i]) + epsilon * static_cast<double>(g[i]));
     }
+    detail::write_arena(source, moved, store.values());
     store.round();
     gradient(which);
-    return store.gradients();
+    return detail::read_arena<T>(source, store.gradients());
   };
-  std::vector<T> first(values.size());
-  std::ranges::copy(gradient_at(0.0, 0), first.begin());
+  detail::host_work<Device> work;
+  context<device::cpu>& host = work.of(ctx);
+  std::vector<T> first = gradient_at(0.0, 0);
   std::ranges::transform(gradient_at(0.0, 1), first, g.begin(), [](T a, T b) { return a + b; });
-  detail::keep_prunable(ctx, mask, std::span(g));
+  detail::keep_prunable(host, mask, std::span(g));
   std::vector<T> weights = theta;
-  detail::keep_prunable(ctx, mask, std::span(weights));
+  detail::keep_prunable(host, mask, std::span(weights));
   const double epsilon =
       detail::grasp_epsilon(options.step, detail::norm_of<T>(weights), detail::norm_of<T>(g));
   for (const int which : {0, 1}) {
-    std::ranges::copy(gradient_at(epsilon, which), first.begin());
-    const std::span<const T> second = gradient_at(-epsilon, which);
+    first = gradient_at(epsilon, which);
+    const std::vector<T> second = gradient_at(-epsilon, which);
     for (std::size_t i = 0; i < scores.size(); ++i) scores[i] += first[i] - second[i];
   }
-  detail::keep_prunable(ctx, mask, std::span(scores));
+  detail::keep_prunable(host, mask, std::span(scores));
   for (std::size_t i = 0; i < scores.size(); ++i) {
     scores[i] =
         static_cast<T>(-static_cast<double>(weights[i]) * static_cast<double>(scores[i]) / (2 * epsilon));
@@ -197,8 +220,8 @@ std::vector<T> grasp_scores(context<device::cpu>& ctx, parameter_store<T>& store
 /// prune_by_grasp(ctx, net.store(), *mask, gradient, {.share = 0.8});  // gradient: see grasp_scores
 /// mask_weights(ctx, *mask, net.store());
 /// \endcode
-template <class T, class Gradient>
-index_t prune_by_grasp(context<device::cpu>& ctx, parameter_store<T>& store, weight_mask& mask,
+template <class T, class Device, class Gradient>
+index_t prune_by_grasp(context<Device>& ctx, parameter_store<T>& store, weight_mask& mask,
                        Gradient&& gradient, const grasp_options& options = {}) {
   detail::check_removal_share("prune_by_grasp", options.share);
   const std::vector<T> scores = grasp_scores(ctx, store, mask, gradient, options);

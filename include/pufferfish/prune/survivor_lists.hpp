@@ -42,6 +42,21 @@ class survivor_lists {
   index_t survivors() const { return lists_.size(); }
   const entry_lists& lists() const { return lists_; }  ///< one list for each tensor of the range
 
+  /// Positions of all survivors in the range, ascending. Throws value_error for a range of 2^31 elements or
+  /// more.
+  std::vector<std::int32_t> positions() const {
+    check_entry_indices("compact_sum", "a bucket", size_);
+    std::vector<std::int32_t> result;
+    result.reserve(static_cast<std::size_t>(survivors()));
+    for (std::size_t t = 0; t < places_.size(); ++t) {
+      for (index_t i = 0; i < lists_.count(t); ++i) {
+        const index_t at = places_[t].whole ? i : indices_of(t, lists_.first(t))[i];
+        result.push_back(static_cast<std::int32_t>(places_[t].offset + at));
+      }
+    }
+    return result;
+  }
+
   /// to[i] = survivor i of the range. `arena`: the first element of the range; `to` has survivors() elements
   /// elsewhere.
   template <class T>

@@ -8,12 +8,14 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/core/hash.hpp>
 #include <pufferfish/nn/measure/layer_inputs.hpp>
 #include <pufferfish/prune/grasp.hpp>
 #include <pufferfish/train/evaluate.hpp>
+#include <pufferfish/train/host_mirror.hpp>
 #include <pufferfish/train/loader.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/training_run.hpp>
@@ -104,28 +106,38 @@ class image_task {
   /// half is one batch: memory for all of its images and activations is allocated here. Leaves the context in
   /// training mode at step 0. Throws value_error, naming the class, for a class with fewer samples.
   void grasp_gradient(context<Device>& ctx, model_type& net, int which, index_t per_class,
-                      double temperature) requires(std::is_same_v<Device, device::cpu>) {
+                      double temperature) {
+    using P = parameter_t<T>;
     const image_set& all = source_.set();
     const auto halves =
         balanced_halves(std::span<const std::int32_t>(all.labels), all.classes, per_class, options_.seed);
     const image_set some = chosen_images(all, which == 0 ? halves.first : halves.second);
     loader_options options{.batch = some.count, .shuffle = false, .augment = {}, .normalize = normalize_};
     loader source(some, options);
-    tensor<T, 4> x({some.count, shape_[1], shape_[2], shape_[3]}), y(net.output_shape(x.shape())),
-        dy(y.shape());
-    std::vector<std::int32_t> labels(some.labels.size());
-    source.load(0, 0, x.view(), std::span<std::int32_t>(labels));
+    const extents<4> shape{some.count, shape_[1], shape_[2], shape_[3]}, outputs = net.output_shape(shape);
+    tensor<P, 4> pixels(shape);
+    std::vector<std::int32_t> classes(some.labels.size());
+    source.load(0, 0, pixels.view(), std::span<std::int32_t>(classes));
+    memory_block<T> x(memory(), pixels.size()), y(memory(), volume<4>(outputs)), dy(memory(), y.size());
+    memory_block<std::int32_t> labels(memory(), static_cast<index_t>(classes.size()));
+    memory_block<double> results(memory(), 2);
+    x.from_host(std::vector<T>(pixels.data(), pixels.data() + pixels.size()));
+    labels.from_host(classes);
     ctx.set_mode(run_mode::training);
     ctx.begin_step(0);
-    const auto divide = [&](tensor<T, 4>& values) {
-      for (index_t i = 0; i < values.size(); ++i) values.data()[i] /= static_cast<T>(temperature);
+    const auto divide = [&](memory_block<T>& values) {
+      detail::host_mirror<T> here(memory(), values.span());
+      for (T& value : here.values())
+        value = static_cast<T>(static_cast<P>(value) / static_cast<P>(temperature));
+      here.send_back();
     };
-    net.forward(ctx, x.view(), y.view());
+    net.forward(ctx, tensor_view<const T, 4>(x.data(), shape), tensor_view<T, 4>(y.data(), outputs));
     divide(y);
-    SoftmaxCrossEntropy<T>()(ctx, y.view(), std::span<const std::int32_t>(labels),
-                             static_cast<double>(some.count), dy.view());
+    SoftmaxCrossEntropy<T>()(ctx, tensor_view<const T, 4>(y.data(), outputs), std::as_const(labels).span(),
+                             static_cast<double>(some.count), tensor_view<T, 4>(dy.data(), outputs),
+                             results.data());
     divide(dy);
-    net.backward(ctx, dy.view());
+    net.backward(ctx, tensor_view<const T, 4>(dy.data(), outputs));
   }
 
   /// Shape of one rank's largest batch.

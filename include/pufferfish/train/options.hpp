@@ -154,9 +154,9 @@ struct run_options {
   bool tune_exchange = false;
   /// Ranks exchange their parameter changes after some local steps, instead of gradients in every step. They
   /// also exchange at the end of an epoch and before tests, checkpoints and the switch, which need equal
-  /// parameters on all ranks. Each rank has its own optimizer state. CPU, nonfinite_policy::ignore only.
+  /// parameters on all ranks. Each rank has its own optimizer state. nonfinite_policy::ignore only.
   std::optional<rare_training> rare;
-  /// Prunes the network during training; only gradients of the remaining weights are exchanged. CPU only.
+  /// Prunes the network during training; only gradients of the remaining weights are exchanged.
   std::optional<pruning_options> pruning;
   /// At the end of every epoch with factors, removes rank components whose contribution has stayed small
   /// (rank_shrinker); bytes and multiply-adds of a step fall. The optimizer's state is carried over, the

@@ -96,6 +96,18 @@ TEST_CASE("captured exchange: compressors") {
   check_replays<float>(comm, small_buckets(), pf::signum_options{});
 }
 
+TEST_CASE("captured exchange: compact sums of a pruned network") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (!comm.usable_from_threads()) return;
+  pf::exchange_options options = small_buckets();
+  options.compress_by_bucket = true;
+  for (auto policy : {pf::nonfinite_policy::ignore, pf::nonfinite_policy::skip}) {
+    options.nonfinite = policy;
+    check_replays<float>(comm, options, pf::compact_sum_options{some_mask()});
+    check_replays<float>(comm, options, pf::compact_sum_options{some_mask(), pf::tern_grad_options{}});
+  }
+}
+
 TEST_CASE("captured exchange: the host runs ahead of the replays") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   if (!comm.usable_from_threads()) return;

@@ -79,6 +79,25 @@ TEST_CASE("gpu exchange: compressors work on the host, with the CPU's results an
   }
 }
 
+TEST_CASE("gpu exchange: compact sums of a pruned network are gathered on the device, with the CPU's bits") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  pf::exchange_options options = small_buckets();
+  const pf::compact_sum_options sum{some_mask()}, ternary{some_mask(), pf::tern_grad_options{}};
+  for (const bool by_bucket : {true, false}) {
+    options.compress_by_bucket = by_bucket;
+    for (auto progress : {pf::exchange_progress::thread, pf::exchange_progress::calls}) {
+      if (!by_bucket && progress == pf::exchange_progress::thread) continue;
+      options.progress = progress;
+      for (auto policy : {pf::nonfinite_policy::ignore, pf::nonfinite_policy::skip}) {
+        options.nonfinite = policy;
+        check_direct<float>(comm, options, sum);
+        check_direct<float>(comm, options, ternary);
+      }
+    }
+  }
+  check_direct<double>(comm, options, sum);
+}
+
 TEST_CASE("gpu exchange: the first bucket's sum is there before the backward pass goes on") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   if (comm.size() == 1 || !comm.usable_from_threads()) return;

@@ -38,7 +38,8 @@ bool agrees(const std::vector<T>& got, const std::vector<T>& expected, int ranks
 
 template <class T>
 struct nccl_step {
-  nccl_step(nccl& comm, const pf::exchange_options& options) : exchange(net.store, comm, options) {}
+  nccl_step(nccl& comm, const pf::exchange_options& options, const pf::compression_options& compression = {})
+      : exchange(net.store, comm, options, pf::new_compressor(net.store, compression)) {}
 
   void work() {
     exchange.begin(ctx);
@@ -64,12 +65,13 @@ struct nccl_step {
 };
 
 template <class T>
-void check_steps(nccl& comm, const pf::exchange_options& options, bool captured) {
+void check_steps(nccl& comm, const pf::exchange_options& options, bool captured,
+                 const pf::compression_options& compression = {}) {
   pf::exchange_options on_host = options;
   on_host.plan = small_buckets().plan;
-  nccl_step<T> step(comm, options);
+  nccl_step<T> step(comm, options, compression);
   step.graph.set_enabled(captured);
-  host_twin<T, hosts> twin(comm.host(), on_host);
+  host_twin<T, hosts> twin(comm.host(), on_host, compression);
   const bool narrow = options.wire != pf::exchange_wire::same;
   for (std::uint64_t number = 0; number < 5; ++number) {
     const auto mine = gradients_of<T>(step.net.size(), comm.rank(), number);
@@ -78,7 +80,7 @@ void check_steps(nccl& comm, const pf::exchange_options& options, bool captured)
     const std::vector<T> expected = twin.step(mine);
     CHECK(agrees(got, expected, comm.size(), narrow));
     CHECK(same_bits(kept, got));
-    CHECK(same_on_all_ranks(comm, got));
+    CHECK((options.local || same_on_all_ranks(comm, got)));
     CHECK(step.usable);
     CHECK(step.skip() == 0);
   }
@@ -159,6 +161,36 @@ TEST_CASE("gpu nccl exchange: direct and captured, every wire and policy") {
   check_steps<double>(*fast, options, true);
 }
 
+TEST_CASE("gpu nccl exchange: compact sums of a pruned network, and local gradients") {
+  hosts comm(MPI_COMM_WORLD);
+  const auto fast = make_nccl(comm);
+  if (!fast) return;
+  const pf::compact_sum_options sum{some_mask()}, ternary{some_mask(), pf::tern_grad_options{}};
+  for (const bool captured : {false, true}) {
+    for (auto policy : {pf::nonfinite_policy::ignore, pf::nonfinite_policy::skip}) {
+      pf::exchange_options options = any_order();
+      options.nonfinite = policy;
+      check_steps<float>(*fast, options, captured, sum);
+      options.local = true;
+      check_steps<float>(*fast, options, captured);
+    }
+  }
+  odd_parameters<float> net(pf::gpu::device_memory());
+  const auto refused = [&](const pf::exchange_options& options, const pf::compact_sum_options& compact,
+                           const char* why) {
+    CHECK_THROWS_WITH_AS(
+        exchange_of<float>(net.store, *fast, options, pf::new_compressor(net.store, compact)),
+        doctest::Contains(why), pf::value_error);
+  };
+  pf::exchange_options options = any_order();
+  refused(options, ternary, "host() of gpu::nccl");
+  options.wire = pf::exchange_wire::bf16;
+  refused(options, sum, "a wire of bf16, but a compressor");
+  options.wire = pf::exchange_wire::same;
+  options.local = true;
+  refused(options, sum, "local sends nothing");
+}
+
 TEST_CASE("gpu nccl exchange: with a timeout") {
   hosts comm(MPI_COMM_WORLD);
   comm.set_timeout(100.0);
@@ -227,10 +259,6 @@ TEST_CASE("gpu nccl exchange: what it does not take, and calls out of order") {
                        doctest::Contains("host() of gpu::nccl"), pf::value_error);
   options.algorithm = pf::all_reduce_algorithm::ring;
   CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, *fast, options), doctest::Contains("not by ring"),
-                       pf::value_error);
-  options = any_order();
-  options.local = true;
-  CHECK_THROWS_WITH_AS(exchange_of<float>(net.store, *fast, options), doctest::Contains("no local exchange"),
                        pf::value_error);
   options = any_order();
   exchange_of<float> exchange(net.store, *fast, options);

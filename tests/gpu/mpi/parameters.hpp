@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -24,6 +25,8 @@
 #include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/optim/sgd.hpp>
+#include <pufferfish/prune/compact_sum.hpp>
+#include <pufferfish/prune/magnitude.hpp>
 
 namespace gpu_test {
 
@@ -58,6 +61,15 @@ struct odd_parameters {
   }
   std::size_t size() const { return store.values().size(); }
 };
+
+/// A mask that has pruned three quarters of the odd parameters' matrices by random numbers.
+inline std::shared_ptr<const pf::weight_mask> some_mask() {
+  odd_parameters<float> net(pf::host_memory());
+  pf::fill_normal(net.store.values(), 1.0, pf::random_stream(5, 6));
+  auto mask = std::make_shared<pf::weight_mask>(net.store);
+  pf::prune_by_magnitude(*mask, net.store, {.share = 0.75});
+  return mask;
+}
 
 /// The gradient arena of a rank at a step.
 template <class T>

@@ -25,12 +25,11 @@ std::string shared_path(pf::mpi::communicator& comm, const scratch_folder& folde
   return pf::detail::broadcast_text(comm, folder / "run", 0);
 }
 
-template <class Case>
-void check_runs(const Case& of, index_t stop, double tolerance) {
+template <class Case, class Options>
+void check_runs(const Case& of, index_t stop, double tolerance, Options options) {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   const scratch_folder folder;
   const std::string path = shared_path(comm, folder);
-  auto options = Case::options();
   auto run = of.template make<gpu>(comm, options);
   pf::training_observer nobody;
   run_and_save(run, stop, path, nobody);
@@ -121,10 +120,32 @@ auto noisy_run(pf::mpi::communicator& comm, const pf::run_options& options) {
 
 }  // namespace
 
-TEST_CASE("gpu training of several ranks: images") { check_runs(image_case<>(), 13, 5e-3); }
-TEST_CASE("gpu training of several ranks: language") { check_runs(language_case<>(), 4, 5e-3); }
+TEST_CASE("gpu training of several ranks: images") {
+  check_runs(image_case<>(), 13, 5e-3, image_case<>::options());
+}
+TEST_CASE("gpu training of several ranks: language") {
+  check_runs(language_case<>(), 4, 5e-3, language_case<>::options());
+}
 // Ranks' batches differ in shape: in one step, one may replay a graph and another launch its kernels.
-TEST_CASE("gpu training of several ranks: translation") { check_runs(translation_case(), 5, 5e-3); }
+TEST_CASE("gpu training of several ranks: translation") {
+  check_runs(translation_case(), 5, 5e-3, translation_case::options());
+}
+
+TEST_CASE("gpu training of several ranks: a pruned network") {
+  auto options = image_case<>::options();
+  options.pruning.emplace();
+  options.pruning->method = pf::pruning_method::magnitude;
+  check_runs(image_case<>(), 13, 2e-2, options);
+}
+TEST_CASE("gpu training of several ranks: rare exchanges, as a whole and in fragments that arrive late") {
+  auto options = image_case<>::options();
+  options.rare.emplace();
+  options.rare->local_steps = 3;
+  check_runs(image_case<>(), 15, 2e-2, options);  // the end of an epoch
+  options.rare->fragments = 2;
+  options.rare->delay = 1;
+  check_runs(image_case<>(), 15, 2e-2, options);
+}
 
 TEST_CASE("gpu training of several ranks: a step that is not finite is left out, or ends the run") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);

@@ -62,6 +62,17 @@ class gradient_reducer {
   bool by_bucket() const { return !compressor_ || options_.compress_by_bucket; }
   const exchange_options& options() const { return options_; }
   bool checks_finite() const { return detail::checks_finite(options_); }
+  /// Whether the compressor may get only some elements of each bucket (any_compressor::pack): it works bucket
+  /// by bucket, and nothing else looks at all elements. pack() then returns these elements, else nothing.
+  bool can_pack() const {
+    return compressor_ && options_.compress_by_bucket && !checks_finite() && compressor_->can_pack();
+  }
+  std::vector<std::vector<std::int32_t>> pack() {
+    if (!can_pack()) return {};
+    return compressor_->pack();
+  }
+  /// Whether the result of packed elements is their mean.
+  bool is_packed_mean() const { return can_pack() && compressor_->is_mean(); }
   /// Whether another thread may do the work, and whether one does so in every step.
   bool may_have_thread() const { return comm_->size() == 1 || usable_from_threads(*comm_); }
   bool with_thread() const { return options_.progress == exchange_progress::thread; }

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/distributed/exchange/bucket.hpp>
@@ -35,10 +37,15 @@ class gradient_staging {
   /// Whether gradients are copied to other memory.
   static constexpr bool copies = false;
 
-  /// The last argument: whether anything will be fetched.
-  gradient_staging(parameter_store<T>& store, std::size_t, exchange_memory, bool) : store_(&store) {}
+  /// The last arguments: whether anything will be fetched, and what is packed: see the device's form.
+  gradient_staging(parameter_store<T>& store, std::size_t, exchange_memory, bool,
+                   const std::vector<std::vector<std::int32_t>>&)
+      : store_(&store) {}
 
   std::span<T> gradients() { return store_->gradients(); }
+  std::span<T> gradients_of(std::size_t, const gradient_bucket& bucket) {
+    return span_of(gradients(), bucket);
+  }
   /// Context for compressors, which work on the host.
   context<device::cpu>& host(context<Device>& ctx) { return ctx; }
 
@@ -58,7 +65,7 @@ class gradient_staging {
   void await(std::size_t) const {}
   /// Copies a bucket back, before work that enters the context's queue later; multiplies it by the last
   /// argument if the exchange could not.
-  void write_back(context<Device>&, const gradient_bucket&, T) {}
+  void write_back(context<Device>&, std::size_t, const gradient_bucket&, T) {}
 
   /// To be called by the thread that works on the gradients, before those of a step.
   void enter_thread() {}

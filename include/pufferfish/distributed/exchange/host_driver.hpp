@@ -5,6 +5,7 @@
 /// Internal: the driver of a gradient exchange by a communicator's functions for memory of the host.
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,17 +30,19 @@ struct bucket_work {
               std::optional<any_compressor<T>> compressor)
       : reducer(store, comm, options, std::move(compressor)),
         buckets(cut_buckets(store, reducer.plan().buckets)),
-        staging(store, buckets.size(), options.memory, works()) {}
+        clears(on_device && comm.size() == 1 && reducer.is_packed_mean()),
+        staging(store, buckets.size(), options.memory, works(), places()) {}
 
   /// overlapped: buckets are exchanged during the backward pass. changes: finish changes gradients. works:
   /// finish changes or checks gradients.
   bool overlapped() const { return changes() && reducer.by_bucket(); }
   bool changes() const {
-    return !buckets.empty() && !reducer.is_local() && (reducer.comm().size() > 1 || reducer.has_compressor());
+    return !buckets.empty() && !reducer.is_local() && !clears &&
+           (reducer.comm().size() > 1 || reducer.has_compressor());
   }
   bool works() const { return changes() || (!buckets.empty() && reducer.checks_finite()); }
 
-  std::span<T> gradients_of(std::size_t b) { return span_of(staging.gradients(), buckets[b]); }
+  std::span<T> gradients_of(std::size_t b) { return staging.gradients_of(b, buckets[b]); }
   /// Checks a bucket's own gradients, before the sum.
   void check_finite(std::size_t b) { reducer.check_finite(gradients_of(b), buckets[b].offset); }
   /// Ends the step after all buckets. Returns and throws as gradient_reducer::close.
@@ -47,8 +50,16 @@ struct bucket_work {
 
   gradient_reducer<T, Comm> reducer;
   const std::vector<gradient_bucket> buckets;
+  const bool clears;  ///< the only rank's exchange sets elements to zero, on the device
   gradient_staging<T, Device> staging;
   context<Device>* ctx = nullptr;  ///< of the last step that has begun
+
+ private:
+  // Elements that are sent of each bucket of a device; empty: all. The compressor then gets them alone.
+  std::vector<std::vector<std::int32_t>> places() {
+    if (!on_device || buckets.empty()) return {};
+    return reducer.pack();
+  }
 };
 
 /// A driver: exchange_driver.hpp says what the members do. Buckets are exchanged by a bucket_thread or by
@@ -141,7 +152,10 @@ class host_driver {
     return usable;
   }
   void deliver(context<Device>& ctx, std::size_t b) {
-    if (work_.changes()) staging_.write_back(ctx, buckets()[b], reducer_.mean_factor());
+    if (work_.changes()) staging_.write_back(ctx, b, buckets()[b], reducer_.mean_factor());
+    if constexpr (on_device) {
+      if (work_.clears) staging_.clear_others(ctx, b, buckets()[b]);
+    }
   }
   void count_times(double exposed, double updating) {
     if (captured_) return;  // replays count their own

@@ -19,6 +19,7 @@
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/distributed/exchange.hpp>
 #include <pufferfish/gpu/comm/nccl_sums.hpp>
+#include <pufferfish/gpu/comm/packing.hpp>
 #include <pufferfish/gpu/comm/staging.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -45,7 +46,11 @@ class nccl_driver {
         buckets_(cut_buckets(store, plan_.buckets)),
         reducer_(comm, options.wire, longest_bucket()),
         finite_check_(comm),
-        averaged_(buckets_.size()) {}
+        averaged_(buckets_.size()) {
+    if (!compressor_ || !compressor_->can_pack() || !compressor_->is_mean() || buckets_.empty()) return;
+    compressor_->split(buckets_);
+    packed_.emplace(compressor_->pack());
+  }
   nccl_driver(const nccl_driver&) = delete;
   nccl_driver& operator=(const nccl_driver&) = delete;
   ~nccl_driver() {
@@ -56,32 +61,40 @@ class nccl_driver {
     return to_text(buckets_) + pufferfish::detail::option_lines(options_, compressor_, "by NCCL\n");
   }
   void start() const {
-    if (compressor_) {
+    if (compressor_ && !packed_ && !buckets_.empty()) {
       PUFFERFISH_THROW(value_error(
           "gradient_exchange: compressors work on the host: give the exchange host() of gpu::nccl"));
+    }
+    if (compressor_ && pufferfish::detail::is_narrow(options_.wire)) {
+      PUFFERFISH_THROW(value_error(std::string("gradient_exchange: a wire of ") + to_string(options_.wire) +
+                                   ", but a compressor, which chooses the format of its messages"));
     }
     if (pufferfish::detail::names_own_algorithm(options_)) {
       PUFFERFISH_THROW(value_error(std::string("gradient_exchange: NCCL adds in its own order, not by ") +
                                    to_string(options_.algorithm)));
     }
-    if (options_.local) {
-      PUFFERFISH_THROW(value_error(
-          "gradient_exchange: NCCL has no local exchange: give the exchange host() of gpu::nccl"));
+    if (options_.local && compressor_) {
+      PUFFERFISH_THROW(
+          value_error("gradient_exchange: exchange_options::local sends nothing, but there is a compressor"));
     }
   }
 
   const std::vector<gradient_bucket>& buckets() const { return buckets_; }
   const exchange_plan& plan() const { return plan_; }
   bool with_thread() const { return false; }
-  index_t payload_bytes() const { return pufferfish::detail::gradient_bytes(*store_, options_.wire); }
+  index_t payload_bytes() const {
+    if (options_.local) return 0;
+    return compressor_ ? compressor_->payload_bytes()
+                       : pufferfish::detail::gradient_bytes(*store_, options_.wire);
+  }
   pufferfish::detail::exchange_counts& counts() { return counts_; }
   const pufferfish::detail::exchange_counts& counts() const { return counts_; }
-  bool arrives_early() const { return comm_->size() > 1 && !checks_finite(); }
+  bool arrives_early() const { return sums() && !checks_finite(); }
   bool can_be_captured() const { return true; }
   bool listens() const { return true; }
   const int* skip() const { return finite_check_.skip(); }
 
-  // There is no compressor.
+  // The only compressor that works here has no states and depends on neither epoch nor rate.
   std::vector<compressor_state<T>> states() { return {}; }
   void set_epoch(index_t, double) {}
   void set_rate(gpu_context&, double) {}
@@ -113,7 +126,12 @@ class nccl_driver {
     }
     const std::span<T> gradients = pufferfish::detail::span_of(store_->gradients(), buckets_[b]);
     if (checks_finite()) finite_check_.find(gradients, buckets_[b].offset, stream);
-    reducer_.average(gradients, stream);
+    if (packed_) {
+      reducer_.average(packed_->gather(b, gradients.data(), stream), stream);
+      packed_->scatter(b, gradients, stream);
+    } else if (sums()) {
+      reducer_.average(gradients, stream);
+    }
     averaged_[b].record(stream);
   }
   void progress(std::size_t) {}
@@ -133,6 +151,7 @@ class nccl_driver {
   void count_times(double, double) {}
 
  private:
+  bool sums() const { return comm_->size() > 1 && !options_.local; }
   bool checks_finite() const { return pufferfish::detail::checks_finite(options_); }
 
   // Collective: throws on all ranks if the plan of one of them is not valid.
@@ -190,7 +209,8 @@ class nccl_driver {
 
   // Updates the host's counts after a step. Returns whether the step counts.
   bool settle() {
-    comm_->size() > 1 ? counts_.add_step(*store_, options_.wire) : counts_.add_step();
+    sums() && !packed_ ? counts_.add_step(*store_, options_.wire) : counts_.add_step();
+    if (sums() && packed_) counts_.report().payload_bytes += static_cast<std::uint64_t>(payload_bytes());
     std::optional<nonfinite_gradient> found;
     if (checks_finite() && !buckets_.empty()) found = finite_check_.result(*store_);
     if (found) return counts_.refuse(std::move(*found), options_.nonfinite);
@@ -202,8 +222,9 @@ class nccl_driver {
   nccl<Host>* comm_;
   exchange_options options_;
   exchange_plan plan_;
-  compressor_type compressor_;  // refused by start()
+  compressor_type compressor_;  // refused by start() unless it is the mean of packed elements
   const std::vector<gradient_bucket> buckets_;
+  std::optional<packed_buckets<T>> packed_;
   nccl_reducer<T, Host> reducer_;
   nccl_finite_check<T, Host> finite_check_;
   stream sums_ = stream::urgent();

@@ -8,11 +8,13 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include <pufferfish/distributed/communicator.hpp>
 #include <pufferfish/distributed/exchange/gradient_staging.hpp>
+#include <pufferfish/gpu/comm/packing.hpp>
 #include <pufferfish/gpu/kernels/comm/exchange.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
@@ -39,26 +41,35 @@ namespace detail {
 /// copies then takes part in the capture. Bucket b travels in this order: the context's stream writes it;
 /// fetch() copies it to pinned memory on a separate stream; await() or is_fetched() tells the exchange's
 /// thread; the exchange works on gradients(); write_back() copies it back in the context's stream. With
-/// exchange_memory::device nothing is copied and gradients() is the arena on the device.
+/// exchange_memory::device nothing is copied and gradients() is the arena on the device. Of packed buckets
+/// only the packed elements are copied; the device gathers and scatters them.
 template <class T>
 class gradient_staging<T, device::gpu> {
  public:
   static constexpr bool copies = true;
 
   /// `buckets`: number of buckets. `used`: whether fetch() will be called; without it no events and no pinned
-  /// memory are allocated. The store must outlive the object. Throws backend_error.
-  gradient_staging(parameter_store<T>& store, std::size_t buckets, exchange_memory memory, bool used)
+  /// memory are allocated. `places`: see any_compressor::pack; empty: buckets are not packed. The store must
+  /// outlive the object. Throws backend_error.
+  gradient_staging(parameter_store<T>& store, std::size_t buckets, exchange_memory memory, bool used,
+                   const std::vector<std::vector<std::int32_t>>& places)
       : store_(&store), memory_(memory), skip_(gpu::device_memory(), 1), host_skip_(gpu::pinned_memory(), 1) {
     gpu::check(cudaGetDevice(&device_), "cudaGetDevice");
+    if (!places.empty()) packed_.emplace(places);
     if (!used) return;
     for (std::size_t b = 0; b < buckets; ++b) fetched_.emplace_back(gpu::event_use::sleep);
     if (memory == exchange_memory::device) return;
-    const index_t size = store.size();
+    const index_t size = packed_ ? packed_->size() : store.size();
     host_ = memory_block<T>(gpu::pinned_memory(), size, uninitialized);
   }
 
   /// The arena in which the exchange works: pinned host memory, or the device's arena.
   std::span<T> gradients() { return memory_ == exchange_memory::device ? store_->gradients() : host_.span(); }
+  /// The part of bucket b; if packed, its packed elements.
+  std::span<T> gradients_of(std::size_t b, const gradient_bucket& bucket) {
+    if (!packed_) return span_of(gradients(), bucket);
+    return span_of(gradients(), {packed_->first(b), packed_->count(b), 0, 0});
+  }
 
   /// A CPU context for compressors. One thread at a time uses it.
   context<device::cpu>& host(context<device::gpu>&) { return host_context_; }
@@ -72,9 +83,10 @@ class gradient_staging<T, device::gpu> {
     written_.record(ctx.stream());
     copies_.wait_for(written_);
     if (memory_ == exchange_memory::staged) {
-      gpu::check(cudaMemcpyAsync(host_.data() + bucket.offset, store_->gradients().data() + bucket.offset,
-                                 bytes(bucket), cudaMemcpyDeviceToHost, copies_.handle()),
-                 "cudaMemcpyAsync of gradients to the host");
+      const std::span<T> to = gradients_of(b, bucket);
+      const T* from = on_device(bucket).data();
+      if (packed_) from = packed_->gather(b, from, copies_.handle()).data();
+      copy(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost, copies_.handle());
     }
     if (then.call != nullptr) call_in(copies_.handle(), then);
     fetched_[b].record(copies_.handle());
@@ -87,14 +99,20 @@ class gradient_staging<T, device::gpu> {
   /// Copies a bucket back in the order of the context's stream. With exchange_memory::device, multiplies it
   /// in place by `factor` (1 / ranks) instead, because the sum was made on the device; else `factor` is
   /// unused.
-  void write_back(context<device::gpu>& ctx, const gradient_bucket& bucket, T factor) {
-    T* gradients = store_->gradients().data() + bucket.offset;
+  void write_back(context<device::gpu>& ctx, std::size_t b, const gradient_bucket& bucket, T factor) {
+    const std::span<T> to = on_device(bucket), from = gradients_of(b, bucket);
     if (memory_ == exchange_memory::device) {
-      return gpu::kernels::multiply(ctx.stream(), gradients, bucket.size, factor);
+      return gpu::kernels::multiply(ctx.stream(), to.data(), bucket.size, factor);
     }
-    gpu::check(cudaMemcpyAsync(gradients, host_.data() + bucket.offset, bytes(bucket), cudaMemcpyHostToDevice,
-                               ctx.stream()),
-               "cudaMemcpyAsync of gradients to the device");
+    T* const copied = packed_ ? packed_->values(b).data() : to.data();
+    copy(copied, from.data(), from.size_bytes(), cudaMemcpyHostToDevice, ctx.stream());
+    if (packed_) packed_->scatter(b, to, ctx.stream());
+  }
+  /// Sets all elements of a packed bucket that are not packed to zero, without the host.
+  void clear_others(context<device::gpu>& ctx, std::size_t b, const gradient_bucket& bucket) {
+    const std::span<T> gradients = on_device(bucket);
+    packed_->gather(b, gradients.data(), ctx.stream());
+    packed_->scatter(b, gradients, ctx.stream());
   }
 
   // MPI uses the device that is current, which in a new thread is the first one.
@@ -141,8 +159,9 @@ class gradient_staging<T, device::gpu> {
   void drain() noexcept { static_cast<void>(cudaDeviceSynchronize()); }
 
  private:
-  static std::size_t bytes(const gradient_bucket& bucket) {
-    return static_cast<std::size_t>(bucket.size) * sizeof(T);
+  std::span<T> on_device(const gradient_bucket& bucket) { return span_of(store_->gradients(), bucket); }
+  static void copy(T* to, const T* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    if (bytes > 0) gpu::check(cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync of gradients");
   }
   static void call_in(cudaStream_t stream, host_call what) {
     gpu::check(cudaLaunchHostFunc(stream, what.call, what.object), "cudaLaunchHostFunc");
@@ -153,6 +172,7 @@ class gradient_staging<T, device::gpu> {
   int device_ = 0;
   context<device::cpu> host_context_;
   std::vector<gpu::event> fetched_;  // one per bucket
+  std::optional<gpu::detail::packed_buckets<T>> packed_;
   memory_block<T> host_;
   memory_block<int> skip_, host_skip_;
   gpu::stream copies_;

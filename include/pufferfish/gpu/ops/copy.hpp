@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <span>
 
+#include <pufferfish/gpu/kernels/copy/elements.hpp>
 #include <pufferfish/gpu/kernels/elementwise/elementwise.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/ops/copy/columns.hpp>
+#include <pufferfish/ops/copy/keep_marked.hpp>
 #include <pufferfish/ops/copy/rows.hpp>
 #include <pufferfish/ops/copy/upload.hpp>
 
@@ -51,6 +53,12 @@ struct copy_ops<device::gpu> {
   template <class T>
   static void clear_rows(context<device::gpu>& ctx, const tensor_view<T, 2>& x) {
     gpu::kernels::fill_rows<T>(ctx.stream(), nullptr, x.data(), x.extent(0), x.extent(1), x.stride(0));
+  }
+
+  template <class T>
+  static void keep_marked(context<device::gpu>& ctx, const std::uint64_t* words, index_t first,
+                          std::span<T> x) {
+    gpu::kernels::keep_marked<T>(ctx.stream(), words, first, x.data(), static_cast<index_t>(x.size()));
   }
 
   template <class T>

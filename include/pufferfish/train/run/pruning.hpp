@@ -8,7 +8,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include <pufferfish/prune/apply_mask.hpp>
@@ -39,17 +38,12 @@ class run_pruning {
   /// Collective: all ranks throw if one of them throws; errors as prune_by_magnitude and prune_by_grasp.
   template <class Parts>
   void prune(const Parts& run) {
-    if constexpr (std::is_same_v<typename Parts::device_type, device::cpu>) {
-      auto mask = std::make_shared<weight_mask>(whole(run.net.store()));
-      all_or_none(run.comm, "training_run", [&] { choose(run, *mask); });
-      broadcast_mask(run.comm, *mask);
-      mask_weights(run.ctx, *mask, run.net.store());
-      mask_states(run.ctx, *mask, run.optimizer);
-      mask_ = std::move(mask);
-    } else {
-      PUFFERFISH_THROW(
-          value_error("training_run: a network on a device cannot be pruned; train it on a CPU"));
-    }
+    auto mask = std::make_shared<weight_mask>(whole(run.net.store()));
+    all_or_none(run.comm, "training_run", [&] { choose(run, *mask); });
+    broadcast_mask(run.comm, *mask);
+    mask_weights(run.ctx, *mask, run.net.store());
+    mask_states(run.ctx, *mask, run.optimizer);
+    mask_ = std::move(mask);
   }
   /// Drops the mask, which belongs to arenas that move at the switch.
   void forget() { mask_.reset(); }
@@ -90,7 +84,7 @@ class run_pruning {
     if (options_->mask) {
       mask.check_store(store);
     } else if (options_->method == pruning_method::magnitude) {
-      prune_by_magnitude(mask, store, {.share = options_->ratio});
+      run.net.read_on_host([&](const auto&) { prune_by_magnitude(mask, store, {.share = options_->ratio}); });
     } else if constexpr (requires { run.task.grasp_gradient(run.ctx, run.net, 0, index_t{}, double{}); }) {
       prune_by_grasp(run.ctx, store, mask,
                      [&](int which) {
