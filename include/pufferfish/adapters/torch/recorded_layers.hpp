@@ -130,12 +130,13 @@ class recorded_weight {
   template <class Add>
   void with_sample(const Tensor& rows, std::uint64_t pass, const Add& add) const {
     const index_t columns = rows.size(1);
-    const pufferfish::detail::row_sample part =
-        pufferfish::detail::sample_rows(rows.size(0), columns, most_, pass);
     const auto with = [&](auto scalar) {
       using T = decltype(scalar);
-      add(tensor_view<const T, 2>(rows.data_ptr<T>() + part.first * columns, {part.rows, columns},
-                                  {part.step * columns, 1}));
+      for (const auto& part : pufferfish::detail::sample_rows(rows.size(0), columns, most_, pass)) {
+        if (part.rows == 0) continue;
+        add(tensor_view<const T, 2>(rows.data_ptr<T>() + part.first * columns, {part.rows, columns},
+                                    {part.step * columns, 1}));
+      }
     };
     rows.scalar_type() == torch::kDouble ? with(double()) : with(float());
   }

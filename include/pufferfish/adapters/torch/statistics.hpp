@@ -196,13 +196,12 @@ inline bool shows_inputs() {
 /// (at::addGlobalCallback).
 class statistics_recorder {
  public:
-  /// `rows_of_step`: the most rows of a layer that one pass counts, evenly spaced, but never fewer than the
-  /// layer has outputs; 0: all rows. `samples`: number of samples whose mean is the loss, if all passes have
-  /// the same; 0: the first dimension of each layer's output. Sequences that begin with the dimension of the
-  /// steps need `samples`: sequences, or tokens for a mean over tokens. Layers that are replaced later are no
-  /// longer recorded. Throws value_error for a negative number, and state_error if libtorch does not pass
-  /// inputs to this program: compile it with NDEBUG if libtorch was.
-  explicit statistics_recorder(torch::nn::Module& root, index_t rows_of_step = 512, index_t samples = 0)
+  /// `rows_of_step`: see statistics_options. `samples`: number of samples whose mean is the loss, if all
+  /// passes have the same; 0: the first dimension of each layer's output. Sequences that begin with the
+  /// dimension of the steps need `samples`: sequences, or tokens for a mean over tokens. Layers that are
+  /// replaced later are no longer recorded. Throws value_error for a negative number, and state_error if
+  /// libtorch does not pass inputs to this program: compile it with NDEBUG if libtorch was.
+  explicit statistics_recorder(torch::nn::Module& root, index_t rows_of_step = 256, index_t samples = 0)
       : layers_(std::make_shared<detail::recorded_layers>(root, rows_of_step, samples)) {
     if (rows_of_step < 0 || samples < 0) {
       detail::throw_error<value_error>({"statistics_recorder: rows_of_step ", rows_of_step, ", samples ",

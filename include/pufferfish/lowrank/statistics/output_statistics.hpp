@@ -5,6 +5,7 @@
 /// `output_statistics`: statistics of a weight matrix in training, as sums over rows: second moments of its
 /// outputs or inputs, and of the gradients of the loss with respect to its outputs.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -98,10 +99,11 @@ class output_statistics {
         }
       }
     } else {
-      start(gradient_moment_, outputs_);
-      tensor<double, 2> sum({outputs_, outputs_});
-      detail::add_product_tn(dy, dy, sum.view(), detail::product_part::lower);
-      detail::add_scaled(weight, sum.data(), gradient_moment_.data(), sum.size());
+      tensor<double, 2> unscaled;
+      tensor<double, 2>& to = weight == 1.0 ? gradient_moment_ : unscaled;
+      start(to, outputs_);
+      detail::add_product_tn(dy, dy, to.view(), detail::product_part::lower);
+      add_lower(weight, unscaled, gradient_moment_);
     }
     counts_[gradient_rows] += static_cast<double>(dy.extent(0));
   }
@@ -132,18 +134,21 @@ class output_statistics {
       detail::throw_error<shape_error>({"output_statistics: ", other.outputs_, " x ", other.inputs_,
                                         " cannot be added to ", outputs_, " x ", inputs_});
     }
-    output_statistics copy = other;
-    std::vector<part> from = copy.parts();
-    for (const part& one : from) {
-      if (!one.values.empty()) make(one.name);
-    }
-    std::vector<part> to = parts();
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      const bool gradients = std::string(from[i].name).rfind("gradient", 0) == 0;
-      const double factor = gradients ? samples * samples : 1.0;
-      detail::add_scaled(factor, from[i].values.data(), to[i].values.data(),
-                         static_cast<index_t>(from[i].values.size()));
-    }
+    const double squares = samples * samples;
+    add_lower(1.0, other.output_moment_, output_moment_);
+    add_lower(1.0, other.input_moment_, input_moment_);
+    add_lower(squares, other.gradient_moment_, gradient_moment_);
+    add_lower(1.0, other.tied_moment_, tied_moment_);
+    add(1.0, other.output_sum_, output_sum_);
+    add(1.0, other.input_sum_, input_sum_);
+    add(1.0, other.token_counts_, token_counts_);
+    add(squares, other.gradient_squares_, gradient_squares_);
+    detail::add_scaled(1.0, other.counts_.data(), counts_.data(), count_size);
+  }
+
+  /// Sets all sums to zero and keeps their memory. Parts that were added once stay present.
+  void clear() {
+    for (const part& one : parts()) std::fill(one.values.begin(), one.values.end(), 0.0);
   }
 
   /// Replaces the input statistics by those of another object, for a matrix that multiplies the same rows.
@@ -269,6 +274,21 @@ class output_statistics {
   }
   static std::span<double> span_of(tensor<double, 2>& moment) {
     return {moment.data(), static_cast<std::size_t>(moment.size())};
+  }
+
+  // to += factor * from, for the lower triangles of moments, and for lists. An empty `from` adds nothing.
+  static void add_lower(double factor, const tensor<double, 2>& from, tensor<double, 2>& to) {
+    if (from.size() == 0) return;
+    const index_t n = from.extent(0);
+    start(to, n);
+    for (index_t i = 0; i < n; ++i) {
+      detail::add_scaled(factor, from.data() + i * n, to.data() + i * n, i + 1);
+    }
+  }
+  static void add(double factor, const std::vector<double>& from, std::vector<double>& to) {
+    if (from.empty()) return;
+    to.resize(from.size());
+    detail::add_scaled(factor, from.data(), to.data(), static_cast<index_t>(from.size()));
   }
 
   static void check(const char* what, const extents<2>& shape, index_t columns) {

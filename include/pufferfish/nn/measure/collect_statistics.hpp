@@ -5,9 +5,11 @@
 /// `statistics_collector`: collects the statistics of a network's layers during training steps.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -22,25 +24,33 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of statistics_collector.
 struct statistics_options {
-  /// Target number of rows of one layer that a step samples, evenly spaced; 0: all rows. The target is at
-  /// least the width of a row. Spacings are odd integers, so that up to 3 times as many rows may be sampled.
-  index_t rows_of_step = 512;
+  /// Number of rows of a layer that a step samples, evenly spaced, but at least half of the width of a row;
+  /// 0: all rows. All rows of smaller batches are used.
+  index_t rows_of_step = 256;
 };
 
 namespace detail {
 
-/// Rows sampled of the rows of a layer: `rows` of them, from `first` on, `step` apart.
-struct row_sample {
+/// Some rows of a layer: `rows` of them, from `first` on, `step` apart.
+struct row_slice {
   index_t first = 0, step = 1, rows = 0;
 };
-inline row_sample sample_rows(index_t count, index_t columns, index_t most, std::uint64_t turn) {
-  const index_t limit = most == 0 ? count : std::max(most, columns);
-  if (count <= limit) return {0, 1, count};
+
+/// The rows that turn 0, 1, ... samples of `count` rows of `columns` numbers (statistics_options). Their
+/// distance has no common divisor with `count`, so that a turn favours no column of a batch of images, and
+/// each turn goes on cyclically after the last row of the turn before. So every row is sampled equally often:
+/// means over sampled rows are unbiased. The second slice, which may be empty, begins where the first one has
+/// reached the end of the rows.
+inline std::array<row_slice, 2> sample_rows(index_t count, index_t columns, index_t most,
+                                            std::uint64_t turn) {
+  const index_t limit = most == 0 ? count : std::max(most, columns / 2);
+  if (count <= limit) return {{{0, 1, count}, {}}};
   index_t step = count / limit;
-  // An even step would sample the same columns of every image.
-  step -= step % 2 == 0 ? 1 : 0;
-  const auto first = static_cast<index_t>(turn % static_cast<std::uint64_t>(step));
-  return {first, step, (count - first + step - 1) / step};
+  while (std::gcd(step, count) > 1) --step;
+  const auto all = static_cast<std::uint64_t>(count), of_turn = static_cast<std::uint64_t>(limit * step);
+  const auto first = static_cast<index_t>(turn % all * of_turn % all);
+  const index_t rows = std::min(limit, (count - first + step - 1) / step);
+  return {{{first, step, rows}, {first + rows * step - count, step, limit - rows}}};
 }
 
 /// Access to the rows that a layer shows, in host memory: on the CPU the rows themselves. The
@@ -132,17 +142,12 @@ class statistics_collector final : public row_observer {
     if (kind == row_kind::tied_input) at->tied += static_cast<double>(rows.rows);
     if (!at->moments) return;
     if (kind == row_kind::token) return add_tokens(*at, rows);
-    const detail::row_sample part =
-        detail::sample_rows(rows.rows, rows.columns, options_.rows_of_step, steps_);
-    const tensor_view<const typename fetcher::value_type, 2> seen =
-        fetch_(static_cast<const T*>(rows.data) + part.first * rows.stride, {part.rows, rows.columns},
-               part.step * rows.stride);
-    // All matrices of a weight share its inputs, which are summed once.
-    if (kind == row_kind::input) return at->matrices.front().pending.add_inputs(seen);
-    if (kind == row_kind::tied_input) return at->matrices.front().pending.add_tied_inputs(seen);
-    for (watched_matrix& one : at->matrices) {
-      const auto own = seen.slice(1, one.first_output, one.pending.outputs());
-      kind == row_kind::output ? one.pending.add_outputs(own) : one.pending.add_gradients(own, 1.0);
+    for (const detail::row_slice& part :
+         detail::sample_rows(rows.rows, rows.columns, options_.rows_of_step, steps_)) {
+      if (part.rows == 0) continue;
+      add_rows(*at, kind,
+               fetch_(static_cast<const T*>(rows.data) + part.first * rows.stride, {part.rows, rows.columns},
+                      part.step * rows.stride));
     }
   }
 
@@ -155,7 +160,7 @@ class statistics_collector final : public row_observer {
           one.pending.add_batch(weight.rows, samples, weight.tied);
           one.seen.merge(one.pending, samples);
         }
-        one.pending = output_statistics(one.seen.outputs(), one.seen.inputs());
+        one.pending.clear();
       }
       weight.rows = weight.tied = 0.0;
     }
@@ -249,11 +254,22 @@ class statistics_collector final : public row_observer {
     return found;
   }
 
+  using fetcher = detail::host_rows<T, Device>;
+
   void add_tokens(watched_weight& weight, const shown_rows& rows) {
     weight.matrices.front().pending.add_tokens(fetch_.tokens(rows.data, rows.rows));
   }
 
-  using fetcher = detail::host_rows<T, Device>;
+  void add_rows(watched_weight& weight, row_kind kind,
+                const tensor_view<const typename fetcher::value_type, 2>& rows) {
+    // All matrices of a weight share its inputs, which are summed once.
+    if (kind == row_kind::input) return weight.matrices.front().pending.add_inputs(rows);
+    if (kind == row_kind::tied_input) return weight.matrices.front().pending.add_tied_inputs(rows);
+    for (watched_matrix& one : weight.matrices) {
+      const auto own = rows.slice(1, one.first_output, one.pending.outputs());
+      kind == row_kind::output ? one.pending.add_outputs(own) : one.pending.add_gradients(own, 1.0);
+    }
+  }
 
   statistics_options options_;
   fetcher fetch_;

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
 #include <string>
@@ -259,23 +260,81 @@ TEST_CASE(
     }
     return collector.statistics();
   };
-  network_statistics one = taken(1, 7), three = taken(3, 7), all = taken(1, 0);
-  for (std::size_t i = 0; i < one.layers.size(); ++i) {
-    auto& a = one.layers[i].matrices[0];
-    auto& b = three.layers[i].matrices[0];
-    CHECK(a.rows_of_sample() == all.layers[i].matrices[0].rows_of_sample());
-    const auto parts = a.parts(), others = b.parts();
-    for (std::size_t p = 0; p < parts.size(); ++p) {
-      CHECK(std::equal(parts[p].values.begin(), parts[p].values.end(), others[p].values.begin(),
-                       others[p].values.end()));
+  network_statistics one = taken(1, 7), all = taken(1, 0);
+  for (const int threads : {2, 3, 4}) {
+    network_statistics three = taken(threads, 7);
+    for (std::size_t i = 0; i < one.layers.size(); ++i) {
+      auto& a = one.layers[i].matrices[0];
+      auto& b = three.layers[i].matrices[0];
+      CHECK(a.rows_of_sample() == all.layers[i].matrices[0].rows_of_sample());
+      const auto parts = a.parts(), others = b.parts();
+      for (std::size_t p = 0; p < parts.size(); ++p) {
+        CHECK(std::equal(parts[p].values.begin(), parts[p].values.end(), others[p].values.begin(),
+                         others[p].values.end()));
+      }
     }
   }
-  for (const auto& [count, columns, most] :
-       {std::tuple<index_t, index_t, index_t>{100, 4, 7}, {1000, 4, 7}, {8, 4, 7}, {0, 4, 7}, {96, 40, 7}}) {
-    for (std::uint64_t turn = 0; turn < 20; ++turn) {
-      const auto part = detail::sample_rows(count, columns, most, turn);
-      CHECK(part.first + (part.rows - 1) * part.step < std::max<index_t>(count, 1));
-      CHECK((count <= std::max(most, columns) ? part.rows == count : part.rows >= std::max(most, columns)));
+}
+
+TEST_CASE("collect_statistics: turns sample as many rows as requested, and all rows equally often") {
+  for (const auto& [count, columns, most, limit] :
+       {std::tuple<index_t, index_t, index_t, index_t>{100, 4, 7, 7},
+        {1024, 4, 128, 128},
+        {8, 4, 7, 7},
+        {7, 4, 7, 7},
+        {0, 4, 7, 7},
+        {96, 40, 7, 20},
+        {98, 4, 10, 10},
+        {30, 4, 11, 11},
+        {64, 4, 0, 64}}) {
+    CAPTURE(count);
+    CAPTURE(most);
+    std::vector<int> seen(static_cast<std::size_t>(count));
+    for (index_t turn = 0; turn < count; ++turn) {
+      index_t rows = 0;
+      for (const auto& part : detail::sample_rows(count, columns, most, static_cast<std::uint64_t>(turn))) {
+        for (index_t i = 0; i < part.rows; ++i)
+          ++seen.at(static_cast<std::size_t>(part.first + i * part.step));
+        rows += part.rows;
+      }
+      CHECK(rows == std::min(count, limit));
+    }
+    // `count` turns of `rows` samples each.
+    for (const int times : seen) CHECK(times == std::min(count, limit));
+  }
+  // A turn samples all columns of 8 x 8 images equally often.
+  std::array<int, 8> columns{};
+  for (const auto& part : detail::sample_rows(8 * 8 * 16, 4, 128, 3)) {
+    for (index_t i = 0; i < part.rows; ++i)
+      ++columns.at(static_cast<std::size_t>((part.first + i * part.step) % 8));
+  }
+  for (const int times : columns) CHECK(times == 16);
+}
+
+TEST_CASE("collect_statistics: means over sampled rows are unbiased") {
+  // Over as many steps with one batch as rows are in a sample, all rows are sampled equally often.
+  const auto taken = [](index_t most) {
+    net_type net = small_net();
+    cpu_context ctx;
+    statistics_collector<double> collector(net, everything(), {most});
+    for (unsigned step = 0; step < 6; ++step) {
+      const observed_scope watching(ctx, collector);
+      pass(net, ctx, 6, 1, 0);
+      collector.end_step(6.0);
+    }
+    return collector.statistics();
+  };
+  const network_statistics some = taken(16), all = taken(0);
+  for (const char* name : {"conv1", "conv2"}) {  // of 96 rows
+    const output_statistics &a = some.find(name)->matrices[0], &b = all.find(name)->matrices[0];
+    CHECK(a.rows_of_sample() == b.rows_of_sample());
+    for (index_t i = 0; i < a.outputs(); ++i) {
+      CHECK(a.output_mean()[static_cast<std::size_t>(i)] ==
+            doctest::Approx(b.output_mean()[static_cast<std::size_t>(i)]));
+      for (index_t j = 0; j < a.outputs(); ++j) {
+        CHECK(a.output_moment()(i, j) == doctest::Approx(b.output_moment()(i, j)));
+        CHECK(a.gradient_moment()(i, j) == doctest::Approx(b.gradient_moment()(i, j)));
+      }
     }
   }
 }
