@@ -264,18 +264,38 @@ void copy(const tensor_view<T, N>& from, const tensor_view<U, N>& to) {
     detail::throw_error<shape_error>({"copy: source is ", from.shape(), ", target ", to.shape()});
   }
   if (from.empty()) return;
-  extents<N> at{};
-  for (;;) {
-    index_t source = 0;
-    index_t target = 0;
-    for (std::size_t d = 0; d < N; ++d) {
-      source += at[d] * from.stride(d);
-      target += at[d] * to.stride(d);
+  // The innermost loop runs over the dimension of the smallest source stride. Blocks of it limit the number
+  // of cache lines of the target that are written at the same time.
+  const auto distance = [&from](std::size_t d) {
+    return from.stride(d) < 0 ? -from.stride(d) : from.stride(d);
+  };
+  std::size_t inner = N - 1;
+  for (std::size_t d = N; d-- > 0;) {
+    if (from.extent(d) == 1) continue;
+    if (from.extent(inner) == 1 || distance(d) < distance(inner)) inner = d;
+  }
+  const index_t all = from.extent(inner), block = inner + 1 == N ? all : 16;
+  const index_t read_step = from.stride(inner), write_step = to.stride(inner);
+  for (index_t first = 0; first < all; first += block) {
+    const index_t count = all - first < block ? all - first : block;
+    extents<N> at{};
+    at[inner] = first;
+    for (;;) {
+      index_t source = 0;
+      index_t target = 0;
+      for (std::size_t d = 0; d < N; ++d) {
+        source += at[d] * from.stride(d);
+        target += at[d] * to.stride(d);
+      }
+      for (index_t i = 0; i < count; ++i) {
+        to.data()[target + i * write_step] = static_cast<U>(from.data()[source + i * read_step]);
+      }
+      std::size_t d = N;
+      while (d > 0 && (d - 1 == inner || ++at[d - 1] == from.extent(d - 1))) {
+        if (--d != inner) at[d] = 0;
+      }
+      if (d == 0) break;
     }
-    to.data()[target] = static_cast<U>(from.data()[source]);
-    std::size_t d = N;
-    while (d > 0 && ++at[d - 1] == from.extent(d - 1)) at[--d] = 0;
-    if (d == 0) return;
   }
 }
 

@@ -122,7 +122,8 @@ TEST_CASE("view: copy between random strides equals element-wise assignment") {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
     extents<3> shape{};
-    for (index_t& extent : shape) extent = static_cast<index_t>(random() % 5);  // 0 .. 4
+    const unsigned most = round % 4 == 0 ? 40 : 5;  // copies of large dimensions are made in blocks
+    for (index_t& extent : shape) extent = static_cast<index_t>(random() % most);
     std::vector<int> source = counted(volume<3>(shape));
     std::vector<long> target(source.size(), -1);
     std::array<std::size_t, 3> order{0, 1, 2};
