@@ -100,8 +100,9 @@ class matrix_truncation {
     check_rank(options_.name, rows(), cols(), rank);
     check_computed(rank);
     if (options_.kind == truncation::plain) return make_plain<T>(rank);
-    const tensor<double, 2> up = left(rank);
-    const tensor<double, 2> down = detail::product_tn(right(rank), weight_);
+    const projection by = projection_of(rank);
+    const tensor<double, 2>& up = by.left;
+    const tensor<double, 2> down = detail::product_tn(by.right, weight_);
     factors<T> result;
     result.down = tensor<T, 2>({rank, cols()});
     result.up = tensor<T, 2>({rows(), rank});
@@ -115,8 +116,8 @@ class matrix_truncation {
       for (index_t j = 0; j < cols(); ++j) result.down(r, j) = static_cast<T>(row[j] / scale);
       for (index_t i = 0; i < rows(); ++i) result.up(i, r) = static_cast<T>(up(i, r) * scale);
     }
-    result.report = report(up, down);
-    result.mean_error = mean_error(up, rank);
+    result.report = report(by, down);
+    result.mean_error = mean_error(by);
     return result;
   }
 
@@ -197,9 +198,7 @@ class matrix_truncation {
   // Sets spectrum_ and squared_norm_, and eigen_ if only the moment of the outputs is known, else svd_.
   void decompose(const svd_options& method) {
     if (options_.kind != truncation::plain && rows_.output_moment.size() > 0) {
-      tensor<double, 2> half = weight_of_errors_.transposed_times(rows_.output_moment);
-      const tensor<double, 2> both =
-          weight_of_errors_.transposed_times(detail::product_operand(half).transposed());
+      const tensor<double, 2> both = weight_of_errors_.congruent(rows_.output_moment);
       eigen_.emplace(both.view());
       const auto kept = eigen_->values().begin();
       for (auto value = kept; value != kept + full_rank(); ++value) {
@@ -224,22 +223,23 @@ class matrix_truncation {
                method);
   }
 
-  // The r leading basis vectors P_r as columns.
-  tensor<double, 2> basis(index_t rank) const {
-    if (eigen_) return detail::product_operand(eigen_->vectors(rank)).transposed().copy();
-    tensor<double, 2> columns({rows(), rank});
-    for (index_t i = 0; i < rows(); ++i) {
-      for (index_t r = 0; r < rank; ++r) columns(i, r) = svd_->u(i, r);
-    }
-    return columns;
-  }
   // A_r = L^-T P_r and B_r^T = L P_r.
-  tensor<double, 2> left(index_t rank) const {
-    tensor<double, 2> columns = basis(rank);
-    weight_of_errors_.solve(columns.view());
-    return columns;
+  struct projection {
+    tensor<double, 2> left, right;
+    index_t rank() const { return left.extent(1); }
+  };
+  projection projection_of(index_t rank) const {
+    tensor<double, 2> basis({rows(), rank});
+    if (eigen_) {
+      const tensor<double, 2> vectors = eigen_->vectors(rank);
+      copy(transpose(vectors.view()), basis.view());
+    } else {
+      copy(svd_->u.view().slice(1, 0, rank), basis.view());
+    }
+    tensor<double, 2> right = weight_of_errors_.times(basis);
+    weight_of_errors_.solve(basis.view());
+    return {std::move(basis), std::move(right)};
   }
-  tensor<double, 2> right(index_t rank) const { return weight_of_errors_.times(basis(rank)); }
 
   // The factors of factorize_matrix, with the predicted loss if there are statistics. The mean error is left
   // out: the method of the paper does not change biases.
@@ -248,19 +248,21 @@ class matrix_truncation {
     factors<T> result = detail::factors_of<T>(*svd_, rank);
     result.report.name = options_.name;
     if (rows_.known() && true_scale_) {
-      const tensor<double, 2> up = left(rank), down = detail::product_tn(up, weight_);
-      result.report.predicted_loss = *true_scale_ * weighted_error(difference(up, down), rank);
+      const projection by = projection_of(rank);
+      result.report.predicted_loss = *true_scale_ * weighted_error(by, detail::product_tn(by.right, weight_));
     }
     return result;
   }
 
   // (W - up down) E[x] = E[W x] - A B E[W x].
-  std::vector<double> mean_error(const tensor<double, 2>& up, index_t rank) const {
+  std::vector<double> mean_error(const projection& by) const {
     if (rows_.mean.empty()) return {};
-    const tensor<double, 2> kept = detail::product_tn(right(rank), detail::vector_operand(rows_.mean));
+    const tensor<double, 2> kept = detail::product_tn(by.right, detail::vector_operand(rows_.mean));
     std::vector<double> error = rows_.mean;
     for (index_t i = 0; i < rows(); ++i) {
-      for (index_t r = 0; r < rank; ++r) error[static_cast<std::size_t>(i)] -= up(i, r) * kept(r, 0);
+      for (index_t r = 0; r < by.rank(); ++r) {
+        error[static_cast<std::size_t>(i)] -= by.left(i, r) * kept(r, 0);
+      }
     }
     return error;
   }
@@ -272,12 +274,25 @@ class matrix_truncation {
     return error;
   }
 
+  // ||W - A B W||^2. With G = W W^T it is tr G - 2 tr(B G A) + tr(A^T A B G B^T): products without the
+  // inputs. Where these terms cancel, the difference itself is summed.
+  double lost_energy(const projection& by, const tensor<double, 2>& down, double norm) const {
+    if (rows_.gram.size() > 0) {
+      const tensor<double, 2> moved = detail::product_tn(rows_.gram, by.right);  // G B^T
+      const tensor<double, 2> ups = detail::gram_of(by.left), downs = detail::product_tn(by.right, moved);
+      const double lost = norm - 2.0 * detail::dot(by.left.data(), moved.data(), moved.size()) +
+                          detail::dot(ups.data(), downs.data(), ups.size());
+      if (lost > 1e-2 * norm) return lost;
+    }
+    return detail::squared_norm(difference(by.left, down));
+  }
+
   // Report of the errors in W, in the weighted energy, and in the loss.
-  factor_report report(const tensor<double, 2>& up, const tensor<double, 2>& down) const {
-    const index_t rank = up.extent(1);
-    const double norm = detail::squared_norm(weight_.copy());
-    const tensor<double, 2> error = difference(up, down);
-    const double lost = detail::squared_norm(error);
+  factor_report report(const projection& by, const tensor<double, 2>& down) const {
+    const index_t rank = by.rank();
+    const double norm =
+        rows_.gram.size() > 0 ? detail::trace(rows_.gram) : detail::squared_norm(weight_.copy());
+    const double lost = lost_energy(by, down, norm);
     factor_report result;
     result.name = options_.name;
     result.rows = rows();
@@ -294,17 +309,26 @@ class matrix_truncation {
       kept += spectrum_[static_cast<std::size_t>(r)] * spectrum_[static_cast<std::size_t>(r)];
     }
     result.weighted_energy = squared_norm_ > 0.0 ? std::min(1.0, kept / squared_norm_) : 1.0;
-    if (rows_.known() && true_scale_) result.predicted_loss = *true_scale_ * weighted_error(error, rank);
+    if (rows_.known() && true_scale_) result.predicted_loss = *true_scale_ * weighted_error(by, down);
     return result;
   }
 
-  // Mean of ||L^T e||^2 over all rows, with L L^T = D, for the errors e of the rank-`rank` approximation.
-  double weighted_error(const tensor<double, 2>& error, index_t rank) const {
-    if (rows_.output_moment.size() == 0) return detail::squared_norm(rows_.rooted(error, loss_));
+  // Mean of ||L^T e||^2 over all rows, with L L^T = D, for the errors e of the approximation.
+  double weighted_error(const projection& by, const tensor<double, 2>& down) const {
+    if (options_.kind == truncation::two_sided && static_cast<index_t>(spectrum_.size()) == full_rank()) {
+      // The energy of the dropped components.
+      double sum = 0.0;
+      for (index_t i = full_rank(); i-- > by.rank();)
+        sum += std::pow(spectrum_[static_cast<std::size_t>(i)], 2);
+      return sum;
+    }
+    if (rows_.output_moment.size() == 0) {
+      return detail::squared_norm(rows_.rooted(difference(by.left, down), loss_));
+    }
     // e = (I - A B) y.
     tensor<double, 2> rest({rows(), rows()});
-    detail::add_product_tn(detail::product_operand(left(rank)).transposed(),
-                           detail::product_operand(right(rank)).transposed(), rest.view());
+    detail::add_product_tn(detail::product_operand(by.left).transposed(),
+                           detail::product_operand(by.right).transposed(), rest.view());
     detail::scale_by(-1.0, rest.data(), rest.size());
     detail::add_to_diagonal(rest, 1.0);
     const tensor<double, 2> seen = loss_.transposed_times(rest);

@@ -26,6 +26,35 @@ class error_weight {
   /// L^T X and L X, for X [outputs x n].
   tensor<double, 2> transposed_times(const product_operand& x) const { return times(x, true); }
   tensor<double, 2> times(const product_operand& x) const { return times(x, false); }
+  /// L^T C L for a symmetric C [outputs x outputs], of which both triangles are read. Only the lower triangle
+  /// of the result is valid. About 5 outputs^3 / 6 multiplications: products with the zeros of L and above
+  /// the diagonal of the result are left out, in blocks.
+  tensor<double, 2> congruent(const tensor<double, 2>& c) const {
+    const index_t n = c.extent(0);
+    if (lower_.size() == 0) {
+      tensor<double, 2> result = c;
+      for (index_t i = 0; i < n && !diagonal_.empty(); ++i) {
+        for (index_t j = 0; j <= i; ++j) {
+          result(i, j) *= diagonal_[static_cast<std::size_t>(i)] * diagonal_[static_cast<std::size_t>(j)];
+        }
+      }
+      return result;
+    }
+    constexpr index_t block = 64;
+    tensor<double, 2> half({n, n}), result({n, n});  // L^T C, L^T C L
+    for (index_t first = 0; first < n; first += block) {
+      const index_t count = std::min(block, n - first), rest = n - first;
+      add_product_tn(lower_.view().slice(0, first, rest).slice(1, first, count),
+                     c.view().slice(0, first, rest), half.view().slice(0, first, count));
+    }
+    for (index_t first = 0; first < n; first += block) {
+      const index_t count = std::min(block, n - first), rest = n - first;
+      const product_operand left = half.view().slice(0, first, rest).slice(1, first, rest);
+      add_product_tn(left.transposed(), lower_.view().slice(0, first, rest).slice(1, first, count),
+                     result.view().slice(0, first, rest).slice(1, first, count));
+    }
+    return result;
+  }
   /// X := L^-T X.
   void solve(const tensor_view<double, 2>& x) const {
     if (lower_.size() > 0) return solve_transposed(lower_, x);
@@ -60,6 +89,17 @@ inline tensor<double, 2> product_tn(const product_operand& a, const product_oper
   return result;
 }
 
+/// A^T A, both triangles.
+inline tensor<double, 2> gram_of(const product_operand& a) {
+  const index_t n = a.extent[1];
+  tensor<double, 2> result({n, n});
+  add_product_tn(a, a, result.view(), product_part::lower);
+  for (index_t i = 0; i < n; ++i) {
+    for (index_t j = 0; j < i; ++j) result(j, i) = result(i, j);
+  }
+  return result;
+}
+
 /// Sum of the diagonal, sum of the squares of all elements, and a += value I.
 inline double trace(const tensor<double, 2>& a) {
   double sum = 0.0;
@@ -82,11 +122,12 @@ inline product_operand vector_operand(const std::vector<double>& v) {
 }
 
 /// Moments of the inputs x of W and of its outputs y = W x: `root` or `token_root` or, without records of
-/// inputs, `output_moment`. All are empty without statistics.
+/// inputs, `output_moment`, which comes with `gram`. All are empty without statistics.
 struct input_moments {
   tensor<double, 2> root;           ///< R with E[x x^T] = R R^T
   std::vector<double> token_root;   ///< the diagonal of R for tokens
   tensor<double, 2> output_moment;  ///< E[y y^T]
+  tensor<double, 2> gram;           ///< W W^T
   std::vector<double> mean;         ///< E[y]; empty for tokens
 
   input_moments() = default;
@@ -119,7 +160,7 @@ struct input_moments {
     } else {
       // x x^T is unknown. Its ridge is c I, with c such that the trace of c W W^T is input_ridge times the
       // trace of the moment of y.
-      const tensor<double, 2> gram = product_tn(weight.transposed(), weight.transposed());
+      gram = gram_of(weight.transposed());
       const double norm = trace(gram), energy = trace(moment);
       const double ridge = energy > 0.0 ? input_ridge * energy : 1.0;
       if (norm > 0.0) add_scaled(ridge / norm, gram.data(), moment.data(), gram.size());

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -254,6 +255,23 @@ TEST_CASE("truncation: the predicted loss is half of what the quadratic says, an
     double dropped = 0.0;
     for (std::size_t i = 3; i < gains.size(); ++i) dropped += gains[i];
     CHECK(one.make<double>(3).report.predicted_loss == doctest::Approx(dropped).epsilon(1e-3));
+  }
+}
+
+TEST_CASE("truncation: reports of a matrix of several blocks say what the factors lose") {
+  const setting s(70, 40, 90, 18);
+  for (const truncation kind : kinds) {
+    for (const index_t rank : {3, 20, 39, 40}) {
+      CAPTURE(to_string(kind));
+      CAPTURE(rank);
+      const auto made = s.truncated(kind, false).make<double>(rank);
+      const double lost = distance(product(made), s.w);
+      CHECK(std::abs(made.report.truncation_error - lost) < 1e-9 * norm(s.w));
+      const double kept = std::max(0.0, 1.0 - std::pow(lost / norm(s.w), 2));
+      CHECK(std::abs(made.report.kept_energy - kept) < 1e-9);
+      const double loss = 0.5 * s.loss_error(product(made)), all = 0.5 * s.loss_error(matrix({70, 40}));
+      CHECK(std::abs(made.report.predicted_loss - loss) < 1e-5 * all);
+    }
   }
 }
 
