@@ -36,6 +36,7 @@ struct factorization {
   std::vector<std::string> kept_dense;  ///< layers that the policy chose, but that would have grown
   std::vector<rank_row> rows;           ///< for rank_table: all layers, with ranks, costs and reasons
   index_t parameters_before = 0;        ///< of the whole network
+  /// Of the whole network; at the switch of a training run with the batch norms inserted between factors.
   index_t parameters_after = 0;
 
   /// Over all factorized layers together: sum of kept sigma^2 / sum of ||A||_F^2, A the weight matrices. 1 if

@@ -96,6 +96,9 @@ struct training_record {
         if (std::isnan(layer.predicted_loss)) continue;
         add_line(text, "weighted", layer.weighted_energy, layer.predicted_loss);
       }
+      for (const rank_row& row : switched->factors.rows) {
+        with_members(row, [&text](const auto&... all) { add_line(text, "row", all...); });
+      }
       if (!switched->why.empty()) add_line(text, "why", switched->why);
       add_test(text, "before", switched->before);
       add_test(text, "after", switched->after);
@@ -160,6 +163,10 @@ struct training_record {
     } else if (kind == "weighted" && switched && !switched->factors.layers.empty()) {
       factor_report& layer = switched->factors.layers.back();
       line.read(layer.weighted_energy, layer.predicted_loss);
+    } else if (kind == "row" && switched) {
+      rank_row& row = switched->factors.rows.emplace_back();
+      with_members(row, [&line](auto&... all) { line.read(all...); });
+      if (row.size.rows < 0 || row.size.cols < 0 || row.count < 1 || row.rank < 0) return false;
     } else if (kind == "why" && switched) {
       line.read(switched->why);
     } else if (kind == "tested" && switched) {
@@ -174,6 +181,15 @@ struct training_record {
       return false;
     }
     return line.complete();
+  }
+
+  // Calls f with the members of a rank_row.
+  template <class Row, class F>
+  static void with_members(Row& row, F&& f) {
+    f(row.name, row.size.rows, row.size.cols, row.count, row.rank, row.dense, row.why, row.before.parameters,
+      row.before.macs, row.before.milliseconds, row.after.parameters, row.after.macs, row.after.milliseconds,
+      row.at_rank_0.parameters, row.at_rank_0.macs, row.at_rank_0.milliseconds, row.per_rank.parameters,
+      row.per_rank.macs, row.per_rank.milliseconds, row.weighted_energy, row.predicted_loss);
   }
 
   static void add_test(std::string& text, const char* name, const std::optional<evaluation>& tested) {

@@ -211,7 +211,10 @@ class training_run {
     if (run_.rate_plateau) run_.rate_plateau->forget_best();
     result.after = run_.switching.test(run_.parts(), start);
     if (run_.switching.estimate(run_.parts(), run_.record, [&] { run_.average_buffers(); })) {
-      if (run_.switching.moves_arenas()) run_.bind_to_arenas();
+      if (run_.switching.moves_arenas()) {  // the batch norms between the factors have parameters
+        run_.bind_to_arenas();
+        result.factors.parameters_after = run_.net.parameter_count();
+      }
       result.estimated = run_.switching.test(run_.parts(), start);
     }
     result.milliseconds = detail::milliseconds_since(start);

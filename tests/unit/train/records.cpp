@@ -52,6 +52,14 @@ training_record record_with(const std::vector<std::string>& names) {
     layer.rank = 5;
     layer.squared_norm = 2.0 / 3.0;
     record.switched->factors.layers.push_back(layer);
+    rank_row row;
+    row.name = row.why = name;
+    row.size = {30, 20};
+    row.rank = 5;
+    row.dense = false;
+    row.before = {600.0, std::numeric_limits<double>::quiet_NaN(), 0.1};
+    row.per_rank = {50.0, 1.0 / 3.0, 0.0};
+    record.switched->factors.rows.push_back(row);
   }
   return record;
 }
@@ -68,6 +76,11 @@ TEST_CASE("training record: hostile layer names, NaN and infinity come back") {
   for (std::size_t i = 0; i < hostile_names.size(); ++i) {
     CHECK(back.switched->factors.layers[i].name == hostile_names[i]);
     CHECK(back.switched->factors.layers[i].squared_norm == 2.0 / 3.0);
+    const rank_row& row = back.switched->factors.rows.at(i);
+    CHECK(row.name == hostile_names[i]);
+    CHECK(row.why == hostile_names[i]);
+    CHECK(row.per_rank.macs == 1.0 / 3.0);
+    CHECK(!row.dense);
   }
   CHECK(std::isnan(back.history[0].train_loss));
 
@@ -104,7 +117,7 @@ TEST_CASE("training record: hostile lines are an io_error that names the line") 
   }
   for (const char* line :
        {"position 1 2 3 4 2", "position 1 2 -3 4 1", "position 1 2 3 4 1 5", "seen 1,5 2 3 0x0p+0",
-        "alone -1", "unknown", "", " ", "layer \"x 3 3 1 1 1 1 1", "epoch 1 1"}) {
+        "alone -1", "row x 3 3 1 1 1 y", "unknown", "", " ", "layer \"x 3 3 1 1 1 1 1", "epoch 1 1"}) {
     CAPTURE(line);
     CHECK_THROWS_WITH_AS(training_record::from_text(good + line + "\n", "file"), doctest::Contains("line 3"),
                          io_error);

@@ -209,6 +209,13 @@ TEST_CASE("switch: with everything on, a run resumed at any step goes on bit for
       CHECK(second.switched()->why == whole.switched()->why);
       CHECK(second.switched()->after->loss_sum == whole.switched()->after->loss_sum);
       CHECK(second.switched()->factors.predicted_loss() == whole.switched()->factors.predicted_loss());
+      CHECK(!second.switched()->factors.rows.empty());
+      CHECK(rank_table(second.switched()->factors.rows, {}) ==
+            rank_table(whole.switched()->factors.rows, {}));
+      CHECK(second.switched()->factors.parameters_after == whole.switched()->factors.parameters_after);
+    }
+    if (options.switching.anneal_epochs == 0) {
+      CHECK(whole.switched()->factors.parameters_after == whole.net().parameter_count());
     }
   }
 }
