@@ -92,6 +92,8 @@ struct run_data {
   }
   void unbind() {
     steps.stop();
+    // On a device the count of the optimizer's steps refers to the exchange's flag of skipped steps.
+    if (bound.optimizer) bound.optimizer->set_steps(bound.optimizer->steps());
     bound.drop_exchange();
   }
 
