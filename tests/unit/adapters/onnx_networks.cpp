@@ -121,6 +121,15 @@ TEST_CASE("write_onnx: every other layer, and columns after a Flatten") {
   Sequential<float> plain = columns;
   plain.erase(4);
   add("columns", plain, {3, 2, 4});
+  Sequential<float> selected;
+  selected.add("channels", ChannelSelect<float>(4, {0, 2, 3}))
+      .add("flatten", Flatten<float>())
+      .add("columns", ChannelSelect<float>(3 * 2 * 3, {1, 5, 6, 17}))
+      .add("fc", Linear<float>(4, 3));
+  any_layer<float> kept(selected);
+  network<float> select(kept);
+  select.initialize(1);
+  cases.add_network("selected", select, {3, 2, 4});
   Sequential<float> flat;
   flat.add("flatten", Flatten<float>()).add("relu", ReLU<float>());
   add("flat", flat, {3, 2, 4});

@@ -16,6 +16,7 @@
 #include <pufferfish/nn/containers/residual.hpp>
 #include <pufferfish/nn/layers/activation.hpp>
 #include <pufferfish/nn/layers/batch_norm.hpp>
+#include <pufferfish/nn/layers/channel_select.hpp>
 #include <pufferfish/nn/layers/dropout.hpp>
 #include <pufferfish/nn/layers/flatten.hpp>
 #include <pufferfish/nn/layers/layer_norm.hpp>
@@ -151,6 +152,22 @@ struct onnx_form<BatchNorm<T>> {
 };
 
 template <class T>
+struct onnx_form<ChannelSelect<T>> {
+  static onnx_value write(onnx_walk<T>& to, const std::string& name, ChannelSelect<T>& layer,
+                          const onnx_value& input) {
+    const onnx_value x = to.in_order(name, input);
+    const std::vector<index_t> channels = layer.channels();
+    const std::vector<std::int64_t> list(channels.begin(), channels.end());
+    const std::string indices =
+        to.graph().template constant<std::int64_t>(name + ".channels", {layer.out_channels()}, list);
+    return {to.graph().node("Gather", name, {x.name, indices}, {{"axis", std::int64_t{1}}}),
+            layer.output_shape(x.shape),
+            x.rows,
+            {1, 1, layer.out_channels()}};
+  }
+};
+
+template <class T>
 struct onnx_form<LayerNorm<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, LayerNorm<T>& layer,
                           const onnx_value& input) {
@@ -231,6 +248,7 @@ std::vector<typename onnx_walk<T>::form> onnx_forms() {
           onnx_form_of<LowRankNormConv<T>>(),
           onnx_form_of<Residual<T>>(),
           onnx_form_of<BatchNorm<T>>(),
+          onnx_form_of<ChannelSelect<T>>(),
           onnx_form_of<LayerNorm<T>>(),
           onnx_form_of<ReLU<T>>(),
           onnx_form_of<Tanh<T>>(),
