@@ -29,10 +29,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// producer's matrix, entry c of its bias and of the batch norms, and the inputs p channels + c of the
 /// consumer, p = 0 .. pixels - 1.
 ///
-/// Or the channels of a residual stream that the branch of a block reads (stream > 0). The producer is the
-/// ChannelSelect at the entry of the branch, which slice_channels inserts if it does not exist yet; its name
-/// is then "select" below the block's. Removing channel c removes entry c of its list. The stream, the
-/// shortcut and the sum stay whole.
+/// A group with stream > 0 consists of the channels of a residual stream that the branch of a block reads.
+/// Its producer is the ChannelSelect at the entry of the branch. slice_channels inserts that layer if the
+/// branch has none, under the name "select" below the block's. Removing channel c removes entry c of the
+/// layer's list, and the inputs of the consumer. The stream, the shortcut and the sum stay whole.
 struct channel_group {
   std::string producer;            ///< a convolution or linear layer, dense or low-rank; or a ChannelSelect
   std::vector<std::string> norms;  ///< batch norms between producer and consumer
@@ -234,9 +234,11 @@ class group_finder {
     groups_.push_back(std::move(group));
     return {static_cast<std::ptrdiff_t>(groups_.size()) - 1, in.norm, in.norm_name};
   }
+  // Whether a layer puts pixels among the channels of a branch before their number is known.
   bool mixes_unknown(const slot& layer, const flow& in) {
     return in.group != none && at(in).info.channels == 0 && layer.template target<Flatten<T>>() != nullptr;
   }
+  // For a branch without a ChannelSelect, which reads the whole stream.
   void fix_channels(const flow& in, index_t channels) {
     if (at(in).info.channels == 0) at(in).info.channels = at(in).info.stream = channels;
   }
@@ -255,7 +257,7 @@ class group_finder {
     return out;
   }
 
-  // A scale before a ChannelSelect is of all channels of the stream.
+  // Outside a branch, a batch norm scales all channels of the stream.
   void set_scale(const flow& in) {
     auto& group = at(in);
     slot* const before = group.branch != nullptr && group.norms.empty() ? in.norm : nullptr;
