@@ -201,7 +201,7 @@ class statistics_recorder {
   /// dimension of the steps need `samples`: sequences, or tokens for a mean over tokens. Layers that are
   /// replaced later are no longer recorded. Throws value_error for a negative number, and state_error if
   /// libtorch does not pass inputs to this program: compile it with NDEBUG if libtorch was.
-  explicit statistics_recorder(torch::nn::Module& root, index_t rows_of_step = 256, index_t samples = 0)
+  explicit statistics_recorder(torch::nn::Module& root, index_t rows_of_step = 512, index_t samples = 0)
       : layers_(std::make_shared<detail::recorded_layers>(root, rows_of_step, samples)) {
     if (rows_of_step < 0 || samples < 0) {
       detail::throw_error<value_error>({"statistics_recorder: rows_of_step ", rows_of_step, ", samples ",

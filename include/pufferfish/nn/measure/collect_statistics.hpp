@@ -26,7 +26,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct statistics_options {
   /// Number of rows of a layer that a step samples, evenly spaced, but at least half of the width of a row;
   /// 0: all rows. All rows of smaller batches are used.
-  index_t rows_of_step = 256;
+  index_t rows_of_step = 512;
 };
 
 namespace detail {
