@@ -175,7 +175,8 @@ class job {
       if (!left_.resume) check_new(train_file(), left_.overwrite, "--resume goes on from it, ");
     }
     if (!left_.file.empty() && !(left_.resume && is_there(comm_, left_.file)) && comm_.rank() == 0) {
-      std::remove(train_file().c_str());  // of an earlier search
+      std::remove(left_.file.c_str());  // of an earlier search; one file is of no use without the other
+      std::remove(train_file().c_str());
     }
     const signal_watch signals;
     run_end end = search();

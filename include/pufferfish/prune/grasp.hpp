@@ -60,6 +60,14 @@ class restored_arenas {
   restored_arenas(const restored_arenas&) = delete;
   restored_arenas& operator=(const restored_arenas&) = delete;
   ~restored_arenas() {
+    try {
+      restore();
+    } catch (const backend_error&) {  // a failed device, which the caller's next call reports as well
+    }
+  }
+
+ private:
+  void restore() {
     write_arena(*source_, values_, store_->values());
     write_arena(*source_, buffers_, store_->buffers());
     if (const auto all = store_->gradients(); !all.empty()) source_->fill_zero(all.data(), all.size_bytes());
@@ -70,7 +78,6 @@ class restored_arenas {
     store_->round();
   }
 
- private:
   parameter_store<T>* store_;
   memory_source* source_;
   std::vector<T> values_, buffers_;

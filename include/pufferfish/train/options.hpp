@@ -209,6 +209,11 @@ struct run_options {
                                         " has a momentum of its own, and the outer momentum is ",
                                         rare->outer_momentum});
     }
+    if (rare && compression.brings_weight_decay()) {
+      detail::throw_error<value_error>(
+          {"rare exchanges with compression ", describe(compression),
+           ", whose weight decay needs the same weights on all ranks: use that of the optimizer"});
+    }
     const auto* const sgd = std::get_if<sgd_options>(&optimizer);
     if (compression.brings_weight_decay() && sgd != nullptr && sgd->weight_decay > 0.0) {
       detail::throw_error<value_error>({"compression ", describe(compression),

@@ -95,6 +95,8 @@ TEST_CASE("gpu exchange: compact sums of a pruned network are gathered on the de
       }
     }
   }
+  options.compress_by_bucket = true;
+  options.nonfinite = pf::nonfinite_policy::ignore;
   check_direct<double>(comm, options, sum);
 }
 

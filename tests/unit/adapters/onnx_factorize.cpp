@@ -371,4 +371,38 @@ TEST_CASE("factorize_onnx: external data are not overwritten while they are read
   CHECK_FALSE(factorize_onnx(folder / "newer.onnx", folder / "newer.onnx", every_weight()).checked);
 }
 
+TEST_CASE(
+    "factorize_onnx: Gemm keeps its third input in old opsets, and nodes that lack inputs are left alone") {
+  scratch_folder folder;
+  onnx_graph<float> g;
+  g.input("x", onnx::TensorProto::FLOAT, {std::string("batch"), 12});
+  const std::string weight = g.constant("weight", {12, 40}, low_rank_values(12, 40, 2, 1));
+  const std::string bias = g.constant("bias", {40}, low_rank_values(40, 1, 1, 2));
+  g.output("y", g.node("Gemm", "gemm", {"x", weight, bias}), onnx::TensorProto::FLOAT,
+           {std::string("batch"), 40});
+  onnx::ModelProto model = onnx_model_of(g, "test");
+  for (const std::int64_t opset : {9, 11}) {
+    CAPTURE(opset);
+    model.mutable_opset_import(0)->set_version(opset);
+    write(folder / "in.onnx", model);
+    const onnx_report report = factorize_onnx(folder / "in.onnx", folder / "out.onnx", every_weight());
+    CHECK(report.checked);
+    const onnx::ModelProto made = detail::read_onnx_model(folder / "out.onnx");
+    REQUIRE(made.graph().node_size() == 2);
+    CHECK(made.graph().node(0).input_size() == (opset < 11 ? 3 : 2));
+    CHECK(made.graph().node(1).input(2) == bias);
+  }
+  model.mutable_opset_import(0)->set_version(detail::newest_checked_opset() + 1);
+  for (const char* const op : {"MatMul", "Gemm"}) {
+    onnx::NodeProto& node = *model.mutable_graph()->mutable_node(0);
+    node.set_op_type(op);
+    node.clear_input();
+    node.add_input(weight);
+    write(folder / "one.onnx", model);
+    for (const weight_result& one :
+         factorize_onnx(folder / "one.onnx", folder / "kept.onnx", every_weight()).tensors)
+      CHECK_FALSE(one.factorized);
+  }
+}
+
 }  // namespace

@@ -7,6 +7,7 @@
 #include <pufferfish/compress/low_rank/power_sgd.hpp>
 #include <pufferfish/compress/quantize/tern_grad.hpp>
 #include <pufferfish/compress/sign/signum.hpp>
+#include <pufferfish/compress/sparse/dgc.hpp>
 
 #include "../support/train_support.hpp"
 
@@ -298,6 +299,10 @@ TEST_CASE("pruning: what does not go with it is refused") {
   options.switching.frobenius_decay = 0.0;
   options.rare.emplace();
   refused("pruning together with rare exchanges");
+  options.pruning.reset();
+  options.rare->outer_momentum = 0.0;
+  options.compression = dgc_options{.weight_decay = 1e-4};
+  refused("whose weight decay needs the same weights on all ranks");
 }
 
 TEST_CASE("a checkpoint of another run is refused, and nothing changes") {

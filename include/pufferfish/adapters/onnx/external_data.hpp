@@ -22,7 +22,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Calls use(tensor) for each initializer of the main graph and each tensor of its Constant nodes. `Graph`
+/// Calls use(tensor) for each initializer of a graph and each tensor that is an attribute of a node. `Graph`
 /// may be const.
 template <class Graph, class Use>
 void for_each_constant(Graph& graph, Use&& use) {
@@ -32,7 +32,6 @@ void for_each_constant(Graph& graph, Use&& use) {
     if constexpr (!reads) use(*graph.mutable_initializer(i));
   }
   for (int i = 0; i < graph.node_size(); ++i) {
-    if (graph.node(i).op_type() != "Constant") continue;
     for (int a = 0; a < graph.node(i).attribute_size(); ++a) {
       if (!graph.node(i).attribute(a).has_t()) continue;
       if constexpr (reads) use(graph.node(i).attribute(a).t());
@@ -41,13 +40,20 @@ void for_each_constant(Graph& graph, Use&& use) {
   }
 }
 
-/// Whether a subgraph of the graph has tensors in external data, which data_file_writer does not move.
+/// Whether a subgraph, a sparse tensor or a list of tensors is in external data, which data_file_writer does
+/// not move.
 inline bool nested_external(const onnx::GraphProto& graph, bool nested = false) {
   bool found = false;
   if (nested)
     for_each_constant(graph, [&](const onnx::TensorProto& one) { found = found || is_external(one); });
+  const auto sparse = [](const onnx::SparseTensorProto& one) {
+    return is_external(one.values()) || is_external(one.indices());
+  };
+  for (const auto& one : graph.sparse_initializer()) found = found || sparse(one);
   for (const auto& node : graph.node()) {
     for (const auto& attribute : node.attribute()) {
+      for (const auto& one : attribute.tensors()) found = found || is_external(one);
+      found = found || (attribute.has_sparse_tensor() && sparse(attribute.sparse_tensor()));
       found = found || (attribute.has_g() && nested_external(attribute.g(), true));
       for (const auto& inner : attribute.graphs()) found = found || nested_external(inner, true);
     }
@@ -81,7 +87,8 @@ inline std::vector<external_place> external_places(const onnx::ModelProto& model
     all.push_back(place_of(one, *bytes, path));
   });
   if (nested_external(model.graph())) {
-    throw_error<io_error>({path, ": a subgraph has external data, which are not supported"});
+    throw_error<io_error>(
+        {path, ": a subgraph, a sparse tensor or a list has external data, which are not supported"});
   }
   return all;
 }

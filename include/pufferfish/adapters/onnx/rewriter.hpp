@@ -187,6 +187,7 @@ class onnx_rewriter {
       erase_attribute(first, "beta");
       for (const char* name : {"alpha", "transA"}) erase_attribute(second, name);
       for (onnx::NodeProto* one : {&first, &second}) set_int(*one, "transB", 1);
+      if (opset_of(model_) < 11) add_zeros(first, made.down, graph);
     }
     if (weight.role == onnx_role::conv) {
       second.clear_attribute();
@@ -195,6 +196,18 @@ class onnx_rewriter {
       for (int d = 2; d < weight.tensor->dims_size(); ++d) kernel.add_ints(1);
       if (weight.groups > 1) set_int(second, "group", weight.groups);
     }
+  }
+
+  // Adds the third input of a Gemm, which it must have before opset 11.
+  void add_zeros(onnx::NodeProto& first, const onnx::TensorProto& down, onnx::GraphProto& graph) {
+    const std::string name = free_name(names_, down.name() + ".zeros");
+    onnx::TensorProto& zeros = *graph.add_initializer();
+    describe_tensor(zeros, name, down.data_type(), {down.dims(0)});
+    zeros.mutable_raw_data()->assign(static_cast<std::size_t>(down.dims(0)) * size_of(*floating_dtype(down)),
+                                     '\0');
+    factors_.insert(name);  // before version 4 of the format, an input of the graph, too
+    first.add_input(name);
+    if (opset_of(model_) < 7) set_int(first, "broadcast", 1);
   }
 
   std::string named(const onnx::NodeProto& node, const char* suffix) {

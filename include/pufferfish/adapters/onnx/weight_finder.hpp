@@ -100,6 +100,8 @@ class weight_finder {
   void look_at(int number) {
     const onnx::NodeProto& node = model_.graph().node(number);
     if (!node.domain().empty() && node.domain() != "ai.onnx") return;
+    // The checker has not seen models of newer opsets.
+    if (node.input_size() < 2 || node.output_size() < 1) return;
     const std::string& op = node.op_type();
     if (op == "Conv") {
       add(number, 1, conv(node));
@@ -122,6 +124,8 @@ class weight_finder {
     onnx_weight found{.role = onnx_role::conv, .groups = int_of(node, "group", 1)};
     const onnx::TensorProto* const w = constant(node, 1);
     if (w == nullptr) return found;
+    // Only the extents of floating-point constants are known to have a product.
+    if (!floating_dtype(*w)) return {.reason = "no floating-point type"};
     if (w->dims_size() < 3) return {.reason = std::to_string(w->dims_size()) + " dimensions"};
     index_t elements = 1;
     for (int d = 2; d < w->dims_size(); ++d) elements *= w->dims(d);

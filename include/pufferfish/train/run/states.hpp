@@ -48,6 +48,10 @@ class optimizer_mirror {
       mirror.send_back();
     }
   }
+  /// Copies this rank's host copies to its optimizer.
+  void send_back() {
+    for (auto& [name, mirror] : states_) mirror.send_back();
+  }
 
  private:
   std::vector<std::pair<std::string, host_mirror<T>>> states_;
@@ -160,7 +164,10 @@ class run_states {
     for (const auto& state : compressed_) {
       if (!state.of_rank) comm_->broadcast(state.values, 0);
     }
-    if (all) of_ranks_->scatter();
+    if (all) {
+      of_ranks_->scatter();
+      if (own_optimizer_) optimizer_.send_back();
+    }
     if (!carried_) return;
     if (!all) std::fill(carried_->values().begin(), carried_->values().end(), T{});
     carried_->send_back();
