@@ -277,16 +277,19 @@ TEST_CASE(
 }
 
 TEST_CASE("collect_statistics: turns sample as many rows as requested, and all rows equally often") {
-  for (const auto& [count, columns, most, limit] :
-       {std::tuple<index_t, index_t, index_t, index_t>{100, 4, 7, 7},
-        {1024, 4, 128, 128},
-        {8, 4, 7, 7},
-        {7, 4, 7, 7},
-        {0, 4, 7, 7},
-        {96, 40, 7, 20},
-        {98, 4, 10, 10},
-        {30, 4, 11, 11},
-        {64, 4, 0, 64}}) {
+  struct sampled {
+    index_t count, columns, most, limit;
+  };
+  for (const sampled& of : {sampled{100, 4, 7, 7},
+                            {1024, 4, 128, 128},
+                            {8, 4, 7, 7},
+                            {7, 4, 7, 7},
+                            {0, 4, 7, 7},
+                            {96, 40, 7, 20},
+                            {98, 4, 10, 10},
+                            {30, 4, 11, 11},
+                            {64, 4, 0, 64}}) {
+    const index_t count = of.count, columns = of.columns, most = of.most, limit = of.limit;
     CAPTURE(count);
     CAPTURE(most);
     std::vector<int> seen(static_cast<std::size_t>(count));
