@@ -37,7 +37,8 @@ double elements_of(const std::string& path) {
   for (const auto& [name, tensor] : pufferfish::detail::constants_of(model.graph())) {
     const auto dtype = pufferfish::detail::floating_dtype(*tensor);
     if (!dtype) continue;
-    sum += static_cast<double>(pufferfish::detail::byte_size(*tensor, *dtype, path) / size_of(*dtype));
+    const auto elements = pufferfish::detail::byte_size(*tensor, *dtype, path) / size_of(*dtype);
+    sum += static_cast<double>(elements);
   }
   return sum;
 }

@@ -63,6 +63,9 @@ inline std::string describe_node(const onnx::NodeProto& node) {
 /// Throws io_error unless every input of a node of the main graph is an input of the graph, an initializer or
 /// an output of an earlier node, and no value has two producers. A graph with a cycle has no such order.
 inline void check_onnx_order(const onnx::GraphProto& graph, const std::string& path) {
+  constexpr const char* unknown =
+      ", which no input, initializer or earlier node gives; nodes must be in topological order, and a graph "
+      "has no cycles";
   std::set<std::string> known;
   for (const auto& one : graph.input()) known.insert(one.name());
   for (const auto& one : graph.initializer()) known.insert(one.name());
@@ -70,9 +73,7 @@ inline void check_onnx_order(const onnx::GraphProto& graph, const std::string& p
   for (const auto& node : graph.node()) {
     for (const std::string& name : node.input()) {
       if (name.empty() || known.count(name) > 0) continue;
-      throw_error<io_error>({path, ": node ", describe_node(node), " reads ", quote_name(name),
-                             ", which no input, initializer or earlier node gives; nodes must be in "
-                             "topological order, and a graph has no cycles"});
+      throw_error<io_error>({path, ": node ", describe_node(node), " reads ", quote_name(name), unknown});
     }
     for (const std::string& name : node.output()) {
       if (name.empty() || known.insert(name).second) continue;
