@@ -102,7 +102,7 @@ def saved(programs, folder):
     expect_equal(load(folder / "predicted.json")["files"][0]["accuracy"], result["accuracy"], "accuracy of the saved network")
     if shutil.which("gnuplot"):
         picture = plot.read_text(encoding="utf-8")
-        expect("level 2" in picture and "parameters" in picture, f"a plot of the levels: {out}")
+        expect("by level" in picture and "parameters" in picture, f"a plot of the levels: {out}")
 
 
 def refused(programs, folder):
