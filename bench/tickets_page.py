@@ -30,11 +30,11 @@ class Row:
 
 ROWS = {
     "dense": Row("dense", TRAIN, "--mode dense", "dense"),
-    "pufferfish": Row("Pufferfish, plain factors", TRAIN, f"--policy paper {HYBRID}", "Pufferfish"),
-    "two-sided": Row("Pufferfish, two-sided factors", TRAIN, HYBRID, "Pufferfish"),
+    "pufferfish": Row("Pufferfish, plain factors", TRAIN, f"--policy paper {HYBRID}", "Pufferfish, plain"),
+    "two-sided": Row("Pufferfish, two-sided factors", TRAIN, HYBRID, "Pufferfish, two-sided"),
     "budget": Row("Pufferfish, two-sided, ranks from two budgets", TRAIN,
                   f"--policy two-sided --budget {PARAMETERS / 1_255_546:.5f} --mac-budget {MACS / 25_216_256:.4f} --warmup-epochs 3",
-                  "Pufferfish"),
+                  "Pufferfish, two budgets"),
     **{f"shrink-{x}": Row(f"Pufferfish, two-sided, ranks shrink below {x}", TRAIN, f"{HYBRID} --shrink-rank {x} --shrink-patience 1",
                           "Pufferfish, shrinking ranks") for x in (0.5, 0.7)},
     "lottery": Row("lottery tickets, rewound to step 0", LOTTERY, f"--target {PARAMETERS}", "lottery tickets, step 0", 23),
