@@ -230,6 +230,10 @@ def meson_wrap(root, scratch, compiler):
 def debian_package(root, scratch, compiler):
     require("dpkg-buildpackage", "dh", "pkg-config", "cmake")
     sources = copy_sources(root, scratch / "sources")
+    missing = subprocess.run(["dpkg-checkbuilddeps", sources / "packaging/debian/control"], check=False, stderr=subprocess.PIPE, text=True)
+    if missing.returncode != 0:
+        print(missing.stderr)
+        sys.exit(SKIP)
     run(sources / "packaging" / "debian_package", scratch / "out")
     package, = (scratch / "out").glob("*.deb")
     if package.name != f"libpufferfish-dev_{version(root)}_all.deb":
