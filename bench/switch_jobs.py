@@ -142,6 +142,7 @@ class Row:
 class Job:
     row: Row
     seed: int
+    device: str = dataclasses.field(default="cpu", compare=False)  # the same result but for rounding
 
     @property
     def group(self):
@@ -158,7 +159,8 @@ class Job:
     @property
     def words(self):
         """What the result depends on."""
-        return [*shlex.split(self.row.options), "--seed", str(self.seed), "--threads", "1"]
+        device = [] if self.device == "cpu" else ["--device", self.device]
+        return [*shlex.split(self.row.options), "--seed", str(self.seed), "--threads", "1", *device]
 
     def command(self, build, data, json_file, checkpoint):
         source = [] if self.row.data == "none" else ["--data", data]
@@ -397,7 +399,7 @@ SWITCH = ("--policy", "--truncation", "--uniform-ranks", "--budget", "--mac-budg
           "--carry-state", "--frobenius-decay", "--ramp-steps", "--ramp-start", "--norm-batches", "--extra-norm", "--anneal-epochs", "--project-every", "--test-switch")
 # What changes no step before the switch. A soft projection does.
 AFTER_DENSE = {"--mode", "--factorize-embeddings", *HYBRID_ONLY, *NOT_DENSE, *SWITCH} - {"--project-every"}
-ELSEWHERE = ("--threads", "--schedule", "--lr-warmup", "--factorize-embeddings")
+ELSEWHERE = ("--threads", "--device", "--schedule", "--lr-warmup", "--factorize-embeddings")
 
 
 def flags_of(words):
@@ -481,7 +483,7 @@ def difference(job, document):
         wanted = flags.get(option, default)
         if wanted is not None and not same(found, wanted):
             return f"{place} {found}, not {wanted}"
-    fixed = {"ranks": 1, "device": "cpu", "precision": "fp32", "restart_rate": False, "decay_all": False, "reflect": False}
+    fixed = {"ranks": 1, "device": job.device, "precision": "fp32", "restart_rate": False, "decay_all": False, "reflect": False}
     for key, value in fixed.items():
         if options.get(key, value) != value:
             return f"{key} {options[key]}, not {value}"

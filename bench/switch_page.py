@@ -11,7 +11,7 @@ import subprocess
 import curve_runs
 import switch_goals
 import switch_jobs as jobs_of
-from switch_results import MARKS, Results, at, minutes, slowdown, spread, whole
+from switch_results import MARKS, Results, at, minutes, slowdown, spread, step_of, whole
 
 NOISE = ("Times are of a shared machine. A comparison of times holds to about a tenth; accuracies do not depend on the "
          "machine's load.")
@@ -36,7 +36,7 @@ def table(rows, results, group):
                   if (v := results.values(row.key, at("switch", f"accuracy_{part}")).values())]
         predicted = results.values(row.key, at("switch", "predicted_loss")).values()
         when = sorted(set(results.values(row.key, at("switch", "after_epochs")).values()))
-        steps = [f"{m:.0f}" for part in ("dense", "low_rank") if (m := results.mean(row.key, at(f"ms_per_step_{part}")))]
+        steps = [f"{m:.0f}" for part in ("dense", "low_rank") if (m := results.mean(row.key, step_of(part)))]
         lines.append(
             f"| {row.title} | {whole(results.values(row.key, at('after', 'parameters')).values())} | "
             f"{whole(results.values(row.key, at('after', 'macs')).values())} | "
@@ -236,7 +236,7 @@ def surroundings(known):
     """Machine, compiler, minutes."""
     def names(key):
         return ", ".join(sorted({d[key] for d in known.values() if d.get(key)})) or "not known"
-    spent = sum(d.get("cpu_seconds", 0.0) for d in known.values()) / 60
+    spent = sum(d.get("cpu_seconds", 0.0) for d in known.values() if "device" not in d) / 60
     adopted = [d for d in known.values() if "adopted_from" in d]
     recorded = sum("instruction_set" in d for d in known.values())
     lines = [f"Machine: {names('machine')}; instruction set: {names('instruction_set')} (recorded by {recorded} of {len(known)} "
@@ -251,6 +251,9 @@ def surroundings(known):
                      f"instead (†), {sum(d['training_seconds'] for d in unmeasured) / 60:.0f} minutes in all, nor a record of "
                      "their machine")
         lines.append(text + ".")
+    if devices := [job.row.group for job, d in known.items() if "device" in d]:
+        lines.append(f"An NVIDIA device trained {len(devices)} runs, in fp32, of the groups {', '.join(sorted(set(devices)))}. Several shared "
+                     "it, so that the tables have no times of them.")
     return [*lines, ""]
 
 

@@ -116,6 +116,11 @@ def first_loss(document):
     return None if first.get("low_rank") else first.get("train_loss")
 
 
+def step_of(part):
+    """Milliseconds of a step of the dense or the low_rank network, of runs that did not share a device."""
+    return lambda document: None if "device" in document else document.get(f"ms_per_step_{part}")
+
+
 def drop(after):
     """By how many points accuracy falls at the switch; statistics of batch norms old (after) or re-estimated (estimated)."""
     def of(document):
@@ -156,7 +161,8 @@ def whole(values):
 
 
 def minutes(documents):
-    """Of the processor a run; of adopted runs without it, of training, marked."""
+    """Of the processor a run; of adopted runs without it, of training, marked; none of runs on a device."""
+    documents = [d for d in documents if "device" not in d]
     spent = [d["cpu_seconds"] if "cpu_seconds" in d else d["training_seconds"] for d in documents]
     mark = "" if all("cpu_seconds" in d for d in documents) else " †"
     return spread((s / 60 for s in spent), 1) + mark if spent else ""

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench" / "switch_study"
@@ -134,6 +135,23 @@ class Folder(unittest.TestCase):
 
 
 class Runs(Folder):
+    def test_a_device_trains_runs_that_count(self):
+        tools = self.folder / "tools"
+        tools.mkdir()
+        (tools / "nvidia-smi").write_text("#!/bin/sh\necho 'A device, 9.0'\n", encoding="utf-8")
+        (tools / "nvidia-smi").chmod(0o755)
+        with unittest.mock.patch.dict(os.environ, PATH=f"{tools}:{os.environ['PATH']}"):
+            self.run_script("--only", "E2", "--rows", "today", "--device", "gpu")
+        known = study.read(self.raw / "E2-today-2.json")
+        self.assertIn(" --device gpu ", known["command"])
+        self.assertEqual([known[key] for key in ("device", "machine", "instruction_set")], ["gpu", "A device", "sm_90"])
+        self.run_script("--only", "E2", "--rows", "today")
+        self.assertEqual(len(self.started()), 3)  # each once
+        page = (self.results / "switch.md").read_text(encoding="utf-8")
+        self.assertIn("An NVIDIA device trained 3 runs, in fp32, of the groups E2.", page)
+        row = next(line for line in page.splitlines() if line.startswith("| today's way: plain, ratio 1/4 from layer 4"))
+        self.assertTrue(row.endswith("|  |  |"), row)
+
     def test_finished_runs_are_kept(self):
         self.run_script("--only", "E2", "--rows", "dense|today")
         fresh = [f"E2-{name}-{seed} fresh" for name in ("dense", "today") for seed in (1, 2, 3)]

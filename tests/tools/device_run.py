@@ -215,6 +215,12 @@ class Script(Folder):
         self.assertEqual(done.returncode, 2)
         self.assertIn("device_run prepare", done.stdout)
 
+    def test_a_command_finds_the_programs(self):
+        script(self.folder, "package/bin/train_translator", 'echo "trains $1"\n')
+        done = run(sys.executable, ROOT / "scripts" / "device_run", "--folder", self.folder / "package", "run", "sh", "-c",
+                   '"$BUILD"/examples/train_translator --json; exit 3')
+        self.assertEqual((done.returncode, done.stdout), (3, "trains --json\n"))
+
     def test_what_the_steps_name_exists(self):
         done = run(sys.executable, ROOT / "scripts" / "device_run", "check", BUILD)
         self.assertEqual(done.returncode, 0, done.stdout)
