@@ -390,3 +390,39 @@ TEST_CASE_TEMPLATE("gpu 16 bits: products, dense and of low rank, the output lay
   CHECK(dtable.error() < 4 * unit<T>);
   CHECK(doffset.error() < 4 * unit<T>);
 }
+
+TEST_CASE_TEMPLATE("gpu 16 bits: products of few rows, step after step", T, pf::gpu::bf16, pf::gpu::fp16) {
+  pf::gpu_context& ctx = gpu_context();
+  struct product_case {
+    index_t rows, depth, columns;
+  };
+  constexpr product_case cases[] = {{1, 8, 8},      {3, 12, 16},  {20, 36, 24}, {32, 256, 56}, {7, 520, 1504},
+                                    {2, 128, 2056}, {33, 16, 16}, {5, 18, 16},  {4, 16, 12},   {0, 8, 8}};
+  std::uint64_t stream = 0;
+  for (const product_case& c : cases) {
+    for (const bool turned : {false, true}) {
+      CAPTURE(c.rows);
+      CAPTURE(c.depth);
+      CAPTURE(c.columns);
+      CAPTURE(turned);
+      const index_t gap = 8, dense = turned ? c.depth : c.columns, others = turned ? c.columns : c.depth;
+      const bool own_kernel = c.rows <= 32 && c.depth % 4 == 0 && dense % 8 == 0;
+      activations<T> a(c.rows * (c.depth + gap), ++stream), b(others * (dense + gap), ++stream),
+          y(c.rows * (c.columns + gap), ++stream);
+      in_both<T>([&](auto type) {
+        using U = decltype(type);
+        const pf::tensor_view<const U, 2> left(a.template as<U>(), {c.rows, c.depth}, {c.depth + gap, 1});
+        const pf::tensor_view<const U, 2> stored(b.template as<U>(), {others, dense}, {dense + gap, 1});
+        const pf::tensor_view<U, 2> result(y.template as<U>(), {c.rows, c.columns}, {c.columns + gap, 1});
+        CHECK(pf::gpu::kernels::is_few_rows_product<U>(pf::gpu::detail::rows_of(left),
+                                                       pf::gpu::detail::rows_of(stored), turned, c.rows,
+                                                       c.depth, c.columns) == (own_kernel && sizeof(U) == 2));
+        pf::scratch_frame frame(ctx.scratch());
+        const pf::ops::step_operand<U, pf::device::gpu> right(
+            ctx, frame, turned ? pf::tensor_view<const U, 2>(transpose(stored)) : stored, 9);
+        for (const bool add : {false, true}) right.multiply(ctx, left, result, add);
+      });
+      CHECK(y.error() < 4 * unit<T>);
+    }
+  }
+}

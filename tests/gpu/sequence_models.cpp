@@ -141,7 +141,13 @@ TEST_CASE("gpu language model: two segments, dense and factorized, with and with
     CHECK(made.low_rank.size() == 2);
     pf::apply_ranks(pair.net, made.ranks());
     pf::copy_state(pair.host_net, pair.net);
+    using hidden_product = pf::ops::step_operand<float, gpu>;
+    CHECK(hidden_product::merges(4, 2));
     pair.check(4, 2, 6);
+    CHECK(!hidden_product::merges(4, 65));
+    pair.check(4, 65, 0);
+    CHECK(!hidden_product::merges(2, 3));
+    pair.check(2, 3, 0);
     pair.factor_embeddings(5);
     pair.check(5, 3, 0);
   }

@@ -22,6 +22,7 @@
 #include <pufferfish/gpu/kernels/elementwise/elementwise.cuh>
 #include <pufferfish/gpu/kernels/embedding/embedding.cuh>
 #include <pufferfish/gpu/kernels/embedding/positions.cuh>
+#include <pufferfish/gpu/kernels/gemm/few_rows.cuh>
 #include <pufferfish/gpu/kernels/linalg/factors.cuh>
 #include <pufferfish/gpu/kernels/loss/loss.cuh>
 #include <pufferfish/gpu/kernels/loss/token_loss.cuh>

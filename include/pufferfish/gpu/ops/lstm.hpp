@@ -5,6 +5,7 @@
 /// Time steps of an LSTM on a device. Matrices are in memory of the context's device. A failed launch throws
 /// backend_error.
 
+#include <pufferfish/gpu/kernels/gemm/few_rows.hpp>
 #include <pufferfish/gpu/kernels/recurrent/lstm.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
@@ -38,10 +39,13 @@ struct recurrent_ops<device::gpu> {
   }
 };
 
-/// The operand on a device is used in place: cuBLAS does its own packing.
+/// The operand on a device is used in place: cuBLAS does its own packing. Products of few rows of 16-bit
+/// elements have a kernel of their own, which is faster.
 template <class T>
 class step_operand<T, device::gpu> {
  public:
+  static bool merges(index_t steps, index_t batch) { return steps >= 4 && batch <= 64; }
+
   step_operand(context<device::gpu>&, scratch_frame&, const tensor_view<const T, 2>& b, index_t,
                index_t groups = 1, index_t group_step = 0)
       : b_(b), groups_(groups), group_step_(group_step) {}
@@ -53,12 +57,28 @@ class step_operand<T, device::gpu> {
     PUFFERFISH_ASSERT(
         a.extent(1) == groups_ * depth && c.extent(1) == groups_ * columns && a.extent(0) == c.extent(0),
         "step_operand: shapes do not fit");
+    if (groups_ == 1 && by_few_rows(ctx, a, c, add)) return;
     if (groups_ == 1) return gpu::multiply<T>(ctx, a, b_, c, add);
     gpu::multiply_batch<T>(ctx, groups_, a.slice(1, 0, depth), depth, b_, group_step_, c.slice(1, 0, columns),
                            columns, add);
   }
 
  private:
+  bool by_few_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
+                   bool add) const {
+    if constexpr (sizeof(T) == 2) {
+      const bool turned = b_.stride(1) != 1;
+      const auto left = gpu::detail::rows_of(a), right = gpu::detail::rows_of(turned ? transpose(b_) : b_);
+      const index_t rows = c.extent(0), depth = b_.extent(0), columns = b_.extent(1);
+      if (!gpu::kernels::is_few_rows_product<T>(left, right, turned, rows, depth, columns)) return false;
+      gpu::kernels::few_rows_product<T>(ctx.stream(), left, right, turned, gpu::detail::rows_of(c), rows,
+                                        depth, columns, add);
+      return true;
+    } else {
+      return false;
+    }
+  }
+
   tensor_view<const T, 2> b_;
   index_t groups_, group_step_;
 };

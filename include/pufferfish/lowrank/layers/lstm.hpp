@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cmath>
+#include <optional>
 #include <string>
 
 #include <pufferfish/lowrank/layers/linear.hpp>
@@ -75,39 +76,66 @@ class low_rank_gates {
   }
 
   /// The products of single steps, for the rows of one step: kept = x down, z += kept up. Prepares the
-  /// weights for `steps` calls; the side and `frame` must outlive the object.
+  /// weights for `steps` calls with `batch` rows; the side and `frame` must outlive the object. Where one
+  /// product with up * down is faster than two (step_operand::merges), kept is left to backward_steps.
   template <class Device>
   class forward_steps {
+    using operand = ops::step_operand<T, Device>;
+
    public:
-    forward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
-        : down_(ctx, frame, side.stored(side.down_), steps),
-          up_(ctx, frame, of_gate(side.stored(side.up_), 0, side.hidden_), steps, lstm_gates, side.hidden_) {}
+    forward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps,
+                  index_t batch)
+        : merged_(operand::merges(steps, batch)),
+          first_(ctx, frame, merged_ ? side.merged(ctx, frame) : side.stored(side.down_), steps) {
+      if (merged_) return;
+      up_.emplace(ctx, frame, of_gate(side.stored(side.up_), 0, side.hidden_), steps, lstm_gates,
+                  side.hidden_);
+    }
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
                     const tensor_view<T, 2>& z) const {
-      down_.multiply(ctx, x, kept, false);
-      up_.multiply(ctx, kept, z, true);
+      first_.multiply(ctx, x, merged_ ? z : kept, merged_);
+      if (up_) up_->multiply(ctx, kept, z, true);
     }
 
    private:
-    ops::step_operand<T, Device> down_, up_;
+    bool merged_;
+    operand first_;  // down, or all of up * down
+    std::optional<operand> up_;
   };
 
-  /// The backward products of single steps: dkept = dz up^T and, unless dx is null, dx = dkept down^T.
+  /// The backward products of single steps: dkept = dz up^T and, unless dx is null, dx = dkept down^T. After
+  /// all steps finish() computes, from the rows of all steps, what merged matrices left out: kept and dkept.
   template <class Device>
   class backward_steps {
+    using operand = ops::step_operand<T, Device>;
+
    public:
-    backward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps)
-        : up_(ctx, frame, transpose(of_gate(side.stored(side.up_), 0, side.hidden_)), steps, lstm_gates,
-              side.hidden_),
-          down_(ctx, frame, transpose(side.stored(side.down_)), steps) {}
+    backward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps,
+                   index_t batch)
+        : side_(&side) {
+      if (operand::merges(steps, batch)) {
+        down_.emplace(ctx, frame, transpose(side.merged(ctx, frame)), steps);
+      } else {
+        up_.emplace(ctx, frame, transpose(of_gate(side.stored(side.up_), 0, side.hidden_)), steps, lstm_gates,
+                    side.hidden_);
+        down_.emplace(ctx, frame, transpose(side.stored(side.down_)), steps);
+      }
+    }
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept,
                     const tensor_view<T, 2>& dx) const {
-      up_.multiply(ctx, dz, dkept, false);
-      if (!dx.is_null()) down_.multiply(ctx, dkept, dx, false);
+      if (up_) up_->multiply(ctx, dz, dkept, false);
+      if (!dx.is_null()) down_->multiply(ctx, up_ ? dkept : dz, dx, false);
+    }
+    void finish(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
+                const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept) const {
+      if (up_) return;
+      ops::wide_product<T>(ctx, x, side_->stored(side_->down_), kept);
+      side_->backward_kept(ctx, dz, dkept);
     }
 
    private:
-    ops::step_operand<T, Device> up_, down_;
+    const low_rank_gates* side_;
+    std::optional<operand> up_, down_;  // without up_, down_ is all of up * down
   };
 
   /// Gradients of both factors from all rows: dup = kept^T dz for each gate, ddown = x^T dkept; overwritten,
@@ -152,6 +180,16 @@ class low_rank_gates {
   }
 
  private:
+  /// up * down of all gates as one matrix, [in][4 hidden], in memory of `frame`.
+  template <class Device>
+  tensor_view<const T, 2> merged(context<Device>& ctx, scratch_frame& frame) const {
+    const tensor_view<T, 2> result = frame.take<T>(extents<2>{in_, lstm_gates * hidden_});
+    for (index_t gate = 0; gate < lstm_gates; ++gate) {
+      ops::wide_product<T>(ctx, of_gate(stored(down_), gate, rank_), of_gate(stored(up_), gate, hidden_),
+                           of_gate(result, gate, hidden_));
+    }
+    return result;
+  }
   static logical_layout checked(const char* name, index_t in, index_t hidden, index_t rank) {
     check_rank(message({"LowRankLSTM, ", name}), hidden, in, rank);
     return logical_layout::matrix(volume<2>({lstm_gates, rank}), in);

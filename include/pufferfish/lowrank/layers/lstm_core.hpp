@@ -9,12 +9,16 @@
 ///      public:
 ///       index_t kept_width() const;                         // numbers per row kept for the backward pass
 ///       template <class Device>
-///       class forward_steps, backward_steps;                // operators for the products of single steps
+///       class forward_steps, backward_steps;                // (ctx, frame, side, steps, batch): see below
 ///       // z = side(x) + bias, all rows at once
 ///       void forward(context&, x, bias, kept, z) const;
-///       // forward_steps: z += side(x); backward_steps: dx = side'(dz), dkept = gradient of kept
+///       // forward_steps, for the rows of one step: z += side(x)
 ///       void operator()(context&, x, kept, z) const;
+///       // backward_steps, for the rows of one step: dx = side'(dz), dkept = gradient of kept; and finish,
+///       for
+///       // the rows of all steps: kept and dkept, if single steps did not compute them
 ///       void operator()(context&, dz, dkept, dx) const;
+///       void finish(context&, x, kept, dz, dkept) const;
 ///       // gradients of the matrices; and of the input, all rows at once
 ///       void backward_weight(context&, x, kept, dz, dkept) const;
 ///       void backward_kept(context&, dz, dkept) const;
@@ -227,7 +231,8 @@ class lstm_core : public recurrent_layer<T> {
     const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
     scratch_frame frame(ctx.scratch());
     input_side_.forward(ctx, size.rows_of(x), bias_.template as<T>(), kept.input, kept.gates);
-    const typename Side::template forward_steps<Device> add_hidden(ctx, frame, hidden_side_, size.steps);
+    const typename Side::template forward_steps<Device> add_hidden(ctx, frame, hidden_side_, size.steps,
+                                                                   size.batch);
     for (index_t t = 0; t < size.steps; ++t) {
       const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
       if (!h.is_null()) add_hidden(ctx, h, size.at(kept.hidden, t), size.at(kept.gates, t));
@@ -261,7 +266,8 @@ class lstm_core : public recurrent_layer<T> {
       ops::clear_rows<T>(ctx, dc);
     }
     const bool wanted = !to_before.is_null();
-    const typename Side::template backward_steps<Device> through_hidden(ctx, frame, hidden_side_, size.steps);
+    const typename Side::template backward_steps<Device> through_hidden(ctx, frame, hidden_side_, size.steps,
+                                                                        size.batch);
     for (index_t t = size.steps; t-- > 0;) {
       const bool last = t + 1 == size.steps && from_after.is_null();
       const tensor_view<const T, 2> nothing;
@@ -278,7 +284,7 @@ class lstm_core : public recurrent_layer<T> {
       ops::copy_rows<T>(ctx, dc, to_before.c);
     }
     const tensor_view<const T, 2> dz = kept.gates;
-    backward_hidden_weight(ctx, size, views, dz, dkept);
+    backward_hidden_weight(ctx, size, views, through_hidden, dz, dkept);
     ops::column_sums<T>(ctx, dz, bias_.gradient_data(), bias_.accumulate());
     ctx.gradient_written(bias_);
     const tensor_view<T, 2> dinput = frame.take<T>(extents<2>{size.rows(), input_side_.kept_width()});
@@ -316,10 +322,11 @@ class lstm_core : public recurrent_layer<T> {
   }
 
   // Step t multiplied the state before it: h_before for t = 0, else y of step t - 1.
-  template <class Device>
+  template <class Device, class Steps>
   void backward_hidden_weight(context<Device>& ctx, const shapes& size, const kept_views& views,
-                              const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>& dkept) const {
-    const tensor_view<const T, 2> y = size.rows_of(views.y), kept = views.kept.hidden;
+                              const Steps& single_steps, const tensor_view<const T, 2>& dz,
+                              const tensor_view<T, 2>& dkept) const {
+    const tensor_view<const T, 2> y = size.rows_of(views.y);
     const bool state = !views.kept.h_before.is_null() && size.steps > 0;
     const index_t first = state ? 0 : std::min(size.batch, size.rows()), rows = size.rows() - first;
     scratch_frame frame(ctx.scratch());
@@ -331,8 +338,9 @@ class lstm_core : public recurrent_layer<T> {
                             y.size() - views.kept.h_before.size());
       h = all;
     }
-    hidden_side_.backward_weight(ctx, h, kept.slice(0, first, rows), dz.slice(0, first, rows),
-                                 dkept.slice(0, first, rows));
+    const auto own = [&](const auto& all) { return all.slice(0, first, rows); };
+    single_steps.finish(ctx, h, own(views.kept.hidden), own(dz), own(dkept));
+    hidden_side_.backward_weight(ctx, h, own(views.kept.hidden), own(dz), own(dkept));
   }
 
   template <class Device>

@@ -52,7 +52,7 @@ class dense_gates {
   template <class Device>
   class forward_steps {
    public:
-    forward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps)
+    forward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps, index_t)
         : weight_(ctx, frame, side.stored(), steps) {}
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>&,
                     const tensor_view<T, 2>& z) const {
@@ -66,12 +66,15 @@ class dense_gates {
   template <class Device>
   class backward_steps {
    public:
-    backward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps)
+    backward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps,
+                   index_t)
         : weight_(ctx, frame, transpose(side.stored()), steps) {}
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>&,
                     const tensor_view<T, 2>& dx) const {
       if (!dx.is_null()) weight_.multiply(ctx, dz, dx, false);
     }
+    void finish(context<Device>&, const tensor_view<const T, 2>&, const tensor_view<T, 2>&,
+                const tensor_view<const T, 2>&, const tensor_view<T, 2>&) const {}
 
    private:
     ops::step_operand<T, Device> weight_;
