@@ -252,8 +252,8 @@ def surroundings(known):
                      "their machine")
         lines.append(text + ".")
     if devices := [job.row.group for job, d in known.items() if "device" in d]:
-        lines.append(f"An NVIDIA device trained {len(devices)} runs, in fp32, of the groups {', '.join(sorted(set(devices)))}. Several shared "
-                     "it, so that the tables have no times of them.")
+        lines.append(f"An NVIDIA device trained {len(devices)} runs in fp32 (groups: {', '.join(sorted(set(devices)))}). Several shared it, "
+                     "so that the tables have no times of them.")
     return [*lines, ""]
 
 

@@ -148,7 +148,7 @@ class Runs(Folder):
         self.run_script("--only", "E2", "--rows", "today")
         self.assertEqual(len(self.started()), 3)  # each once
         page = (self.results / "switch.md").read_text(encoding="utf-8")
-        self.assertIn("An NVIDIA device trained 3 runs, in fp32, of the groups E2.", page)
+        self.assertIn("An NVIDIA device trained 3 runs in fp32 (groups: E2).", page)
         row = next(line for line in page.splitlines() if line.startswith("| today's way: plain, ratio 1/4 from layer 4"))
         self.assertTrue(row.endswith("|  |  |"), row)
 
