@@ -58,6 +58,14 @@ def instruction_set():
     return next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "not known")
 
 
+def describe_device():
+    """Name and architecture of the first NVIDIA device, under the names that a machine's have."""
+    told = subprocess.run(["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"], stdout=subprocess.PIPE,
+                          text=True, check=True).stdout
+    name, capability = told.splitlines()[0].split(", ")
+    return {"machine": name, "instruction_set": "sm_" + capability.replace(".", "")}
+
+
 def describe_machine():
     model = next((line.split(":", 1)[1].strip() for line in
                   pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if line.startswith("model name")), "?")

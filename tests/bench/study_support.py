@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Stand-ins for the programs of bench/compressors, bench/pactrain and bench/exchange_curves. All numbers are invented."""
+"""Stand-ins for the programs of bench/compressors, bench/pactrain, bench/reproduce, bench/tickets and bench/exchange_curves. All numbers are invented."""
 import pathlib
 import signal
 import subprocess
