@@ -26,8 +26,9 @@ enum class state : unsigned char { fresh, running, ready, at_barrier, in_warp, r
 
 struct thread {
   state now;
-  fibre* on;   // while it waits
-  site where;  // it waits
+  bool waited;  // for the work before the kernel
+  fibre* on;    // while it waits
+  site where;   // it waits
   // The warp operation that it waits in:
   unsigned mask;
   void* slot;
@@ -198,7 +199,10 @@ void run_block(std::size_t shared_bytes) {
   std::memset(shared + shared_bytes, guard_byte, shared_guard);
   block.started = block.returned = block.arrived = block.agreed = 0;
   block.barriers = block.ready_first = block.ready_last = 0;
-  for (int t = 0; t < block.size; ++t) block.threads[t].now = state::fresh;
+  for (int t = 0; t < block.size; ++t) {
+    block.threads[t].now = state::fresh;
+    block.threads[t].waited = false;
+  }
   for (int t = 0; t < block.size; t += 32) {
     const int lanes = block.size - t;
     block.warps[t / 32] = {lanes >= 32 ? ~0U : (1U << lanes) - 1U, 0};
@@ -270,6 +274,12 @@ void check_aligned16(const void* address, const site& where) {
   if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0) {
     misuse("an access of 16 bytes at an address that is no multiple of 16", where);
   }
+}
+
+void wait_for_earlier_work() { block.threads[block.current].waited = true; }
+
+void check_waited(const site& where) {
+  if (!block.threads[block.current].waited) misuse("a thread did not wait for earlier work", where);
 }
 
 void misuse(const char* why, const site& where) {

@@ -84,6 +84,10 @@ int thread_of_block();
 /// Ends the program unless the address is a multiple of 16.
 void check_aligned16(const void* address, const site& where = site::current());
 
+/// Notes that the calling thread has called it, and ends the program if the calling thread has not.
+void wait_for_earlier_work();
+void check_waited(const site& where = site::current());
+
 /// Ends the program: the kernel, block and thread at work, and why.
 [[noreturn]] void misuse(const char* why, const site& where);
 

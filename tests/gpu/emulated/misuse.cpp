@@ -86,6 +86,9 @@ __global__ void barrier_in_warp_kernel() {
     __syncthreads();
   }
 }
+__global__ void some_wait_kernel(grid_dependency earlier, int lanes) {
+  if (static_cast<int>(threadIdx.x) < lanes) earlier.wait();
+}
 __global__ void write_kernel(float* x, index_t i) { x[i] = 1.0F; }
 __global__ void write_shared_kernel(index_t i) { dynamic_shared<float>()[i] = 1.0F; }
 __global__ void read_shared_kernel(float* x) {
@@ -121,6 +124,13 @@ TEST_CASE("emulated device: threads that wait for others in vain") {
   CHECK(has(text, "misuse.cpp"));
   CHECK(has(text, "some_return_kernel"));
   CHECK(has(text, "grid 1 x 5 x 1 of 64 x 1 x 1 threads, block (0, "));
+}
+
+TEST_CASE("emulated device: threads that do not wait for earlier launches") {
+  CHECK(last_words([] { launch(nullptr, {3, 64}, some_wait_kernel, 64); }) == "survived ");
+  const std::string text = last_words([] { launch(nullptr, {3, 64}, some_wait_kernel, 63); });
+  CHECK(has(text, "a thread did not wait for earlier work"));
+  CHECK(has(text, "thread (63, 0, 0)"));
 }
 
 TEST_CASE("emulated device: warp operations without some lanes") {

@@ -15,6 +15,7 @@
 
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/gpu/kernels/launchers.hpp>
+#include <pufferfish/gpu/kernels/overlap.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -69,16 +70,39 @@ inline cudaError_t allow_shared_memory(const void* function, std::size_t bytes) 
   return cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               most - static_cast<int>(of.sharedSizeBytes));
 }
+
+/// Starts a kernel. `waits`: its first parameter is a grid_dependency.
+inline cudaError_t start_kernel(const void* kernel, const grid& g, cudaStream_t stream, void** arguments,
+                                bool waits) {
+  if (g.shared_bytes > 48 * 1024) {
+    const cudaError_t error = allow_shared_memory(kernel, g.shared_bytes);
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = g.blocks;
+  config.blockDim = g.threads;
+  config.dynamicSmemBytes = g.shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = waits && may_overlap(kernel) ? 1 : 0;
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
 #endif
 
 /// Starts a kernel on a stream; does nothing if the grid is empty. Arguments convert to the kernel's
 /// parameters. Throws backend_error that names the calling launcher. Raises the kernel's limit if it needs
-/// more than 48 KB of shared memory.
+/// more than 48 KB of shared memory. A kernel whose first parameter is a grid_dependency, which is not among
+/// the arguments, may start before earlier work of the stream has ended.
 ///
 /// A host that executes kernels itself defines PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
 ///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
 ///                      body), where body() executes one thread,
 ///   void* dynamic_shared_memory(), void check_aligned16(const void*),
+///   void wait_for_earlier_work(), called by grid_dependency::wait(), and void check_waited(), called at the
+///                      end of each thread that must have called it,
 /// and replacements of the PTX in gpu/kernels/gemm/async_copy.cuh and gpu/kernels/gemm/mma.cuh.
 /// The tests define it to run kernels without a device.
 ///
@@ -92,21 +116,25 @@ template <class... P>
 void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (g.blocks.x == 0 || g.blocks.y == 0 || g.blocks.z == 0) return;
 #if defined(PUFFERFISH_EMULATED_DEVICE)
-  const cudaError_t error = emulated_device::launch(site.stream, site.function, g.blocks, g.threads,
-                                                    g.shared_bytes, [=] { kernel(arguments...); });
+  const cudaError_t error =
+      emulated_device::launch(site.stream, site.function, g.blocks, g.threads, g.shared_bytes, [=] {
+        kernel(arguments...);
+        if constexpr (waits_itself<P...>) emulated_device::check_waited();
+      });
 #else
-  const auto* function = reinterpret_cast<const void*>(kernel);
-  cudaError_t error = cudaSuccess;
-  if (g.shared_bytes > 48 * 1024) error = allow_shared_memory(function, g.shared_bytes);
-  if (error == cudaSuccess) {
-    void* pointers[sizeof...(P) + 1] = {static_cast<void*>(&arguments)..., nullptr};
-    error = cudaLaunchKernel(function, g.blocks, g.threads, pointers, g.shared_bytes, site.stream);
-  }
+  void* pointers[sizeof...(P) + 1] = {static_cast<void*>(&arguments)..., nullptr};
+  const cudaError_t error =
+      start_kernel(reinterpret_cast<const void*>(kernel), g, site.stream, pointers, waits_itself<P...>);
 #endif
   if (error != cudaSuccess) {
     (void)cudaGetLastError();  // reported here, so not again by the next call
     launch_failed(site, g, error);
   }
+}
+template <class... P>
+void launch(launch_site site, grid g, void (*kernel)(grid_dependency, P...),
+            std::type_identity_t<P>... arguments) {
+  launch<grid_dependency, P...>(site, g, kernel, grid_dependency(), arguments...);
 }
 
 /// The launch's dynamic shared memory, aligned to 16 bytes.
