@@ -48,6 +48,8 @@ STOPS = "pufferfish/stopped_by_the_error_above"
 FILE_MACRO = re.compile(r'^\s*#\s*define\s+\w+_FILE\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 # A template that kernels.hpp compiles.
 SEPARATE = re.compile(r"^PUFFERFISH_SEPARATE_(FUNCTION|OPERATION|CLASS)\(", re.MULTILINE)
+# What follows __global__: a first parameter and a first statement.
+WAITS = re.compile(r"[^{;]*\(grid_dependency earlier\b[^{;]*\{\s*earlier\.wait\(\);")
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
 SPDX_KINDS = {".hpp", ".inc", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
 SPDX_NAMES = {"CMakeLists.txt", "meson_options.txt", "run", "compile_time", ".clang-format", ".clang-tidy"}
@@ -157,6 +159,13 @@ def check_kernels(files, include):
             if SEPARATE.search(path.read_text(encoding="utf-8")) and path.resolve() not in there]
 
 
+def check_waits(path):
+    """Every kernel waits for earlier work of its stream before anything else (gpu/kernels/overlap.cuh)."""
+    text = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+    return [f"{path.name}: a kernel does not begin with earlier.wait()" for kernel in text.split("__global__")[1:]
+            if not WAITS.match(kernel)]
+
+
 def check_spdx(root):
     problems = []
     for directory, folders, files in os.walk(root):
@@ -181,6 +190,7 @@ def main():
     for path in sorted((root / "include" / "pufferfish").rglob("*.cuh")):
         if re.search(r"#\s*include\s*<(unsupported/)?Eigen/", path.read_text(encoding="utf-8")):
             problems.append(f"{path.name}: Eigen in a .cuh")
+        problems += check_waits(path)
     for path in sorted(p for p in (root / "include").rglob("*") if p.is_file()):
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > MAX_LINES:

@@ -29,8 +29,9 @@ __device__ inline pixel_place pixel_place_of(index_t i, index_t height, index_t 
 /// Grid: one-dimensional, 128 threads, one task a thread and step; neighbouring threads have neighbouring
 /// channels. `columns`: tasks of a pixel.
 template <class I, class Task>
-static __global__ void pixel_kernel(Task task, index_t tasks, index_t height, index_t width,
-                                    index_t columns) {
+static __global__ void pixel_kernel(grid_dependency earlier, Task task, index_t tasks, index_t height,
+                                    index_t width, index_t columns) {
+  earlier.wait();
   for (index_t i = grid_thread(); i < tasks; i += grid_threads()) {
     task.run(pixel_place_of<I>(i, height, width, columns, Task::width));
   }

@@ -10,12 +10,17 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// One thread.
-static __global__ void store_step_values_kernel(step_values* to, step_values values) { *to = values; }
+static __global__ void store_step_values_kernel(grid_dependency earlier, step_values* to,
+                                                step_values values) {
+  earlier.wait();
+  *to = values;
+}
 
 /// One thread per element, 256 a block, then a loop.
 template <class T>
-static __global__ void fill_rows_kernel(const T* row, T* y, index_t size, index_t columns, index_t step,
-                                        bool add) {
+static __global__ void fill_rows_kernel(grid_dependency earlier, const T* row, T* y, index_t size,
+                                        index_t columns, index_t step, bool add) {
+  earlier.wait();
   using A = accumulate_t<T>;
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
     const index_t m = i / columns, n = i % columns;

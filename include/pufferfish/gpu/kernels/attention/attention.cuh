@@ -50,7 +50,9 @@ static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>
     /// Block (bx, by, bz): tile bx of the queries of all sequences, head by, columns 64 bz .. of the head's
     /// values. Keys are read tile by tile, with a running maximum and sum (online softmax), so that nothing
     /// of size queries x keys is stored. Every block of bz computes the scores again.
-    attention_forward_kernel(attention_problem<T> p, row_array<T> y, float* log_sums) {
+    attention_forward_kernel(grid_dependency earlier, attention_problem<T> p, row_array<T> y,
+                             float* log_sums) {
+  earlier.wait();
   __shared__ attention_memory<Tile> memory;
   const run_tile tile = find_tile<Tile>(p.queries, static_cast<index_t>(blockIdx.x));
   if (tile.sequence < 0) return;

@@ -13,8 +13,10 @@ PUFFERFISH_KERNELS_BEGIN
 /// One warp for each row and head. Warp w of the grid has the pairs w, w + warps, ... of row + query_rows
 /// head.
 template <class T>
-static __global__ void attention_row_products_kernel(attention_problem<T> p, row_array<const T> dy,
-                                                     row_array<const T> y, float* products) {
+static __global__ void attention_row_products_kernel(grid_dependency earlier, attention_problem<T> p,
+                                                     row_array<const T> dy, row_array<const T> y,
+                                                     float* products) {
+  earlier.wait();
   const int lane = block_thread() % warp_threads;
   const index_t warps = grid_threads() / warp_threads;
   for (index_t at = grid_thread() / warp_threads; at < p.query_rows * p.heads; at += warps) {
@@ -58,8 +60,9 @@ template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
     /// Block (bx, by, bz): tile bx of the queries, head by, columns 64 bz .. of the head's depth. Sums run
     /// over keys in order.
-    attention_query_gradient_kernel(attention_problem<T> p, row_array<const T> dy, const float* log_sums,
-                                    const float* products, row_array<T> dq) {
+    attention_query_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
+                                    const float* log_sums, const float* products, row_array<T> dq) {
+  earlier.wait();
   __shared__ attention_memory<Tile> memory;
   const run_tile tile = find_tile<Tile>(p.queries, static_cast<index_t>(blockIdx.x));
   if (tile.sequence < 0) return;
@@ -105,8 +108,10 @@ template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
     /// Block (bx, by, bz): tile bx of the keys, head by, columns 64 bz .. of both depths. Sums run over
     /// queries in order. Columns beyond a depth are not stored.
-    attention_key_gradient_kernel(attention_problem<T> p, row_array<const T> dy, const float* log_sums,
-                                  const float* products, row_array<T> dk, row_array<T> dv) {
+    attention_key_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
+                                  const float* log_sums, const float* products, row_array<T> dk,
+                                  row_array<T> dv) {
+  earlier.wait();
   __shared__ attention_memory<Tile> memory;
   const run_tile tile = find_tile<Tile>(p.keys, static_cast<index_t>(blockIdx.x));
   if (tile.sequence < 0) return;

@@ -23,7 +23,8 @@ inline grid exchange_grid(index_t size, index_t per_thread = 1) {
 
 /// Grid: exchange_grid of vectors.
 template <class T>
-static __global__ void multiply_kernel(T* x, index_t size, T factor) {
+static __global__ void multiply_kernel(grid_dependency earlier, T* x, index_t size, T factor) {
+  earlier.wait();
   for_each_vector<T>(
       size, aligned16(x),
       [&](index_t i) {
@@ -42,21 +43,26 @@ void multiply(cudaStream_t stream, T* x, index_t size, T factor) {
 
 /// Grid of this kernel and the next two: exchange_grid, one element a thread and step.
 template <class Wire, class T>
-static __global__ void narrow_kernel(const T* from, std::uint16_t* to, index_t size) {
+static __global__ void narrow_kernel(grid_dependency earlier, const T* from, std::uint16_t* to,
+                                     index_t size) {
+  earlier.wait();
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
     to[i] = Wire::narrow(static_cast<float>(from[i]));
   }
 }
 template <class Wire, class T>
-static __global__ void widen_kernel(const std::uint16_t* from, T* to, index_t size, T factor) {
+static __global__ void widen_kernel(grid_dependency earlier, const std::uint16_t* from, T* to, index_t size,
+                                    T factor) {
+  earlier.wait();
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
     to[i] = static_cast<T>(Wire::widen(from[i])) * factor;
   }
 }
 /// Element i: own_i + others_i + others_(step + i) + ..., in T, in this order.
 template <class Wire, class T>
-static __global__ void add_narrow_kernel(const std::uint16_t* others, int count, index_t step, T* own,
-                                         std::uint16_t* sum, index_t size, T factor) {
+static __global__ void add_narrow_kernel(grid_dependency earlier, const std::uint16_t* others, int count,
+                                         index_t step, T* own, std::uint16_t* sum, index_t size, T factor) {
+  earlier.wait();
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
     T value = own[i];
     for (int other = 0; other < count; ++other) {
@@ -89,8 +95,9 @@ void add_narrow(cudaStream_t stream, wire_format wire, const std::uint16_t* othe
 /// Grid: exchange_grid. A thread stops at its first element that is not finite; the smallest position of all
 /// threads is kept by atomicMin.
 template <class T>
-static __global__ void find_nonfinite_kernel(const T* x, index_t size, std::uint64_t begin,
-                                             std::uint64_t* first) {
+static __global__ void find_nonfinite_kernel(grid_dependency earlier, const T* x, index_t size,
+                                             std::uint64_t begin, std::uint64_t* first) {
+  earlier.wait();
   index_t found = size;
   for (index_t i = grid_thread(); i < size && found == size; i += grid_threads()) {
     if (!isfinite(x[i])) found = i;
@@ -108,7 +115,9 @@ void find_nonfinite(cudaStream_t stream, const T* x, index_t size, std::uint64_t
 }
 
 /// One thread; likewise the two kernels after this one.
-static __global__ void decide_skip_kernel(const std::uint64_t* found, int count, int* skip) {
+static __global__ void decide_skip_kernel(grid_dependency earlier, const std::uint64_t* found, int count,
+                                          int* skip) {
+  earlier.wait();
   bool finite = true;
   for (int i = 0; i < count; ++i) finite = finite && found[i] == all_finite;
   *skip = finite ? 0 : 1;
@@ -117,15 +126,17 @@ void decide_skip(cudaStream_t stream, const std::uint64_t* found, int count, int
   launch(stream, {1, 1}, decide_skip_kernel, found, count, skip);
 }
 
-static __global__ void join_flag_kernel(const int* other, int* flag) {
+static __global__ void join_flag_kernel(grid_dependency earlier, const int* other, int* flag) {
+  earlier.wait();
   if (*other != 0) *flag = 1;
 }
 void join_flag(cudaStream_t stream, const int* other, int* flag) {
   launch(stream, {1, 1}, join_flag_kernel, other, flag);
 }
 
-static __global__ void tag_with_rank_kernel(const std::uint64_t* from, std::uint64_t rank,
-                                            std::uint64_t* to) {
+static __global__ void tag_with_rank_kernel(grid_dependency earlier, const std::uint64_t* from,
+                                            std::uint64_t rank, std::uint64_t* to) {
+  earlier.wait();
   *to = *from == all_finite ? all_finite : (rank << 40) | *from;
 }
 void tag_with_rank(cudaStream_t stream, const std::uint64_t* from, std::uint64_t rank, std::uint64_t* to) {

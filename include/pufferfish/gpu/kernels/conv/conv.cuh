@@ -64,7 +64,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     /// Block (bx, by, bz): tile bx / column tiles of the pixels and bx % column tiles of the columns; phase
     /// by = row phase (number of column phases) + column phase, always 0 forward; slice bz has the steps
     /// steps bz / slices .. steps (bz + 1) / slices - 1. Threads: Block::threads in one dimension.
-    correlate(correlation<T> work) {
+    correlate(grid_dependency earlier, correlation<T> work) {
+  earlier.wait();
   using memory = correlation_memory<T, Block, Backward>;
   using product = typename Block::template product<dense::depth, memory::weight_layout>;
   const conv_geometry& g = work.geometry;
@@ -208,7 +209,8 @@ template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     /// Block (bx, by): tile bx / column tiles of the patch and bx % column tiles of the channels; slice by of
     /// the pixels, in whole steps of Block::depth pixels. Threads: Block::threads in one dimension.
-    correlate_weight(weight_gradient<T> work) {
+    correlate_weight(grid_dependency earlier, weight_gradient<T> work) {
+  earlier.wait();
   using memory = weight_gradient_memory<T, Block>;
   using product = typename Block::template product<dense::width, dense::width>;
   const conv_geometry& g = work.geometry;

@@ -176,7 +176,8 @@ template <class T>
 static __global__ void __launch_bounds__(grouped_elements* grouped_rows)
     /// 256 threads: thread t of block (bx, by) has element 32 bx + t % 32 and the pixels first + t / 32,
     /// first + t / 32 + 8, ... of slice by. The 8 sums of an element are added in double, in order.
-    grouped_weight_kernel(grouped_weight_gradient<T> work) {
+    grouped_weight_kernel(grid_dependency earlier, grouped_weight_gradient<T> work) {
+  earlier.wait();
   __shared__ array_of<array_of<float, grouped_elements>, grouped_rows> sums;
   const conv_geometry& g = work.g;
   const int lane = block_thread() % grouped_elements, row = block_thread() / grouped_elements;

@@ -75,7 +75,9 @@ __device__ inline result_target<T> plain(const result_target<T>& target) {
 /// down, over the depth of the patch. Then the chunks of 64 output channels one after another, y = t
 /// up + bias, up_depth elements of the rank a step.
 template <class T, class Block>
-static __global__ void __launch_bounds__(Block::threads, 3) correlate_low_rank(low_rank_correlation<T> work) {
+static __global__ void __launch_bounds__(Block::threads, 3)
+    correlate_low_rank(grid_dependency earlier, low_rank_correlation<T> work) {
+  earlier.wait();
   const conv_geometry& g = work.geometry;
   const int thread = block_thread(), rank = g.out_channels;
   const index_t first_pixel = static_cast<index_t>(blockIdx.x) * Block::rows;
@@ -244,7 +246,9 @@ struct up_gradient {
 /// bx / slices .. tiles (bx + 1) / slices - 1 of 64 pixels. Its part of dup is written to slice bx of the
 /// partial results, which add_slices adds in order.
 template <class T, class Block>
-static __global__ void __launch_bounds__(Block::threads) up_gradients(up_gradient<T> work) {
+static __global__ void __launch_bounds__(Block::threads)
+    up_gradients(grid_dependency earlier, up_gradient<T> work) {
+  earlier.wait();
   const int thread = block_thread(), slice = static_cast<int>(blockIdx.x);
   const int columns = work.result.columns, chunks = ceil_div(columns, Block::chunk);
   const int sum_stride = chunks * Block::chunk;

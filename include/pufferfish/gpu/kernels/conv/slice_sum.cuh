@@ -14,7 +14,9 @@ PUFFERFISH_KERNELS_BEGIN
 /// Grid: size / items blocks of 256 threads, items = 256 / Groups; thread t has item t % items and slices
 /// t / items, t / items + Groups, ...
 template <class T, int Groups>
-static __global__ void __launch_bounds__(256) sum_slices(result_target<T> result, int slices, index_t size) {
+static __global__ void __launch_bounds__(256)
+    sum_slices(grid_dependency earlier, result_target<T> result, int slices, index_t size) {
+  earlier.wait();
   constexpr int items = 256 / Groups;
   __shared__ array_of<array_of<double, items>, Groups> sums;
   const int group = block_thread() / items, item = block_thread() % items;

@@ -13,7 +13,9 @@ PUFFERFISH_KERNELS_BEGIN
 inline grid single_elements(index_t size) { return {blocks_for(size, 256), 256}; }
 
 template <class T>
-static __global__ void keep_marked_kernel(const std::uint64_t* words, index_t first, T* x, index_t size) {
+static __global__ void keep_marked_kernel(grid_dependency earlier, const std::uint64_t* words, index_t first,
+                                          T* x, index_t size) {
+  earlier.wait();
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
     const index_t bit = first + i;
     if ((words[bit / 64] >> static_cast<unsigned>(bit % 64) & 1U) == 0) x[i] = T(0);
@@ -25,8 +27,9 @@ void keep_marked(cudaStream_t stream, const std::uint64_t* words, index_t first,
 }
 
 template <class T>
-static __global__ void gather_elements_kernel(const T* from, const std::int32_t* places, T* to,
-                                              index_t size) {
+static __global__ void gather_elements_kernel(grid_dependency earlier, const T* from,
+                                              const std::int32_t* places, T* to, index_t size) {
+  earlier.wait();
   for (index_t i = grid_thread(); i < size; i += grid_threads()) to[i] = from[places[i]];
 }
 template <class T>
@@ -35,8 +38,9 @@ void gather_elements(cudaStream_t stream, const T* from, const std::int32_t* pla
 }
 
 template <class T>
-static __global__ void scatter_elements_kernel(const T* from, const std::int32_t* places, T* to,
-                                               index_t size) {
+static __global__ void scatter_elements_kernel(grid_dependency earlier, const T* from,
+                                               const std::int32_t* places, T* to, index_t size) {
+  earlier.wait();
   for (index_t i = grid_thread(); i < size; i += grid_threads()) to[places[i]] = from[i];
 }
 template <class T>

@@ -68,8 +68,10 @@ __device__ inline void for_each_row(index_t rows, index_t columns, F f) {
 
 /// Grid: row_grid, a block per row; a thread has every blockDim.x-th access of Width columns.
 template <class T, int Width>
-static __global__ void scale_rows_kernel(accumulate_t<T> factor, row_array<const T> from, index_t rows,
-                                         index_t columns, row_array<T> to) {
+static __global__ void scale_rows_kernel(grid_dependency earlier, accumulate_t<T> factor,
+                                         row_array<const T> from, index_t rows, index_t columns,
+                                         row_array<T> to) {
+  earlier.wait();
   for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
     row_values<T, Width> values = load_row<Width>(from.row(m) + c);
     for (int i = 0; i < Width; ++i) values[i] *= factor;
@@ -84,8 +86,10 @@ __device__ inline index_t place_of(const index_t* places, index_t m) {
 
 /// Grid: row_grid. Row m of `rows` goes from from_places[m] to to_places[m].
 template <class T, int Width>
-static __global__ void move_rows_kernel(row_array<const T> from, const index_t* from_places, row_array<T> to,
-                                        const index_t* to_places, index_t rows, index_t columns) {
+static __global__ void move_rows_kernel(grid_dependency earlier, row_array<const T> from,
+                                        const index_t* from_places, row_array<T> to, const index_t* to_places,
+                                        index_t rows, index_t columns) {
+  earlier.wait();
   for_each_row<Width>(rows, columns, [&](index_t m, index_t c) {
     store_row<Width>(to.row(place_of(to_places, m)) + c,
                      load_row<Width>(from.row(place_of(from_places, m)) + c));
@@ -101,9 +105,10 @@ __device__ inline index_t column_number(const P* columns, index_t j, index_t wid
 
 /// Grid: row_grid over the columns of `to`.
 template <class T>
-static __global__ void gather_columns_kernel(row_array<const T> from, index_t width,
+static __global__ void gather_columns_kernel(grid_dependency earlier, row_array<const T> from, index_t width,
                                              const accumulate_t<T>* columns, index_t count, index_t rows,
                                              row_array<T> to) {
+  earlier.wait();
   for_each_row<1>(rows, count, [&](index_t m, index_t j) {
     const index_t c = column_number(columns, j, width);
     store_row<1>(to.row(m) + j, c < 0 ? no_row<T, 1>() : load_row<1>(from.row(m) + c));
@@ -112,9 +117,10 @@ static __global__ void gather_columns_kernel(row_array<const T> from, index_t wi
 
 /// Grid: row_grid over the columns of `to`. A block clears its row before it scatters to the row.
 template <class T>
-static __global__ void scatter_columns_kernel(row_array<const T> from, const accumulate_t<T>* columns,
-                                              index_t count, index_t rows, index_t width, row_array<T> to,
-                                              bool add) {
+static __global__ void scatter_columns_kernel(grid_dependency earlier, row_array<const T> from,
+                                              const accumulate_t<T>* columns, index_t count, index_t rows,
+                                              index_t width, row_array<T> to, bool add) {
+  earlier.wait();
   for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
     if (!add) {
       for_each_column<1>(width, [&](index_t c) { store_row<1>(to.row(m) + c, row_values<T, 1>{}); });
@@ -133,8 +139,9 @@ static __global__ void scatter_columns_kernel(row_array<const T> from, const acc
 /// Grid: row_grid. The threads of a block compare its row with all runs, then clear it together if it is in
 /// none.
 template <class T, int Width>
-static __global__ void clear_rows_outside_kernel(run_arrays runs, row_array<T> x, index_t rows,
-                                                 index_t columns) {
+static __global__ void clear_rows_outside_kernel(grid_dependency earlier, run_arrays runs, row_array<T> x,
+                                                 index_t rows, index_t columns) {
+  earlier.wait();
   for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
     int inside = 0;
     for (index_t s = static_cast<index_t>(threadIdx.x); s < runs.sequences;
@@ -200,8 +207,9 @@ void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T
 }
 
 /// One thread per sequence, 128 a block.
-static __global__ void make_runs_kernel(index_t sequences, index_t length, const index_t* lengths,
-                                        index_t* first, index_t* count) {
+static __global__ void make_runs_kernel(grid_dependency earlier, index_t sequences, index_t length,
+                                        const index_t* lengths, index_t* first, index_t* count) {
+  earlier.wait();
   for (index_t s = grid_thread(); s < sequences; s += grid_threads()) {
     first[s] = s * length;
     count[s] = lengths == nullptr ? length : lengths[s];

@@ -13,7 +13,9 @@ PUFFERFISH_KERNELS_BEGIN
 /// rows. y of the grid: several matrices, whose order is reversed.
 template <class T, class To>
 static __global__ void __launch_bounds__(256)
-    transpose_kernel(const T* from, index_t rows, index_t columns, To* to, bool add) {
+    transpose_kernel(grid_dependency earlier, const T* from, index_t rows, index_t columns, To* to,
+                     bool add) {
+  earlier.wait();
   constexpr int side = 32, lines = 8;
   __shared__ T tile[side][side + 1];  // padded: a column's elements are in different banks
   from += static_cast<index_t>(blockIdx.y) * rows * columns;

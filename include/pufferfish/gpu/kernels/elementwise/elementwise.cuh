@@ -39,7 +39,9 @@ __device__ inline vector<T> map_vectors(const F& f, const vector<X>&... x) {
 /// Grid: element_grid. Thread t computes the vectors at elements t width, t width + all threads width, ... An
 /// element is read before it is written, by the same thread, so y may be one of the x.
 template <class F, class T, class... X>
-static __global__ void map_kernel(F f, index_t size, bool vectors, T* y, const X*... x) {
+static __global__ void map_kernel(grid_dependency earlier, F f, index_t size, bool vectors, T* y,
+                                  const X*... x) {
+  earlier.wait();
   for_each_vector<T>(
       size, vectors, [&](index_t i) { store_vector(y + i, map_vectors<F, T>(f, load_vector(x + i)...)); },
       [&](index_t i) { y[i] = static_cast<T>(f(static_cast<accumulate_t<T>>(x[i])...)); });
@@ -121,8 +123,9 @@ void add(cudaStream_t stream, const T* x, T* y, index_t size, bool relu) {
 /// Grid: element_grid. Bit i % 32 of word i / 32 of the mask belongs to element i. The elements of one vector
 /// have their bits in one word.
 template <bool Add, class T>
-static __global__ void masked_kernel(const T* x, const std::uint32_t* mask, T* y, index_t size,
-                                     bool vectors) {
+static __global__ void masked_kernel(grid_dependency earlier, const T* x, const std::uint32_t* mask, T* y,
+                                     index_t size, bool vectors) {
+  earlier.wait();
   for_each_vector<T>(
       size, vectors,
       [&](index_t i) {
@@ -187,8 +190,9 @@ __device__ inline void drop_block(const T* x, T* y, accumulate_t<T> scale, std::
 /// p is 32 (first / 32 + j / 8) + 2 (j % 8). The grid is (blocks of a row / threads, rows up to 32768), with
 /// 64 or 256 threads a block.
 template <class T>
-static __global__ void dropout_kernel(const T* x, T* y, accumulate_t<T> scale, dropout_rows rows,
-                                      index_t blocks_in_row, const step_values* values) {
+static __global__ void dropout_kernel(grid_dependency earlier, const T* x, T* y, accumulate_t<T> scale,
+                                      dropout_rows rows, index_t blocks_in_row, const step_values* values) {
+  earlier.wait();
   const random_key key = layer_key(*values, rows.layer_number);
   for (index_t row = blockIdx.y; row < rows.steps * rows.batch; row += gridDim.y) {
     const std::uint64_t first = rows.position(row), group = first / 32;
@@ -233,7 +237,9 @@ struct alignas(4 * sizeof(T)) four {
 /// y_i = f(x_i). Grid: one-dimensional, 256 threads, four neighbouring elements a thread and step. `vectors`:
 /// both arrays are aligned to four of their elements.
 template <class F, class X, class Y>
-static __global__ void convert_kernel(F f, const X* x, Y* y, index_t size, bool vectors) {
+static __global__ void convert_kernel(grid_dependency earlier, F f, const X* x, Y* y, index_t size,
+                                      bool vectors) {
+  earlier.wait();
   const index_t in_vectors = vectors ? size / 4 * 4 : 0;
   for (index_t i = 4 * grid_thread(); i < in_vectors; i += 4 * grid_threads()) {
     const auto from = *reinterpret_cast<const four<X>*>(x + i);

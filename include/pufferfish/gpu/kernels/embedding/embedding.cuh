@@ -18,8 +18,9 @@ inline constexpr int order_threads = 256;
 
 /// Grid: row_grid, one block a row.
 template <class T, int Width>
-static __global__ void embedding_forward_kernel(row_array<const T> table, token_array tokens, index_t columns,
-                                                row_array<T> y) {
+static __global__ void embedding_forward_kernel(grid_dependency earlier, row_array<const T> table,
+                                                token_array tokens, index_t columns, row_array<T> y) {
+  earlier.wait();
   for_each_row<Width>(tokens.count, columns, [&](index_t n, index_t c) {
     const index_t token = tokens.tokens[n];
     const bool exists = token >= 0 && token < tokens.vocabulary;
@@ -36,7 +37,9 @@ __device__ inline index_t token_key(const token_array& tokens, std::int32_t padd
 
 /// Thread t of block b has position n = 256 b + t. It counts the positions that come before n in the order,
 /// 256 keys at a time from shared memory, and writes n to that place.
-static __global__ void embedding_order_kernel(token_array tokens, std::int32_t padding, index_t* order) {
+static __global__ void embedding_order_kernel(grid_dependency earlier, token_array tokens,
+                                              std::int32_t padding, index_t* order) {
+  earlier.wait();
   __shared__ std::int32_t keys[order_threads];
   const auto key = [&](index_t n) {
     return n < tokens.count ? static_cast<std::int32_t>(token_key(tokens, padding, n)) : INT32_MAX;
@@ -100,9 +103,11 @@ __device__ inline void store_row_sum(row_values<T, Width> sums, bool add, T* to)
 /// window: to row 2 w of `parts`. A token that begins in w and goes on after it: to row 2 w + 1. Grid
 /// (windows, tiles of columns): a thread has Width columns of all positions of window blockIdx.x.
 template <class T, int Width>
-static __global__ void embedding_window_kernel(token_array tokens, std::int32_t padding, const index_t* order,
+static __global__ void embedding_window_kernel(grid_dependency earlier, token_array tokens,
+                                               std::int32_t padding, const index_t* order,
                                                row_array<const T> dy, index_t columns, bool add,
                                                accumulate_t<T>* parts, row_array<accumulate_t<T>> dtable) {
+  earlier.wait();
   __shared__ order_window window;
   const index_t number = static_cast<index_t>(blockIdx.x);
   read_window(tokens, padding, order, number, window);
@@ -131,9 +136,11 @@ static __global__ void embedding_window_kernel(token_array tokens, std::int32_t 
 /// Adds up the parts of a window's last token, if the token begins in this window and goes on after it. Grid
 /// as embedding_window_kernel, after it. Parts are added in double, in the order of windows.
 template <class T, int Width>
-static __global__ void embedding_merge_kernel(token_array tokens, std::int32_t padding, const index_t* order,
-                                              index_t columns, bool add, const accumulate_t<T>* parts,
+static __global__ void embedding_merge_kernel(grid_dependency earlier, token_array tokens,
+                                              std::int32_t padding, const index_t* order, index_t columns,
+                                              bool add, const accumulate_t<T>* parts,
                                               row_array<accumulate_t<T>> dtable) {
+  earlier.wait();
   __shared__ order_window window;
   const index_t number = static_cast<index_t>(blockIdx.x);
   read_window(tokens, padding, order, number, window);

@@ -12,8 +12,10 @@ PUFFERFISH_KERNELS_BEGIN
 /// A thread computes one column of all rows, and the wavelength of the column once. Grid (columns / threads,
 /// rows up to 256): thread x of block (bx, by) has column bx threads + x of the rows by, by + gridDim.y, ...
 template <class T>
-static __global__ void add_positions_kernel(const std::int32_t* places, index_t length, row_array<const T> x,
-                                            row_array<T> y, index_t rows, index_t columns) {
+static __global__ void add_positions_kernel(grid_dependency earlier, const std::int32_t* places,
+                                            index_t length, row_array<const T> x, row_array<T> y,
+                                            index_t rows, index_t columns) {
+  earlier.wait();
   const index_t j = static_cast<index_t>(blockIdx.x) * static_cast<index_t>(blockDim.x) + threadIdx.x;
   if (j >= columns) return;
   const index_t even = j - j % 2;

@@ -54,7 +54,9 @@ __device__ inline void copy_runs(T* tile, const T* matrix, int row_step, int row
 
 /// Block bx: columns bx Columns .. of the result.
 template <class T, class Block, dense B>
-static __global__ void __launch_bounds__(Block::threads) multiply_few_rows(few_rows_work<T> work) {
+static __global__ void __launch_bounds__(Block::threads)
+    multiply_few_rows(grid_dependency earlier, few_rows_work<T> work) {
+  earlier.wait();
   constexpr int run = vector_width<T>;
   const int thread = block_thread(), warp = thread / warp_threads;
   const int first_column = static_cast<int>(blockIdx.x) * Block::columns;

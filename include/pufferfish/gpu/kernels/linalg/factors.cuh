@@ -22,7 +22,9 @@ __device__ inline matrix_moments block_moments(double sum, double largest) {
 /// Grid: up to most_moment_parts blocks of 256 threads, one element a thread and step; block b writes
 /// parts[b].
 template <class T>
-static __global__ void measure_matrix_kernel(const T* matrix, matrix_layout layout, matrix_moments* parts) {
+static __global__ void measure_matrix_kernel(grid_dependency earlier, const T* matrix, matrix_layout layout,
+                                             matrix_moments* parts) {
+  earlier.wait();
   const index_t columns = columns_of(layout), size = layout.rows * columns;
   double sum = 0, largest = 0;
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
@@ -35,7 +37,9 @@ static __global__ void measure_matrix_kernel(const T* matrix, matrix_layout layo
 }
 
 /// One block of most_moment_parts threads; count is at most that.
-static __global__ void join_moments_kernel(const matrix_moments* parts, int count, matrix_moments* result) {
+static __global__ void join_moments_kernel(grid_dependency earlier, const matrix_moments* parts, int count,
+                                           matrix_moments* result) {
+  earlier.wait();
   const bool mine = static_cast<int>(threadIdx.x) < count;
   const matrix_moments part = mine ? parts[threadIdx.x] : matrix_moments{0, 0};
   const matrix_moments all = block_moments(part.sum_of_squares, part.largest);
@@ -44,8 +48,9 @@ static __global__ void join_moments_kernel(const matrix_moments* parts, int coun
 
 /// Grid: factor_grid, one element (i, j) = (at / columns, at % columns) a thread and step.
 template <class T>
-static __global__ void load_matrix_kernel(const T* matrix, matrix_layout layout, bool transposed,
-                                          double* to) {
+static __global__ void load_matrix_kernel(grid_dependency earlier, const T* matrix, matrix_layout layout,
+                                          bool transposed, double* to) {
+  earlier.wait();
   const index_t columns = columns_of(layout), rows = layout.rows;
   for (index_t at = grid_thread(); at < rows * columns; at += grid_threads()) {
     const index_t i = at / columns, j = at % columns;
@@ -54,7 +59,8 @@ static __global__ void load_matrix_kernel(const T* matrix, matrix_layout layout,
 }
 
 /// Grid: factor_grid over order x order elements. Threads read the lower and write the upper triangle.
-static __global__ void mirror_lower_kernel(double* matrix, index_t order) {
+static __global__ void mirror_lower_kernel(grid_dependency earlier, double* matrix, index_t order) {
+  earlier.wait();
   for (index_t at = grid_thread(); at < order * order; at += grid_threads()) {
     const index_t i = at / order, j = at % order;
     if (i < j) matrix[at] = matrix[j * order + i];
@@ -62,14 +68,17 @@ static __global__ void mirror_lower_kernel(double* matrix, index_t order) {
 }
 
 /// Grid: factor_grid over order x order elements.
-static __global__ void orthogonality_correction_kernel(double* e, index_t order) {
+static __global__ void orthogonality_correction_kernel(grid_dependency earlier, double* e, index_t order) {
+  earlier.wait();
   for (index_t at = grid_thread(); at < order * order; at += grid_threads()) {
     e[at] = (at / order == at % order ? 1.5 : 0.0) - 0.5 * e[at];
   }
 }
 
 /// Block b: row b, 256 threads.
-static __global__ void row_norms_kernel(const double* rows, index_t length, double* norms) {
+static __global__ void row_norms_kernel(grid_dependency earlier, const double* rows, index_t length,
+                                        double* norms) {
+  earlier.wait();
   const double* row = rows + static_cast<index_t>(blockIdx.x) * length;
   double sum = 0;
   for (index_t i = threadIdx.x; i < length; i += blockDim.x) {
@@ -89,7 +98,8 @@ struct minimum {
 
 /// Block b: row of.order[b], 256 threads. A thread keeps the first of its largest elements, then the block
 /// takes the smallest position among those that equal the largest of all.
-static __global__ void row_signs_kernel(singular_rows of, double* signs) {
+static __global__ void row_signs_kernel(grid_dependency earlier, singular_rows of, double* signs) {
+  earlier.wait();
   const double* row = of.rows + static_cast<index_t>(of.order[blockIdx.x]) * of.length;
   double mine = 0;
   index_t first = of.length;
@@ -108,8 +118,9 @@ static __global__ void row_signs_kernel(singular_rows of, double* signs) {
 /// norms: the factor is signs_i sqrt(sigma), or with `scaled` signs_i / sqrt(sigma), because the row has
 /// length sigma.
 template <class T>
-static __global__ void store_factor_kernel(singular_rows of, const double* signs, bool scaled, T* to,
-                                           matrix_layout layout) {
+static __global__ void store_factor_kernel(grid_dependency earlier, singular_rows of, const double* signs,
+                                           bool scaled, T* to, matrix_layout layout) {
+  earlier.wait();
   for (index_t at = grid_thread(); at < of.count * of.length; at += grid_threads()) {
     const index_t i = at / of.length, j = at % of.length, row = of.order[i];
     const double sigma = of.norms[row], root = sqrt(sigma);
@@ -121,7 +132,9 @@ static __global__ void store_factor_kernel(singular_rows of, const double* signs
 
 /// Grid: factor_grid.
 template <class T>
-static __global__ void copy_vector_kernel(const T* from, index_t step, T* to, index_t size, bool add) {
+static __global__ void copy_vector_kernel(grid_dependency earlier, const T* from, index_t step, T* to,
+                                          index_t size, bool add) {
+  earlier.wait();
   for (index_t i = grid_thread(); i < size; i += grid_threads()) {
     to[i] = add ? to[i] + from[i * step] : from[i * step];
   }

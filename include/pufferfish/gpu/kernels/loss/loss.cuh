@@ -23,9 +23,10 @@ struct larger_number {
 /// Block b: row b, 32 to 512 threads; thread t has the classes t, t + threads, .... losses[b] = the row's
 /// loss, losses[rows + b] = 1 if no other class has a larger logit, nor an earlier one an equal one, else 0.
 template <class T>
-static __global__ void softmax_rows_kernel(const T* logits, const std::int32_t* labels, index_t rows,
-                                           index_t classes, softmax_target target, T* dlogits,
-                                           double* losses) {
+static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* logits,
+                                           const std::int32_t* labels, index_t rows, index_t classes,
+                                           softmax_target target, T* dlogits, double* losses) {
+  earlier.wait();
   using A = accumulate_t<T>;
   const index_t row = blockIdx.x, first = threadIdx.x, step = blockDim.x;
   const T* z = logits + row * classes;
@@ -69,7 +70,9 @@ static __global__ void softmax_rows_kernel(const T* logits, const std::int32_t* 
 }
 
 /// One block of 256 threads.
-static __global__ void softmax_results_kernel(const double* losses, index_t rows, double* results) {
+static __global__ void softmax_results_kernel(grid_dependency earlier, const double* losses, index_t rows,
+                                              double* results) {
+  earlier.wait();
   double loss = 0.0, correct = 0.0;
   for (index_t row = threadIdx.x; row < rows; row += blockDim.x) {
     loss += losses[row];

@@ -61,8 +61,10 @@ __device__ inline double row_loss(const token_logits<T>& z, index_t m, double su
 
 /// Grid: class_grid; block b has the rows b, b + gridDim.x, ...; thread t the classes t, t + threads, ....
 template <class T>
-static __global__ void token_losses_kernel(token_logits<T> z, loss_divisor divisor, row_array<T> dlogits,
-                                           double* losses, float* maxima, float* shares) {
+static __global__ void token_losses_kernel(grid_dependency earlier, token_logits<T> z, loss_divisor divisor,
+                                           row_array<T> dlogits, double* losses, float* maxima,
+                                           float* shares) {
+  earlier.wait();
   for (index_t m = static_cast<index_t>(blockIdx.x); m < z.rows; m += static_cast<index_t>(gridDim.x)) {
     if (!target_counts(z, m)) {
       if (threadIdx.x == 0) {
@@ -97,8 +99,10 @@ static __global__ void token_losses_kernel(token_logits<T> z, loss_divisor divis
 }
 
 /// One block of 256 threads.
-static __global__ void sum_token_losses_kernel(const double* losses, const std::int32_t* targets,
-                                               std::int32_t padding, index_t rows, double* sums) {
+static __global__ void sum_token_losses_kernel(grid_dependency earlier, const double* losses,
+                                               const std::int32_t* targets, std::int32_t padding,
+                                               index_t rows, double* sums) {
+  earlier.wait();
   double loss = 0.0, tokens = 0.0;
   for_each_class(rows, [&](index_t m) {
     loss += losses[m];
@@ -163,8 +167,9 @@ struct bias_finish {
 
 /// Grid: class_grid, as token_losses_kernel. A row of -infinity gives -infinity.
 template <class T>
-static __global__ void log_sum_exp_kernel(row_array<const T> logits, index_t rows, index_t classes,
-                                          double* result) {
+static __global__ void log_sum_exp_kernel(grid_dependency earlier, row_array<const T> logits, index_t rows,
+                                          index_t classes, double* result) {
+  earlier.wait();
   for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
     const T* const z = logits.row(m);
     const float largest = largest_of(classes, [&](index_t k) { return static_cast<float>(z[k]); });

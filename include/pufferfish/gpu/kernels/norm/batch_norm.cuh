@@ -52,8 +52,10 @@ void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t chann
 
 /// One thread per channel, 64 a block.
 template <class T>
-static __global__ void norm_use_running_kernel(const T* running_mean, const T* running_var, index_t channels,
-                                               double eps, T* statistics) {
+static __global__ void norm_use_running_kernel(grid_dependency earlier, const T* running_mean,
+                                               const T* running_var, index_t channels, double eps,
+                                               T* statistics) {
+  earlier.wait();
   for (index_t c = grid_thread(); c < channels; c += grid_threads()) {
     statistics[c] = running_mean[c];
     statistics[channels + c] = static_cast<T>(inverse_deviation(static_cast<double>(running_var[c]), eps));

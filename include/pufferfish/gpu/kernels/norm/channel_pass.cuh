@@ -19,7 +19,9 @@ PUFFERFISH_KERNELS_BEGIN
 /// t of it those at t, t + threads, .... If the number of threads is a multiple of `columns`, a thread has
 /// the same channels in every step: it loads their numbers once, and four units at a time.
 template <class Task>
-static __global__ void channel_pass_kernel(Task task, index_t total, index_t columns, index_t per_block) {
+static __global__ void channel_pass_kernel(grid_dependency earlier, Task task, index_t total, index_t columns,
+                                           index_t per_block) {
+  earlier.wait();
   const index_t begin = static_cast<index_t>(blockIdx.x) * per_block;
   const index_t end = begin + per_block < total ? begin + per_block : total;
   const index_t lane = threadIdx.x % warp_threads, threads = blockDim.x, step = threads % columns;

@@ -25,7 +25,8 @@ __device__ inline void drop_values(const layer_dropout& dropout, const random_ke
 /// Grid: row_grid, one block a row. Three passes of the block over its row: s and its sum, the squared
 /// deviations, y. Sums are in float, in an order that depends on the number of columns and the access width.
 template <class T, int Width>
-static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
+static __global__ void layer_norm_forward_kernel(grid_dependency earlier, norm_problem<T> p) {
+  earlier.wait();
   using A = accumulate_t<T>;
   const layer_dropout& dropout = p.dropout.layer;
   const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
@@ -69,7 +70,8 @@ static __global__ void layer_norm_forward_kernel(norm_problem<T> p) {
 /// dsum = (g - mean(g) - n mean(g n)) inverse_deviation with g = dy weight; dx is dsum with dropout's mask.
 /// Grid: row_grid, one block a row; two passes over it.
 template <class T, int Width>
-static __global__ void layer_norm_input_gradient_kernel(norm_gradient_problem<T> p) {
+static __global__ void layer_norm_input_gradient_kernel(grid_dependency earlier, norm_gradient_problem<T> p) {
+  earlier.wait();
   using A = accumulate_t<T>;
   const layer_dropout& dropout = p.dropout.layer;
   const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};

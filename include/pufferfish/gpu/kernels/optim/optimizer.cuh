@@ -48,12 +48,14 @@ __device__ inline float factor_of(const float* factor) { return factor == nullpt
 // Steps
 
 /// One thread; begin_adam_kernel, too.
-static __global__ void begin_sgd_kernel(sgd_constants constants, double lr, const int* skip,
-                                        sgd_numbers* numbers) {
+static __global__ void begin_sgd_kernel(grid_dependency earlier, sgd_constants constants, double lr,
+                                        const int* skip, sgd_numbers* numbers) {
+  earlier.wait();
   *numbers = sgd_numbers_of(constants, numbers->steps + (skips(skip) ? 0U : 1U), lr);
 }
-static __global__ void begin_adam_kernel(adam_constants constants, double lr, const int* skip,
-                                         adam_numbers* numbers) {
+static __global__ void begin_adam_kernel(grid_dependency earlier, adam_constants constants, double lr,
+                                         const int* skip, adam_numbers* numbers) {
+  earlier.wait();
   *numbers = adam_numbers_of(constants, numbers->steps + (skips(skip) ? 0U : 1U), lr);
 }
 
@@ -94,9 +96,10 @@ struct rounded_piece {
 /// Block b: piece b, 256 threads, four elements a thread and step where all arrays are aligned alike. Without
 /// momentum `velocities` is not used.
 template <bool Momentum>
-static __global__ void sgd_kernel(const sgd_numbers* numbers, const arena_piece* pieces, step_control control,
-                                  const float* gradients, float* velocities, float* values,
-                                  rounded_values copies) {
+static __global__ void sgd_kernel(grid_dependency earlier, const sgd_numbers* numbers,
+                                  const arena_piece* pieces, step_control control, const float* gradients,
+                                  float* velocities, float* values, rounded_values copies) {
+  earlier.wait();
   if (skips(control.skip)) return;
   const arena_piece piece = pieces[blockIdx.x];
   const sgd_element step{*numbers, Momentum};
@@ -134,9 +137,10 @@ void sgd(cudaStream_t stream, const sgd_numbers* numbers, const arena_piece* pie
 }
 
 /// Block b: piece b, as sgd_kernel.
-static __global__ void adam_kernel(const adam_numbers* numbers, const arena_piece* pieces,
-                                   step_control control, const float* gradients, float* firsts,
-                                   float* seconds, float* values, rounded_values copies) {
+static __global__ void adam_kernel(grid_dependency earlier, const adam_numbers* numbers,
+                                   const arena_piece* pieces, step_control control, const float* gradients,
+                                   float* firsts, float* seconds, float* values, rounded_values copies) {
+  earlier.wait();
   if (skips(control.skip)) return;
   const arena_piece piece = pieces[blockIdx.x];
   const adam_element step{*numbers};
@@ -173,7 +177,9 @@ void adam(cudaStream_t stream, const adam_numbers* numbers, const arena_piece* p
 // Norm and scale of the gradient
 
 /// Block b: part b of `size` elements in gridDim.x parts; its sum of squares goes to sums[b].
-static __global__ void square_sums_kernel(const float* x, index_t size, double* sums) {
+static __global__ void square_sums_kernel(grid_dependency earlier, const float* x, index_t size,
+                                          double* sums) {
+  earlier.wait();
   const index_t begin = part_begin(size, gridDim.x, blockIdx.x);
   const index_t count = part_begin(size, gridDim.x, blockIdx.x + 1) - begin;
   const float* from = x + begin;
@@ -191,8 +197,9 @@ static __global__ void square_sums_kernel(const float* x, index_t size, double* 
 }
 
 /// One block of 256 threads.
-static __global__ void gradient_facts_kernel(const double* sums, index_t parts, const float* inverse,
-                                             double max_norm, gradient_facts* facts) {
+static __global__ void gradient_facts_kernel(grid_dependency earlier, const double* sums, index_t parts,
+                                             const float* inverse, double max_norm, gradient_facts* facts) {
+  earlier.wait();
   double sum = 0.0;
   for (index_t part = threadIdx.x; part < parts; part += blockDim.x) sum += sums[part];
   sum = block_sum(sum);
@@ -213,7 +220,8 @@ void gradient_norm(cudaStream_t stream, const float* gradients, index_t size, co
 }
 
 /// One-dimensional grid of 256 threads, four elements a thread and step; likewise unscale_kernel.
-static __global__ void scale_by_kernel(float* x, index_t size, const float* factor) {
+static __global__ void scale_by_kernel(grid_dependency earlier, float* x, index_t size, const float* factor) {
+  earlier.wait();
   const float f = *factor;
   if (f == 1.0F) return;
   for_each_vector<float>(
@@ -235,7 +243,9 @@ void scale_by(cudaStream_t stream, float* x, index_t size, const float* factor) 
 // Loss scaling
 
 /// The flag is never cleared here.
-static __global__ void unscale_kernel(float* gradients, index_t size, const float* inverse, int* not_finite) {
+static __global__ void unscale_kernel(grid_dependency earlier, float* gradients, index_t size,
+                                      const float* inverse, int* not_finite) {
+  earlier.wait();
   const float f = *inverse;
   bool bad = false;
   const auto unscaled = [&](float& g) {
@@ -259,8 +269,9 @@ void unscale(cudaStream_t stream, float* gradients, index_t size, const float* i
 }
 
 /// One thread.
-static __global__ void update_loss_scale_kernel(loss_scale_constants c, const int* not_finite,
-                                                loss_scale* scale) {
+static __global__ void update_loss_scale_kernel(grid_dependency earlier, loss_scale_constants c,
+                                                const int* not_finite, loss_scale* scale) {
+  earlier.wait();
   loss_scale s = *scale;
   if (*not_finite != 0) {
     s.value = fmaxf(s.value * c.backoff, c.smallest);

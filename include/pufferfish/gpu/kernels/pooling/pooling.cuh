@@ -234,7 +234,9 @@ void average_pool_backward(cudaStream_t stream, const pool_windows& w, bool coun
 
 /// Grid (images, tiles of columns), block (columns in units of Width, pixels).
 template <class T, int Width>
-static __global__ void global_average_kernel(const T* x, index_t pixels, index_t channels, T* y) {
+static __global__ void global_average_kernel(grid_dependency earlier, const T* x, index_t pixels,
+                                             index_t channels, T* y) {
+  earlier.wait();
   const index_t n = blockIdx.x;
   const index_t channel = (static_cast<index_t>(blockIdx.y) * blockDim.x + threadIdx.x) * Width;
   column_sum_state<1, Width> sum;

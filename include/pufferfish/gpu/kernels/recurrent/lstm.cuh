@@ -56,9 +56,10 @@ inline grid place_grid(index_t rows, index_t columns, int width) {
 
 /// Grid: place_grid. A thread has Width neighbouring columns of one row, in all four gates.
 template <class T, int Width>
-static __global__ void lstm_forward_kernel(index_t batch, index_t hidden, row_array<T> gates,
-                                           row_array<const T> before, row_array<T> cell,
+static __global__ void lstm_forward_kernel(grid_dependency earlier, index_t batch, index_t hidden,
+                                           row_array<T> gates, row_array<const T> before, row_array<T> cell,
                                            row_array<T> output) {
+  earlier.wait();
   for_each_place<Width>(batch, hidden, [&](index_t b, index_t j) {
     gate_values<Width, T> z(gates.row(b) + j, hidden);
     const row_values<T, Width> old = load_or_zero<Width>(before, b, j);
@@ -77,10 +78,12 @@ static __global__ void lstm_forward_kernel(index_t batch, index_t hidden, row_ar
 
 /// Grid: place_grid, as forward. Each thread reads its elements before it writes them.
 template <class T, int Width>
-static __global__ void lstm_backward_kernel(index_t batch, index_t hidden, row_array<T> gates,
-                                            row_array<const T> before, row_array<const T> cell,
-                                            row_array<const T> dy, row_array<const T> dh_after,
-                                            row_array<const T> dc_after, row_array<T> dc_before) {
+static __global__ void lstm_backward_kernel(grid_dependency earlier, index_t batch, index_t hidden,
+                                            row_array<T> gates, row_array<const T> before,
+                                            row_array<const T> cell, row_array<const T> dy,
+                                            row_array<const T> dh_after, row_array<const T> dc_after,
+                                            row_array<T> dc_before) {
+  earlier.wait();
   for_each_place<Width>(batch, hidden, [&](index_t b, index_t j) {
     gate_values<Width, T> a(gates.row(b) + j, hidden);
     const row_values<T, Width> old = load_or_zero<Width>(before, b, j),

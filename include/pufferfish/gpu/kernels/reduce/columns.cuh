@@ -198,7 +198,8 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
     /// Block (across, 256 / across) with `across` a power of two up to 32: thread (x, y) of block (bx, p) has
     /// the columns (bx across + x) task::width .. of part p, and of its rows every (256 / across)-th one from
     /// y on.
-    column_parts_kernel(Task task, index_t rows, index_t columns, double* parts) {
+    column_parts_kernel(grid_dependency earlier, Task task, index_t rows, index_t columns, double* parts) {
+  earlier.wait();
   const index_t part = blockIdx.y, count = gridDim.y;
   const index_t column =
       (static_cast<index_t>(blockIdx.x) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Task::width;
@@ -219,8 +220,9 @@ inline constexpr unsigned total_rows = 32;
 /// Second step: finish(column, state of one column). Grid: columns / 16, block (16, 32): thread (x, y) merges
 /// the parts y, y + 32, ... of column 16 blockIdx.x + x.
 template <class State, class Finish>
-static __global__ void column_totals_kernel(const double* parts, index_t count, index_t rows, index_t columns,
-                                            Finish finish) {
+static __global__ void column_totals_kernel(grid_dependency earlier, const double* parts, index_t count,
+                                            index_t rows, index_t columns, Finish finish) {
+  earlier.wait();
   const index_t column = static_cast<index_t>(blockIdx.x) * total_columns + threadIdx.x;
   State sum;
   sum.clear();

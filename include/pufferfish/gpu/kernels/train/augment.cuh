@@ -39,8 +39,10 @@ __device__ inline index_t shown_position(index_t p, index_t length, bool reflect
 /// One block per image. Block b: image b of the batch, 256 threads. Element i of the result is channel i %
 /// channels of pixel (i / channels / width, i / channels % width).
 template <class T>
-static __global__ void augment_kernel(image_source source, const std::uint32_t* samples, random_key key,
-                                      T* images, std::int32_t* labels) {
+static __global__ void augment_kernel(grid_dependency earlier, image_source source,
+                                      const std::uint32_t* samples, random_key key, T* images,
+                                      std::int32_t* labels) {
+  earlier.wait();
   __shared__ image_window cut;
   const std::uint32_t sample = samples[blockIdx.x];
   if (threadIdx.x == 0) {

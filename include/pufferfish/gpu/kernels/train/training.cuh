@@ -10,8 +10,9 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// One thread.
-static __global__ void add_step_kernel(const double* results, std::int64_t samples, const int* skip,
-                                       epoch_sums* sums) {
+static __global__ void add_step_kernel(grid_dependency earlier, const double* results, std::int64_t samples,
+                                       const int* skip, epoch_sums* sums) {
+  earlier.wait();
   if (skip != nullptr && *skip != 0) {
     ++sums->skipped;
     return;
@@ -22,7 +23,10 @@ static __global__ void add_step_kernel(const double* results, std::int64_t sampl
   sums->count += samples > 0 ? samples : second;
 }
 
-static __global__ void set_sums_kernel(epoch_sums sums, epoch_sums* to) { *to = sums; }
+static __global__ void set_sums_kernel(grid_dependency earlier, epoch_sums sums, epoch_sums* to) {
+  earlier.wait();
+  *to = sums;
+}
 
 void add_step(cudaStream_t stream, const double* results, std::int64_t samples, const int* skip,
               epoch_sums* sums) {
