@@ -8,6 +8,8 @@
 
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/scalar.hpp>
+#include <pufferfish/gpu/kernels/overlap.hpp>
+#include <pufferfish/gpu/runtime/graph.hpp>
 
 #include "launch_kernels.hpp"
 
@@ -241,6 +243,99 @@ TEST_CASE("runtime: a graph reads what memory holds when it is replayed") {
   for (int i = 0; i < 2; ++i) checked(cudaGraphLaunch(executable, stream));
   CHECK(y.fetched()[0] == 38.0F);
   checked(cudaGraphExecDestroy(executable));
+}
+
+namespace {
+
+// Runs the work `times` times, directly or as replays of one capture.
+template <class Work>
+void run_or_replay(bool captured, int times, Work work) {
+  const cudaStream_t stream = gpu_context().stream();
+  if (!captured) {
+    for (int i = 0; i < times; ++i) work();
+    return;
+  }
+  pf::gpu::detail::stream_capture capture(stream);
+  work();
+  pf::gpu::detail::executable_graph graph = capture.finish();
+  for (int i = 0; i < times; ++i) graph.launch(stream);
+}
+
+// Calls f(captured) with overlapping launches and without.
+template <class F>
+void for_each_way(F f) {
+  for (const bool overlap : {true, false}) {
+    kernels::overlap_launches(overlap);
+    for (const bool captured : {false, true}) {
+      CAPTURE(overlap);
+      CAPTURE(captured);
+      f(captured);
+    }
+  }
+  kernels::overlap_launches(true);
+}
+
+constexpr index_t rotated = 300 * kernels::rotate_threads;  // more blocks than an H100 runs at once
+constexpr index_t rotate_by = 31 * kernels::rotate_threads + 7;
+
+// The values 0, 1, 2, ... after `links` rotations.
+std::vector<float> after_links(index_t links) {
+  std::vector<float> values;
+  for (index_t i = 0; i < rotated; ++i) {
+    values.push_back(static_cast<float>((i + links * rotate_by) % rotated + links));
+  }
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("launch: a chain of kernels, each of which reads what the one before has written") {
+  const cudaStream_t stream = gpu_context().stream();
+  constexpr index_t links = 200, copies = links / 8;
+  for_each_way([&](bool captured) {
+    twin<float> x(after_links(0)), y(rotated);
+    const int times = captured ? 3 : 1;
+    run_or_replay(captured, times, [&] {
+      float *from = x.device_data(), *to = y.device_data();
+      for (index_t n = 0; n < links; ++n, std::swap(from, to)) {
+        if (n % 8 == 5) {
+          checked(cudaMemcpyAsync(to, from, rotated * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+        } else {
+          const auto order = n % 8 == 3 ? kernels::start_order::by_stream : kernels::start_order::by_itself;
+          kernels::test_rotate(stream, order, from, to, rotated, rotate_by);
+        }
+      }
+    });
+    CHECK(x.fetched() == after_links(times * (links - copies)));
+  });
+}
+
+TEST_CASE("launch: kernels that depend on kernels of two streams") {
+  const cudaStream_t stream = gpu_context().stream();
+  pf::gpu::stream other;
+  pf::gpu::event forked, joined;
+  constexpr index_t rounds = 10;
+  for_each_way([&](bool captured) {
+    twin<float> x(after_links(0)), y(rotated), left(rotated), right(rotated);
+    const int times = captured ? 3 : 1;
+    run_or_replay(captured, times, [&] {
+      const auto rotate = [](cudaStream_t on, twin<float>& from, twin<float>& to) {
+        kernels::test_rotate(on, kernels::start_order::by_itself, from.device_data(), to.device_data(),
+                             rotated, rotate_by);
+      };
+      for (index_t n = 0; n < rounds; ++n) {
+        rotate(stream, x, y);
+        forked.record(stream);
+        other.wait_for(forked);
+        rotate(other.handle(), y, right);
+        joined.record(other.handle());
+        rotate(stream, y, left);
+        checked(cudaStreamWaitEvent(stream, joined.handle(), 0));
+        kernels::test_mean(stream, left.device_data(), right.device_data(), x.device_data(), rotated);
+      }
+    });
+    CHECK(x.fetched() == after_links(times * rounds * 2));
+  });
 }
 
 TEST_CASE("runtime: what must wait breaks a capture") {

@@ -33,6 +33,41 @@ void test_add_scalar(cudaStream_t stream, const float* x, float* y) {
   launch(stream, {1, 1}, test_add_scalar_kernel, x, y);
 }
 
+__device__ inline void rotate(const float* x, float* y, index_t size, index_t by) {
+#if defined(__CUDA_ARCH__)
+  if (blockIdx.x % 5 == 0) __nanosleep(5000);  // so that a next kernel that does not wait reads old values
+#endif
+  const index_t i = grid_thread();
+  if (i < size) y[i] = x[(i + by) % size] + 1.0F;
+}
+static __global__ void test_rotate_kernel(const float* x, float* y, index_t size, index_t by) {
+  rotate(x, y, size, by);
+}
+static __global__ void test_rotate_itself_kernel(grid_dependency earlier, const float* x, float* y,
+                                                 index_t size, index_t by) {
+  earlier.wait();
+  rotate(x, y, size, by);
+}
+
+void test_rotate(cudaStream_t stream, start_order order, const float* x, float* y, index_t size, index_t by) {
+  const grid g{blocks_for(size, rotate_threads), rotate_threads, 100 * 1024};
+  if (order == start_order::by_stream) {
+    launch(stream, g, test_rotate_kernel, x, y, size, by);
+  } else {
+    launch(stream, g, test_rotate_itself_kernel, x, y, size, by);
+  }
+}
+
+static __global__ void test_mean_kernel(grid_dependency earlier, const float* a, const float* b, float* y,
+                                        index_t size) {
+  earlier.wait();
+  for (index_t i = grid_thread(); i < size; i += grid_threads()) y[i] = 0.5F * (a[i] + b[i]);
+}
+
+void test_mean(cudaStream_t stream, const float* a, const float* b, float* y, index_t size) {
+  launch(stream, {blocks_for(size, 256), 256}, test_mean_kernel, a, b, y, size);
+}
+
 template <class T>
 static __global__ void test_row_sums_kernel(const T* x, T* sums, T* maxima, index_t columns) {
   const T* row = x + static_cast<index_t>(blockIdx.x) * columns;

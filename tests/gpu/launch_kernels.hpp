@@ -13,6 +13,17 @@ void test_scale(cudaStream_t stream, const float* x, float* y, index_t size, flo
 /// y += *x, by one thread: reads what it adds from the device.
 void test_add_scalar(cudaStream_t stream, const float* x, float* y);
 
+/// How a kernel is ordered after the work before it in its stream: by the stream, or by a grid_dependency.
+enum class start_order { by_stream, by_itself };
+/// Threads of a block of test_rotate. Each block also reserves 100 KB of shared memory, so that two fit a
+/// multiprocessor of an H100.
+inline constexpr index_t rotate_threads = 256;
+/// y_i = x_j + 1 with j = (i + by) mod size; x is not y. One element a thread. Some blocks of the device are
+/// slow.
+void test_rotate(cudaStream_t stream, start_order order, const float* x, float* y, index_t size, index_t by);
+/// y_i = (a_i + b_i) / 2, by a kernel with a grid_dependency.
+void test_mean(cudaStream_t stream, const float* a, const float* b, float* y, index_t size);
+
 /// Sum and maximum of each row, by one block each.
 template <class T>
 void test_row_sums(cudaStream_t stream, const T* x, T* sums, T* maxima, index_t rows, index_t columns,
