@@ -5,11 +5,12 @@
 //   {"work": "machine"}
 //   {"work": "rates", "tiny": false}                 copies within the device, products in each precision
 //   {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": 128, "precision": "tf32", "steps": 20,
-//    "captured": true, "cudnn": false, "tiny": false}
+//    "captured": true, "cudnn": false, "overlap": true, "tiny": false}
 //                                                    milliseconds a step, of `steps` in a row
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "forget"}                               frees the memory of kept steps
 
+#include <pufferfish/gpu/kernels/overlap.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 
 #include <cstdio>
@@ -18,7 +19,7 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
+#include <tuple>
 
 #include "common/device_steps.hpp"
 #include "common/line_server.hpp"
@@ -137,7 +138,9 @@ class kept_steps {
                              which.precision + (which.tiny ? "/tiny" : "");
     if (name != name_) steps_.clear();
     name_ = name;
-    std::unique_ptr<device_step>& step = steps_[{which.captured, which.cudnn}];
+    const bool overlap = asked.value("overlap", true);
+    pf::gpu::kernels::overlap_launches(overlap);  // of direct launches and of a capture
+    std::unique_ptr<device_step>& step = steps_[{which.captured, which.cudnn, overlap}];
     if (step == nullptr) {
       std::unique_ptr<device_step> made = make_device_step(which);
       for (int i = 0; i < 6; ++i) made->run();  // direct, captured, replayed
@@ -149,7 +152,8 @@ class kept_steps {
   void forget() { steps_.clear(); }
 
  private:
-  std::map<std::pair<bool, bool>, std::unique_ptr<device_step>> steps_;  // by captured, cudnn
+  // By captured, cudnn, overlap.
+  std::map<std::tuple<bool, bool, bool>, std::unique_ptr<device_step>> steps_;
   std::string name_;
 };
 
