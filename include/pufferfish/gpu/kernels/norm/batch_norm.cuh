@@ -30,8 +30,8 @@ struct norm_batch_finish {
   norm_batch_use use;
   index_t channels;
 
-  __device__ void operator()(index_t c, const moment_state<1>& s) const {
-    const double mean = s.mean[0], squares = s.squares[0] < 0.0 ? 0.0 : s.squares[0];
+  __device__ void operator()(index_t c, const moment_total& s) const {
+    const double mean = s.mean(), squares = s.squared_deviations();
     if (c == 0) use.batches[0] += 1.0F;
     use.statistics[c] = static_cast<float>(mean);
     use.statistics[channels + c] = static_cast<float>(inverse_deviation(squares / s.count, use.eps));
@@ -45,8 +45,8 @@ void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t chann
                     const norm_batch_use& use) {
   const launch_site site(stream, "norm_use_batch");
   with_width<T>(whole_vectors<T>(channels, x), [&](auto width) {
-    sum_columns<moment_state<1>>(site, moment_task<T, width>{x, channels}, rows, channels, scratch,
-                                 norm_batch_finish{use, channels});
+    sum_columns<moment_total>(site, moment_task<T, width>{x, channels}, rows, channels, scratch,
+                              norm_batch_finish{use, channels});
   });
 }
 

@@ -8,71 +8,85 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Number, mean and sum of squared deviations of values in `Width` columns; merged without cancellation
-/// (Chan, Golub, LeVeque, 1979).
-template <int Width>
-struct moment_state {
-  double count;
-  lanes<double, Width> mean, squares;
+/// Number, mean and sum of squared deviations of the values of a column, merged from the parts of its rows.
+/// Sums are of distances from the mean of the first part, so that a large mean does not cancel digits, and
+/// merging needs no division.
+struct moment_total {
+  double count, shift, distances, squares;
 
-  __device__ void clear() {
-    count = 0.0;
-    mean = squares = {};
+  __device__ void start(const double* first_part) {
+    shift = first_part == nullptr ? 0.0 : *first_part;
+    count = distances = squares = 0.0;
   }
-  __device__ void merge(const moment_state& other) {
-    if (other.count == 0.0) return;
-    const double total = count + other.count, share = other.count / total;
-    for (int k = 0; k < Width; ++k) {
-      const double distance = other.mean[k] - mean[k];
-      mean[k] += distance * share;
-      squares[k] += other.squares[k] + distance * distance * (count * share);
-    }
-    count = total;
-  }
-  __device__ void save(int k, double* values, index_t stride) const {
-    values[0] = mean[k];
-    values[stride] = squares[k];
-  }
+  /// Mean and squares of a part of `rows` rows.
   __device__ void load(const double* values, index_t stride, index_t rows) {
     count = static_cast<double>(rows);
-    mean[0] = values[0];
-    squares[0] = values[stride];
+    distances = values[0];
+    squares = values[stride];
+  }
+  /// Adds a part that load() has read.
+  __device__ void add(const moment_total& part) {
+    const double distance = part.distances - shift;
+    count += part.count;
+    distances += part.count * distance;
+    squares += part.squares + part.count * distance * distance;
+  }
+  __device__ void merge(const moment_total& other) {
+    count += other.count;
+    distances += other.distances;
+    squares += other.squares;
+  }
+  __device__ double mean() const { return count == 0.0 ? 0.0 : shift + distances / count; }
+  __device__ double squared_deviations() const {
+    const double rest = squares - distances * distances / count;
+    return rest < 0.0 ? 0.0 : rest;
   }
 };
 
-/// Moments of the columns of x: of runs of rows in float, relative to the run's first row, then merged.
+/// Moments of the columns of a part of x. A thread sums distances from the first row of each run in float, so
+/// that neither a large mean nor one far value cancels digits of others; sums of all runs are of distances
+/// from the part's first row, in double.
 template <class T, int Width>
 struct moment_task {
   static constexpr int width = Width;
-  using state = moment_state<Width>;
+  using state = column_sum_state<2, Width>;
 
   const T* x;
   index_t channels;
 
-  /// Each run of up to run_rows rows has moments relative to its first row, so that large means do not cancel
-  /// digits.
   __device__ void add(index_t column, index_t row, index_t end, index_t step, state& s) const {
-    using A = accumulate_t<T>;
+    if (row >= end) return;
     const auto load = [&](index_t at) { return load_raw<Width>(x + at * channels + column); };
+    const row_values<T, Width> shift = widen(load(row - static_cast<index_t>(threadIdx.y)));
     while (row < end) {
-      const row_values<T, Width> shift = widen(load(row));
+      const row_values<T, Width> near = widen(load(row));
       row_values<T, Width> sums{}, squares{};
-      const int count = for_run(row, end, step, load, [&](const raw_row<T, Width>& raw) {
+      const double count = for_run(row, end, step, load, [&](const raw_row<T, Width>& raw) {
         const row_values<T, Width> values = widen(raw);
         for (int k = 0; k < Width; ++k) {
-          const A distance = values[k] - shift[k];
+          const accumulate_t<T> distance = values[k] - near[k];
           sums[k] += distance;
           squares[k] += distance * distance;
         }
       });
-      state run;
-      run.count = count;
       for (int k = 0; k < Width; ++k) {
-        const double mean = static_cast<double>(sums[k]) / run.count;
-        run.mean[k] = static_cast<double>(shift[k]) + mean;
-        run.squares[k] = static_cast<double>(squares[k]) - mean * static_cast<double>(sums[k]);
+        const double apart = static_cast<double>(near[k]) - static_cast<double>(shift[k]);
+        const double sum = sums[k];
+        s.sums[0][k] += sum + count * apart;
+        s.sums[1][k] += static_cast<double>(squares[k]) + apart * (2.0 * sum + count * apart);
       }
-      s.merge(run);
+    }
+  }
+
+  /// Mean and sum of squared deviations.
+  __device__ void finish(index_t column, index_t first, index_t end, state& s) const {
+    if (first >= end) return;
+    const double share = 1.0 / static_cast<double>(end - first);
+    const row_values<T, Width> shift = load_row<Width>(x + first * channels + column);
+    for (int k = 0; k < Width; ++k) {
+      const double sum = s.sums[0][k];
+      s.sums[0][k] = static_cast<double>(shift[k]) + sum * share;
+      s.sums[1][k] -= sum * sum * share;
     }
   }
 };

@@ -9,8 +9,14 @@
 /// A `task` defines the numbers that are summed:
 ///   task::width                            columns a thread reads at once
 ///   task::state                            the sums of a thread, without constructors: clear(), merge(other)
-///   task.add(column, row, end, step, s)    adds rows row, row + step, .. below end of its columns to s
-///   state::save(k, values, stride), load   the quantities of one column, `stride` doubles apart
+///   task.add(column, row, end, step, s)    adds rows row, row + step, .. below end of its columns to s; the
+///                                          part begins at row - threadIdx.y
+///   task.finish(column, begin, end, s)     if there is such a member: changes the sums of a part, of the
+///   rows
+///                                          begin .. end - 1, into the quantities that are saved
+///   state::save(k, values, stride)         the quantities of one column, `stride` doubles apart
+/// A `State` merges the quantities of one column from all parts: start(of part 0, or nullptr without parts),
+/// load(values, stride, rows of the part), add(a loaded one), merge(other), which has had the same start.
 ///
 /// Layout of `scratch`: quantity q of part p and column c is at (q parts + p) columns + c. Part p has the
 /// rows part_begin(rows, parts, p) .. part_begin(rows, parts, p + 1) - 1.
@@ -148,6 +154,8 @@ struct column_sum_state {
   __device__ void save(int k, double* values, index_t stride) const {
     for (int q = 0; q < Quantities; ++q) values[q * stride] = sums[q][k];
   }
+  __device__ void start(const double*) { clear(); }
+  __device__ void add(const column_sum_state& part) { merge(part); }
   /// Loads the sums of a part of `rows` rows, for states of one column.
   __device__ void load(const double* values, index_t stride, index_t) {
     for (int q = 0; q < Quantities; ++q) sums[q][0] = values[q * stride];
@@ -211,6 +219,9 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
   }
   merge_down<column_threads>(sum);
   if (threadIdx.y > 0 || column >= columns) return;
+  if constexpr (requires { &Task::finish; }) {
+    task.finish(column, part_begin(rows, count, part), part_begin(rows, count, part + 1), sum);
+  }
   for (int k = 0; k < Task::width; ++k) sum.save(k, parts + part * columns + column + k, count * columns);
 }
 
@@ -225,7 +236,7 @@ static __global__ void column_totals_kernel(grid_dependency earlier, const doubl
   earlier.wait();
   const index_t column = static_cast<index_t>(blockIdx.x) * total_columns + threadIdx.x;
   State sum;
-  sum.clear();
+  sum.start(count > 0 && column < columns ? parts + column : nullptr);
   if (column < columns) {
     constexpr unsigned ahead = 4;  // loads in flight
     for (index_t first = threadIdx.y; first < count; first += ahead * total_rows) {
@@ -239,7 +250,7 @@ static __global__ void column_totals_kernel(grid_dependency earlier, const doubl
       }
 #pragma unroll
       for (unsigned i = 0; i < ahead; ++i) {
-        if (first + i * total_rows < count) sum.merge(others[i]);
+        if (first + i * total_rows < count) sum.add(others[i]);
       }
     }
   }
