@@ -117,6 +117,37 @@ TEST_CASE("gpu convolution: random shapes, as plans have them") {
   CHECK(done > 35);
 }
 
+TEST_CASE("gpu convolution: all relations of channels and steps, and kernels beyond the bits of their taps") {
+  picker pick(12);
+  constexpr index_t channels[] = {4, 8, 12, 20, 24, 36, 64, 96};
+  constexpr conv_tile tiles[] = {conv_tile::t128x128, conv_tile::t128x64, conv_tile::t64x64,
+                                 conv_tile::t128x32,  conv_tile::t256x16, conv_tile::t128x16};
+  std::vector<conv_case> cases{conv_case::of({8, 4, {15, 2}, {1, 1}, {7, 0}, {1, 1}}, {2, 9, 6}),
+                               conv_case::of({4, 8, {3, 15}, {2, 1}, {1, 20}, {1, 2}}, {1, 6, 9}),
+                               conv_case::of({8, 12, {16, 1}, {1, 2}, {8, 0}, {1, 1}}, {1, 9, 6}),
+                               conv_case::of({4, 8, {1, 17}, {1, 1}, {0, 8}, {1, 1}}, {2, 3, 9})};
+  while (cases.size() < 40) {
+    const pf::conv_shape shape{channels[pick(0, 7)],     channels[pick(0, 7)],     {pick(1, 5), pick(1, 5)},
+                               {pick(1, 3), pick(1, 3)}, {pick(0, 4), pick(0, 4)}, {pick(1, 3), pick(1, 3)}};
+    const std::optional<conv_case> made = conv_case::find(shape, {pick(1, 3), pick(1, 11), pick(1, 11)});
+    if (made) cases.push_back(*made);
+  }
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const conv_case& c = cases[i];
+    CAPTURE(c.shape.describe());
+    CAPTURE(c.images);
+    CAPTURE(c.height);
+    CAPTURE(c.width);
+    const conv_tile tile = tiles[pick(0, 5)];
+    const bool tensor = i % 2 == 1;
+    const int slices = static_cast<int>(pick(1, 3));
+    const conv_check check{c, i % 5 == 4 ? 1 : 0, tensor ? 2e-3 : 1e-5};
+    check.forward(plan_of(tile, tensor, slices, c.y_size()), i % 3 == 0);
+    check.backward_input(plan_of(tile, tensor, slices, c.x_size()), i % 3 == 1);
+    check.backward_weight(plan_of(tile, tensor, slices, c.w_size()), i % 3 == 2);
+  }
+}
+
 TEST_CASE("gpu convolution: the usual ones, many channels over few pixels, few over many") {
   for (const conv_case& c : {conv_case::of(pf::conv_shape::square(3, 64, 7, 2, 3), {2, 33, 35}),
                              conv_case::of(pf::conv_shape::square(64, 130, 3, 1, 1), {1, 4, 4}),

@@ -101,6 +101,26 @@ TEST_CASE_TEMPLATE("gpu convolution of 16-bit numbers: every tile", T, pf::gpu::
   check_conv<T>(conv_case::of(pf::conv_shape::square(192, 128, 3, 1, 1), {1, 5, 4}), conv_tile::t64x64, 2);
 }
 
+TEST_CASE("gpu convolution of 16-bit numbers: all relations of channels and steps") {
+  picker pick(13);
+  constexpr index_t channels[] = {8, 16, 24, 40, 64, 128};
+  constexpr conv_tile tiles[] = {conv_tile::t128x128, conv_tile::t128x64, conv_tile::t64x64,
+                                 conv_tile::t128x32,  conv_tile::t256x16, conv_tile::t128x16};
+  for (int done = 0; done < 24;) {
+    const pf::conv_shape shape{channels[pick(0, 5)],     channels[pick(0, 5)],     {pick(1, 5), pick(1, 5)},
+                               {pick(1, 3), pick(1, 3)}, {pick(0, 3), pick(0, 3)}, {pick(1, 3), pick(1, 3)}};
+    const std::optional<conv_case> made = conv_case::find(shape, {pick(1, 3), pick(1, 9), pick(1, 9)});
+    if (!made) continue;
+    ++done;
+    CAPTURE(shape.describe());
+    CAPTURE(made->images);
+    CAPTURE(made->height);
+    CAPTURE(made->width);
+    check_conv<pf::gpu::bf16>(*made, tiles[pick(0, 5)], static_cast<int>(pick(1, 3)));
+    if (shape.out_channels <= 64) check_low_rank<pf::gpu::bf16>(*made, 24, done % 2 == 0 ? 64 : 128);
+  }
+}
+
 TEST_CASE_TEMPLATE("gpu low-rank convolution of 16-bit numbers: every block", T, pf::gpu::bf16) {
   for (const index_t rank : {5, 16, 32, 40, 64}) {
     for (const int rows : {64, 128}) {

@@ -307,26 +307,33 @@ __device__ inline void store_vector(T* to, const vector<T>& value) {
   *reinterpret_cast<vector<T>*>(to) = value;
 }
 
-/// Stores values in the device's memory by one store of 4, 8 or 16 bytes; the address is a multiple of that.
-/// In PTX: for values that were narrowed, or computed in loops, the compiler makes one store per element.
+/// Stores values in the device's memory, if `inside`, by one store of 4, 8 or 16 bytes; the address is a
+/// multiple of that. In PTX: for values that were narrowed, or computed in loops, the compiler makes one
+/// store per element, and a branch of a condition.
 template <class V>
-__device__ inline void store_global(void* to, const V& values) {
+__device__ inline void store_global(void* to, const V& values, bool inside = true) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
-  *static_cast<V*>(to) = values;
+  if (inside) *static_cast<V*>(to) = values;
 #else
   static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);
   std::uint32_t words[sizeof(V) / 4];
   memcpy(words, &values, sizeof(V));
   const auto address = __cvta_generic_to_global(to);
+  const int stores = inside ? 1 : 0;
+#define PUFFERFISH_STORE_IF(store) "{ .reg .pred inside; setp.ne.s32 inside, %0, 0; @inside " store "; }"
   if constexpr (sizeof(V) == 16) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]),
-                 "r"(words[2]), "r"(words[3])
+    asm volatile(PUFFERFISH_STORE_IF("st.global.v4.b32 [%1], {%2, %3, %4, %5}")::"r"(stores), "l"(address),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                  : "memory");
   } else if constexpr (sizeof(V) == 8) {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(words[0]), "r"(words[1]) : "memory");
+    asm volatile(PUFFERFISH_STORE_IF("st.global.v2.b32 [%1], {%2, %3}")::"r"(stores), "l"(address),
+                 "r"(words[0]), "r"(words[1])
+                 : "memory");
   } else {
-    asm volatile("st.global.b32 [%0], %1;" ::"l"(address), "r"(words[0]) : "memory");
+    asm volatile(PUFFERFISH_STORE_IF("st.global.b32 [%1], %2")::"r"(stores), "l"(address), "r"(words[0])
+                 : "memory");
   }
+#undef PUFFERFISH_STORE_IF
 #endif
 }
 

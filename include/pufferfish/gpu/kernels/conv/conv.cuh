@@ -20,6 +20,7 @@
 #include <pufferfish/gpu/kernels/conv/conv.hpp>
 #include <pufferfish/gpu/kernels/conv/conv_block.cuh>
 #include <pufferfish/gpu/kernels/conv/conv_tiles.cuh>
+#include <pufferfish/gpu/kernels/conv/patch_columns.cuh>
 #include <pufferfish/gpu/kernels/conv/patch_tiles.cuh>
 #include <pufferfish/gpu/kernels/conv/result_target.cuh>
 #include <pufferfish/gpu/kernels/conv/slice_sum.cuh>
@@ -44,8 +45,8 @@ struct correlation {
 };
 
 /// Layout of the dynamic shared memory of `correlate`: `slots` times (left, right), then Block::rows
-/// gathered_pixel. Left tile: rows x depth. Right tile: depth x columns, or for the gradient of the input
-/// columns x depth.
+/// gathered_pixel and the table of taps. Left tile: rows x depth. Right tile: depth x columns, or for the
+/// gradient of the input columns x depth.
 template <class T, class Block, bool Backward>
 struct correlation_memory {
   static constexpr dense weight_layout = Backward ? dense::depth : dense::width;
@@ -54,7 +55,8 @@ struct correlation_memory {
   static constexpr int left = Block::rows * left_stride;
   static constexpr int right = (Backward ? Block::columns : Block::depth) * right_stride;
   static constexpr std::size_t tiles = Block::slots * (left + right) * sizeof(T);
-  static constexpr std::size_t bytes = tiles + Block::rows * sizeof(gathered_pixel);
+  static constexpr std::size_t bytes =
+      tiles + Block::rows * sizeof(gathered_pixel<T>);  ///< without the table
 };
 
 /// x: tiles of the result, columns fastest. So blocks that run at the same time share patches; the weight
@@ -84,34 +86,43 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
   if (Backward && patches.depth == 0 && work.result.add && work.result.partials == nullptr) return;
 
   T* const tiles = dynamic_shared<T>();
-  auto* const targets = reinterpret_cast<gathered_pixel*>(dynamic_shared<unsigned char>() + memory::tiles);
-  find_pixels<Block::rows, Block::threads>(targets, patches, first_pixel, g.images,
-                                           Backward ? g.in_height : g.out_height,
-                                           Backward ? g.in_width : g.out_width, work.result.columns, thread);
+  auto* const targets = reinterpret_cast<gathered_pixel<T>*>(dynamic_shared<unsigned char>() + memory::tiles);
+  find_pixels<Block::rows, Block::threads, (Block::run > 1)>(
+      targets, patches, first_pixel, g.images, Backward ? g.in_height : g.out_height,
+      Backward ? g.in_width : g.out_width, work.result.columns, thread);
+  auto* const taps = reinterpret_cast<tap_place*>(targets + Block::rows);
+  if constexpr (Block::run > 1) {
+    list_taps<Block::threads>(taps, patches, g.kernel_width, g.in_channels * g.out_channels, thread);
+  }
   __syncthreads();
 
-  const patch_rows<T, Block::rows, Block::depth, memory::left_stride, Block::threads, Block::run> rows(
-      patches, targets, thread);
-  product sums(thread);
   const int steps = ceil_div(patches.depth, Block::depth), slice = static_cast<int>(blockIdx.z);
+  const int first = static_cast<int>(static_cast<index_t>(steps) * slice / work.slices);
+  patch_rows<T, Block::rows, Block::depth, memory::left_stride, Block::threads, Block::run> rows(
+      patches, targets, taps, first, thread);
+  const auto weight = [&] {
+    if constexpr (Backward) {
+      return turned_weight<T, Block::columns, Block::depth, memory::right_stride, Block::threads>(
+          patches, work.weight, g.kernel_width, g.in_channels, first_column, work.weight_vectors, thread);
+    } else {
+      return row_tiles<T, Block::depth, Block::columns, memory::right_stride, Block::threads>(
+          work.weight + first_column, work.result.columns, patches.depth, work.result.columns - first_column,
+          work.weight_vectors, thread);
+    }
+  }();
+  product sums(thread);
   pipeline<Block::slots>(
-      static_cast<int>(static_cast<index_t>(steps) * slice / work.slices),
-      static_cast<int>(static_cast<index_t>(steps) * (slice + 1) / work.slices),
-      [&](int slot, int step) {
+      first, static_cast<int>(static_cast<index_t>(steps) * (slice + 1) / work.slices),
+      [&](int slot, int) {
         T* const left = tiles + slot * (memory::left + memory::right);
         T* const right = left + memory::left;
-        const int k = patches.template step_begin<Block::depth>(step);
-        rows.copy(left, k);
+        rows.copy(left);
         if constexpr (Backward) {
-          copy_turned_weight<Block::columns, Block::depth, memory::right_stride, Block::threads>(
-              right, patches, work.weight, g.kernel_width, g.in_channels, first_column, k,
-              work.weight_vectors, thread);
+          weight.copy(right, rows);
         } else {
-          copy_tile<Block::depth, Block::columns, memory::right_stride, Block::threads>(
-              right, work.weight + static_cast<index_t>(k) * work.result.columns + first_column,
-              work.result.columns, remaining(patches.depth, k, Block::depth),
-              remaining(work.result.columns, first_column, Block::columns), work.weight_vectors, thread);
+          weight.copy(right, rows.k());
         }
+        rows.advance();
       },
       [&](int slot, int) {
         const T* const left = tiles + slot * (memory::left + memory::right);
@@ -139,7 +150,7 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
   const int channels = Backward ? g.out_channels : g.in_channels;
   work.slices = plan.slices;
   work.by_channels = divider::by(channels);
-  const bool in_vectors = whole_vectors<T>(channels, work.in);
+  const bool in_vectors = patches_in_vectors(g, channels, work.in);
   work.weight_vectors = whole_vectors<T>(g.out_channels, work.weight);
   const int row_phases = Backward ? std::min(g.stride_height, g.in_height) : 1;
   const int column_phases = Backward ? std::min(g.stride_width, g.in_width) : 1;
@@ -152,7 +163,8 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
     const dim3 blocks(
         static_cast<unsigned>(ceil_div(pixels, shape::rows) * ceil_div(work.result.columns, shape::columns)),
         static_cast<unsigned>(row_phases * column_phases), static_cast<unsigned>(plan.slices));
-    launch(site, {blocks, shape::threads, correlation_memory<T, shape, Backward>::bytes},
+    launch(site,
+           {blocks, shape::threads, correlation_memory<T, shape, Backward>::bytes + tap_bytes<shape::run>(g)},
            correlate<T, shape, Backward>, work);
   });
   if (plan.slices > 1) add_slices(site, plan.slices, work.elements, work.result);
@@ -193,14 +205,18 @@ struct weight_gradient {
   bool gradient_vectors;
 };
 
-/// Layout of the dynamic shared memory of correlate_weight: `slots` times (left, right). Left tile: depth
-/// (pixels) x rows (elements of the patch). Right tile: depth x columns (output channels).
+/// Layout of the dynamic shared memory of correlate_weight: `slots` times (left, right), then the places of
+/// pixels. Left tile: depth (pixels) x rows (elements of the patch). Right tile: depth x columns (output
+/// channels).
 template <class T, class Block>
 struct weight_gradient_memory {
   static constexpr int left_stride = tile_stride<T, dense::width>(Block::rows);
   static constexpr int right_stride = tile_stride<T, dense::width>(Block::columns);
   static constexpr int left = Block::depth * left_stride, right = Block::depth * right_stride;
-  static constexpr std::size_t bytes = Block::slots * (left + right) * sizeof(T);
+  static constexpr std::size_t tiles = Block::slots * (left + right) * sizeof(T);
+  static constexpr std::size_t bytes =
+      tiles +
+      patch_columns<T, Block::rows, Block::depth, left_stride, Block::threads, Block::run>::first_bytes;
 };
 
 /// Rows are elements of the patch, columns are output channels, and sums run over a
@@ -226,22 +242,27 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
   const index_t last = min(first + static_cast<index_t>(steps) * Block::depth, pixels);
 
   const gathering<T> patches(work.in, forward_rows(g), forward_columns(g), g.in_channels, work.by_channels);
-  const patch_columns<T, Block::rows, Block::depth, memory::left_stride, Block::threads, Block::run> columns(
-      patches, first_row, first, last, work.by_area, work.by_width, thread);
   T* const tiles = dynamic_shared<T>();
+  using gathered =
+      patch_columns<T, Block::rows, Block::depth, memory::left_stride, Block::threads, Block::run>;
+  const gathered columns(patches,
+                         reinterpret_cast<first_tap<T>*>(dynamic_shared<unsigned char>() + memory::tiles),
+                         first_row, first, last, work.by_area, work.by_width, thread);
+  for (int step = 0; step < Block::slots; ++step) columns.find(step);
+  __syncthreads();
+  const row_tiles<T, Block::depth, Block::columns, memory::right_stride, Block::threads> gradients(
+      work.gradient + first * g.out_channels + first_column, g.out_channels, static_cast<int>(last - first),
+      g.out_channels - first_column, work.gradient_vectors, thread);
   product sums(thread);
   pipeline<Block::slots>(
       0, steps,
       [&](int slot, int step) {
         T* const left = tiles + slot * (memory::left + memory::right);
-        const int pixel = step * Block::depth;
-        columns.copy(left, pixel);
-        copy_tile<Block::depth, Block::columns, memory::right_stride, Block::threads>(
-            left + memory::left, work.gradient + (first + pixel) * g.out_channels + first_column,
-            g.out_channels, remaining(last - first, pixel, Block::depth),
-            remaining(g.out_channels, first_column, Block::columns), work.gradient_vectors, thread);
+        columns.copy(left, step);
+        gradients.copy(left + memory::left, step * Block::depth);
       },
-      [&](int slot, int) {
+      [&](int slot, int step) {
+        columns.find(step + Block::slots);
         const T* const left = tiles + slot * (memory::left + memory::right);
         sums.template multiply<Block::depth, memory::left_stride, memory::right_stride>(left,
                                                                                         left + memory::left);

@@ -94,4 +94,54 @@ __device__ inline void copy_tile(T* tile, const T* matrix, int row_step, int row
   }
 }
 
+/// Copies tiles of `Rows` rows of a matrix, `Length` elements each, of which `length` exist; elements that do
+/// not exist become zeros. Layout and `in_vectors`: see copy_tile. Rows of the matrix are row_step elements
+/// apart, less than 2^31 bytes.
+template <class T, int Rows, int Length, int Stride, int Threads>
+class row_tiles {
+ public:
+  /// The columns from `matrix`, an element of row 0, on; `rows`: number of rows of the matrix.
+  __device__ row_tiles(const T* matrix, int row_step, int rows, int length, bool in_vectors, int thread)
+      : matrix_(matrix),
+        row_step_(row_step),
+        rows_(rows),
+        length_(length),
+        thread_(thread),
+        in_vectors_(in_vectors) {}
+
+  /// Copies the rows first .. first + Rows - 1.
+  __device__ void copy(T* tile, int first) const {
+    if (!in_vectors_) [[unlikely]] {
+      copy_tile<Rows, Length, Stride, Threads>(tile, matrix_ + static_cast<index_t>(first) * row_step_,
+                                               row_step_, rows_ - first, length_, false, thread_);
+      return;
+    }
+    constexpr int width = vector_width<T>, runs = Length / width, rows_at_once = Threads / runs;
+    static_assert(Threads % runs == 0);
+    const int own = thread_ / runs, column = thread_ % runs * width;
+    const int exist = column < length_ ? rows_ : 0, row_bytes = row_step_ * static_cast<int>(sizeof(T));
+    T* const to = tile + own * Stride + column;
+    const char* const from = reinterpret_cast<const char*>(matrix_ + column);
+#pragma unroll
+    for (int i = 0; i < ceil_div(Rows, rows_at_once); ++i) {
+      if (Rows % rows_at_once != 0 && own + i * rows_at_once >= Rows) break;
+      const int row = first + own + i * rows_at_once;
+      copy_elements<width>(to + i * rows_at_once * Stride,
+                           reinterpret_cast<const T*>(from + static_cast<index_t>(row) * row_bytes),
+                           row < exist);
+    }
+  }
+
+  /// Moves to the columns `by` further.
+  __device__ void move(int by) {
+    matrix_ += by;
+    length_ -= by;
+  }
+
+ private:
+  const T* matrix_;
+  int row_step_, rows_, length_, thread_;
+  bool in_vectors_;
+};
+
 PUFFERFISH_KERNELS_END

@@ -21,7 +21,7 @@ PUFFERFISH_KERNELS_BEGIN
 /// Rows pixels, Rank channels between the factors, 64 channels of the output at a time. 128 threads. Dynamic
 /// shared memory: in the first product `slots` times (left: rows x depth patches, right: depth x Rank of
 /// `down`); in the second one the inner tile, rows x Rank, then `slots` tiles of `up`, up_depth x chunk; at
-/// the end `rows` gathered_pixel.
+/// the end `rows` gathered_pixel and the table of taps.
 template <bool Tensor, class T, int Rows, int Rank, int Run>
 struct low_rank_block {
   static constexpr int rows = Rows, rank = Rank, run = Run, chunk = 64, threads = 128, slots = 3;
@@ -50,7 +50,7 @@ struct low_rank_block {
   static constexpr std::size_t first_bytes = slots * (left + right) * sizeof(T);
   static constexpr std::size_t second_bytes = (inner + slots * up) * sizeof(T);
   static constexpr std::size_t tiles = first_bytes > second_bytes ? first_bytes : second_bytes;
-  static constexpr std::size_t bytes = tiles + Rows * sizeof(gathered_pixel);
+  static constexpr std::size_t bytes = tiles + Rows * sizeof(gathered_pixel<T>);
 };
 
 /// Arguments of correlate_low_rank.
@@ -60,8 +60,8 @@ struct low_rank_correlation {
   const T* down;
   const T* up;
   result_target<T> inner, result;
-  conv_geometry geometry;            ///< geometry of `down`
-  divider by_channels, by_up_steps;  ///< division by the number of steps in one chunk's sums
+  conv_geometry geometry;  ///< geometry of `down`
+  divider by_channels;
   bool down_vectors, up_vectors;
 };
 
@@ -84,23 +84,25 @@ static __global__ void __launch_bounds__(Block::threads, 3)
   const int pixels = remaining(g.out_pixels(), first_pixel, Block::rows);
   const gathering<T> patches(work.in, forward_rows(g), forward_columns(g), g.in_channels, work.by_channels);
   T* const tiles = dynamic_shared<T>();
-  auto* const targets = reinterpret_cast<gathered_pixel*>(dynamic_shared<unsigned char>() + Block::tiles);
-  find_pixels<Block::rows, Block::threads>(targets, patches, first_pixel, g.images, g.out_height, g.out_width,
-                                           rank, thread);
+  auto* const targets = reinterpret_cast<gathered_pixel<T>*>(dynamic_shared<unsigned char>() + Block::tiles);
+  find_pixels<Block::rows, Block::threads, (Block::run > 1)>(targets, patches, first_pixel, g.images,
+                                                             g.out_height, g.out_width, rank, thread);
+  auto* const taps = reinterpret_cast<tap_place*>(targets + Block::rows);
+  if constexpr (Block::run > 1) list_taps<Block::threads>(taps, patches, g.kernel_width, 0, thread);
   __syncthreads();
 
-  const patch_rows<T, Block::rows, Block::depth, Block::left_stride, Block::threads, Block::run> rows(
-      patches, targets, thread);
+  patch_rows<T, Block::rows, Block::depth, Block::left_stride, Block::threads, Block::run> rows(
+      patches, targets, taps, 0, thread);
+  const row_tiles<T, Block::depth, Block::rank, Block::right_stride, Block::threads> downs(
+      work.down, rank, patches.depth, rank, work.down_vectors, thread);
   typename Block::down_product inner(thread);
   pipeline<Block::slots>(
       0, ceil_div(patches.depth, Block::depth),
-      [&](int slot, int step) {
+      [&](int slot, int) {
         T* const left = tiles + slot * (Block::left + Block::right);
-        const int k = patches.template step_begin<Block::depth>(step);
-        rows.copy(left, k);
-        copy_tile<Block::depth, Block::rank, Block::right_stride, Block::threads>(
-            left + Block::left, work.down + static_cast<index_t>(k) * rank, rank,
-            remaining(patches.depth, k, Block::depth), rank, work.down_vectors, thread);
+        rows.copy(left);
+        downs.copy(left + Block::left, rows.k());
+        rows.advance();
       },
       [&](int slot, int) {
         const T* const left = tiles + slot * (Block::left + Block::right);
@@ -125,24 +127,28 @@ static __global__ void __launch_bounds__(Block::threads, 3)
   result_target<T> result = plain(work.result);
   result.bias = work.result.bias;
   result = result.at(first_pixel * columns);
+  row_tiles<T, Block::up_depth, Block::chunk, Block::up_stride, Block::threads> up_tiles(
+      work.up, columns, rank, columns, work.up_vectors, thread);
+  int loaded = 0, used = 0, chunk = 0;  // elements of the rank, copied and multiplied; first column
   // The pipeline's first barrier is between the writes to `kept` and the reads.
   pipeline<Block::slots>(
       0, ceil_div(columns, Block::chunk) * up_steps,
-      [&](int slot, int step) {
-        const int number = work.by_up_steps.quotient(step), first = number * Block::chunk;
-        const int k = work.by_up_steps.remainder(step, number) * Block::up_depth;
-        copy_tile<Block::up_depth, Block::chunk, Block::up_stride, Block::threads>(
-            ups + slot * Block::up, work.up + static_cast<index_t>(k) * columns + first, columns,
-            remaining(rank, k, Block::up_depth), remaining(columns, first, Block::chunk), work.up_vectors,
-            thread);
+      [&](int slot, int) {
+        up_tiles.copy(ups + slot * Block::up, loaded);
+        loaded += Block::up_depth;
+        if (loaded < rank) return;
+        loaded = 0;
+        up_tiles.move(Block::chunk);
       },
-      [&](int slot, int step) {
-        const int number = work.by_up_steps.quotient(step), part = work.by_up_steps.remainder(step, number);
+      [&](int slot, int) {
         sums.template multiply<Block::up_depth, Block::inner_stride, Block::up_stride>(
-            kept + part * Block::up_depth, ups + slot * Block::up);
-        if (part + 1 < up_steps) return;
-        result.store_rows(sums, number * Block::chunk, pixels);
+            kept + used, ups + slot * Block::up);
+        used += Block::up_depth;
+        if (used < rank) return;
+        result.store_rows(sums, chunk, pixels);
         sums.clear();
+        used = 0;
+        chunk += Block::chunk;
       });
 }
 
@@ -177,18 +183,17 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
   work.result = target_of(y, bias, nullptr, false, out_channels);
   work.geometry = geometry;
   work.by_channels = divider::by(geometry.in_channels);
-  const bool in_vectors = whole_vectors<T>(geometry.in_channels, x);
+  const bool in_vectors = patches_in_vectors(geometry, geometry.in_channels, x);
   work.down_vectors = whole_vectors<T>(rank, down);
   work.up_vectors = whole_vectors<T>(out_channels, up);
   with_rank<T>(plan.tensor, rank, [&](auto tensor, auto padded) {
     const auto start = [&](auto rows, auto run) {
       using block = low_rank_block<decltype(tensor)::value, T, decltype(rows)::value, decltype(padded)::value,
                                    decltype(run)::value>;
-      work.by_up_steps = divider::by(ceil_div(rank, block::up_depth));
-      launch(
-          site,
-          {static_cast<unsigned>(ceil_div(geometry.out_pixels(), block::rows)), block::threads, block::bytes},
-          correlate_low_rank<T, block>, work);
+      launch(site,
+             {static_cast<unsigned>(ceil_div(geometry.out_pixels(), block::rows)), block::threads,
+              block::bytes + tap_bytes<block::run>(geometry)},
+             correlate_low_rank<T, block>, work);
     };
     using rows64 = std::integral_constant<int, 64>;
     using rows128 = std::integral_constant<int, 128>;

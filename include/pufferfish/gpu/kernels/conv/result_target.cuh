@@ -73,19 +73,24 @@ struct result_target {
   // Stores each run at once if `runs` is set, else element by element up to the last column.
   template <class To, class Product, class RowOf>
   __device__ void write(To* to, Product& product, int first_column, RowOf row_of) const {
+    constexpr int width = Product::width;
+    if (width > 1 && runs) {
+      const int length = columns - first_column;
+      product.for_each([&](int row, int column, const auto& run) {
+        const auto begin = row_of(row);
+        element_run<To, width> stored;
+#pragma unroll
+        for (int i = 0; i < width; ++i) stored.values[i] = static_cast<To>(run.values[i]);
+        if constexpr (width > 1) {
+          store_global(to + first_column + begin + column, stored, begin >= 0 && column < length);
+        }
+      });
+      return;
+    }
     product.for_each([&](int row, int column, const auto& run) {
-      constexpr int width = Product::width;
       const auto begin = row_of(row);
       const int at = first_column + column;
-      if (begin < 0 || at >= columns) return;
-      if constexpr (width > 1) {
-        if (runs) {
-          element_run<To, width> stored;
-#pragma unroll
-          for (int i = 0; i < width; ++i) stored.values[i] = static_cast<To>(run.values[i]);
-          return store_global(to + begin + at, stored);
-        }
-      }
+      if (begin < 0) return;
 #pragma unroll
       for (int i = 0; i < width; ++i) {
         if (at + i < columns) to[begin + at + i] = static_cast<To>(run.values[i]);

@@ -232,14 +232,16 @@ class tensor_product {
     static_assert(Depth % step == 0);
     static_assert(!single || A == dense::depth || B == dense::depth || AStride % 8 == BStride % 8,
                   "both operands take the depth in one order");
+    const T* const own_a = a + own<A, AStride, true>(row_);
+    const T* const own_b = b + own<B, BStride, false>(column_);
 #pragma unroll 2
     for (int k = 0; k < Depth; k += step) {
       array_of<std::uint32_t[4], row_blocks> left;
       array_of<std::uint32_t[4], column_blocks / 2> right;
 #pragma unroll
-      for (int i = 0; i < row_blocks; ++i) read<A, AStride, true>(a, row_ + i * 16, k, left[i]);
+      for (int i = 0; i < row_blocks; ++i) read<A, AStride, true>(own_a, i * 16, k, left[i]);
 #pragma unroll
-      for (int j = 0; j < column_blocks / 2; ++j) read<B, BStride, false>(b, column_ + j * 16, k, right[j]);
+      for (int j = 0; j < column_blocks / 2; ++j) read<B, BStride, false>(own_b, j * 16, k, right[j]);
 #pragma unroll
       for (int i = 0; i < row_blocks; ++i) {
 #pragma unroll
@@ -274,7 +276,7 @@ class tensor_product {
       for (int j = 0; j < column_blocks; ++j) {
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
-          f(i, j, part, row_ + i * 16 + part * 8 + lane_ / 4, column_ + j * 8 + lane_ % 4 * 2);
+          f(i, j, part, row_ + lane_ / 4 + i * 16 + part * 8, column_ + lane_ % 4 * 2 + j * 8);
         }
       }
     }
@@ -283,19 +285,32 @@ class tensor_product {
     return {{sum_[i][j][part * 2], sum_[i][j][part * 2 + 1]}};
   }
 
-  // Reads a block of 16 rows of the left operand (or columns of the right one) by `step` of the depth: four 8
-  // x 8 blocks of words of 4 bytes, in the order of the tensor cores. The second block is 8 rows further in
-  // the left operand, and the second half of the depth in the right operand.
+  // The element from which this lane reads, in a tile's block of 16 rows (columns) from `first` on: a block
+  // is four 8 x 8 blocks of words of 4 bytes, in the order of the tensor cores. The second block is 8 rows
+  // further in the left operand, and the second half of the depth in the right operand.
   template <dense D, int Stride, bool Left>
-  __device__ void read(const T* tile, int first, int k, std::uint32_t (&words)[4]) const {
+  __device__ int own(int first) const {
     const int inner = lane_ % 8, second = lane_ / 8 % 2, third = lane_ / 16;
     const int across = (Left ? second : third) * 8, along = (Left ? third : second) * (step / 2);
     if constexpr (D == dense::depth) {
-      load_matrices(words, tile + (first + across + inner) * Stride + k + along);
+      return (first + across + inner) * Stride + along;
     } else if constexpr (!single) {
-      load_matrices<true>(words, tile + (k + along + inner) * Stride + first + across);
+      return (along + inner) * Stride + first + across;
     } else {
-      read_words<Stride, Left>(tile + first + lane_ / 4, k, words);
+      return first + lane_ / 4;
+    }
+  }
+
+  // Reads a block of 16 rows of the left operand (or columns of the right one), `first` rows further, by
+  // `step` of the depth from k on.
+  template <dense D, int Stride, bool Left>
+  __device__ void read(const T* own, int first, int k, std::uint32_t (&words)[4]) const {
+    if constexpr (D == dense::depth) {
+      load_matrices(words, own + (first * Stride + k));
+    } else if constexpr (!single) {
+      load_matrices<true>(words, own + (k * Stride + first));
+    } else {
+      read_words<Stride, Left>(own + first, k, words);
     }
     if constexpr (single) {
 #pragma unroll
