@@ -32,6 +32,7 @@ __device__ inline void find_pixels(gathered_pixel<T>* pixels, const gathering<T>
   const int area = g.rows.outputs * g.columns.outputs;
   const index_t first_image = first / area;
   const auto first_inside = static_cast<unsigned>(first - first_image * area);
+#pragma unroll 1
   for (int row = thread; row < Rows; row += Threads) {
     const unsigned inside = first_inside + static_cast<unsigned>(row);
     const unsigned passed = inside / static_cast<unsigned>(area);

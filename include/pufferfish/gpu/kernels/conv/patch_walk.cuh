@@ -18,7 +18,7 @@ struct gathering {
   const T* in;
   conv_axis rows, columns;
   int channels, depth;
-  divider by_channels, by_columns, by_steps_of_line;
+  divider by_channels;
 
   __device__ gathering(const T* input, const conv_axis& row_axis, const conv_axis& column_axis,
                        int channel_count, const divider& by_channel_count)
@@ -27,9 +27,7 @@ struct gathering {
         columns(column_axis),
         channels(channel_count),
         depth(row_axis.taps * column_axis.taps * channel_count),
-        by_channels(by_channel_count),
-        by_columns(divider::by(column_axis.taps > 0 ? column_axis.taps : 1)),
-        by_steps_of_line(divider::by(2 * max(row_axis.taps * column_axis.taps, 1))) {}
+        by_channels(by_channel_count) {}
 
   /// Whether the input has the pixel.
   __device__ bool inside(int y, int x) const {
@@ -52,7 +50,7 @@ struct gathering {
     constexpr int line = static_cast<int>(128 / sizeof(T));
     static_assert(line == 2 * Depth);
     if (span() == channels) return step * Depth;
-    const int number = by_steps_of_line.quotient(step), inside = by_steps_of_line.remainder(step, number);
+    const int steps = 2 * max(rows.taps * columns.taps, 1), number = step / steps, inside = step % steps;
     return inside / 2 * channels + number * line + inside % 2 * Depth;
   }
 
@@ -63,8 +61,8 @@ struct gathering {
     int tap_row, tap_column, channel;
   };
   __device__ element at(int k) const {
-    const int tap = by_channels.quotient(k), tap_row = by_columns.quotient(tap);
-    const int tap_column = by_columns.remainder(tap, tap_row), channel = by_channels.remainder(k, tap);
+    const int tap = by_channels.quotient(k), channel = by_channels.remainder(k, tap);
+    const int tap_row = tap / max(columns.taps, 1), tap_column = tap - tap_row * columns.taps;
     const int y = tap_row * rows.offset_step, x = tap_column * columns.offset_step;
     return {y, x, (y * columns.inputs + x) * channels + channel, tap_row, tap_column, channel};
   }
@@ -90,11 +88,13 @@ inline bool patches_in_vectors(const conv_geometry& g, int channels, const T* in
 template <class T>
 __device__ inline unsigned taps_outside(const gathering<T>& g, int y, int x) {
   unsigned bits = beyond_bit;
+#pragma unroll 1
   for (int i = 0; i < g.rows.taps; ++i) {
     if (static_cast<unsigned>(y + i * g.rows.offset_step) >= static_cast<unsigned>(g.rows.inputs)) {
       bits |= 1U << i;
     }
   }
+#pragma unroll 1
   for (int i = 0; i < g.columns.taps; ++i) {
     if (static_cast<unsigned>(x + i * g.columns.offset_step) >= static_cast<unsigned>(g.columns.inputs)) {
       bits |= 1U << (most_bit_taps + i);
@@ -126,6 +126,7 @@ template <int Threads, class T>
 __device__ inline void list_taps(tap_place* taps, const gathering<T>& g, int kernel_width, int matrix,
                                  int thread) {
   const int count = g.rows.taps * g.columns.taps;
+#pragma unroll 1
   for (int tap = thread; tap < count + spare_taps; tap += Threads) {
     tap_place place{0, beyond_bit, 0};
     if (tap < count) {

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+//
+// The convolution kernels of bf16 whose instructions bench/count_instructions counts, without their
+// launchers:
+//
+//     nvcc -std=c++20 -O3 --extended-lambda --expt-relaxed-constexpr -arch=sm_90 -Iinclude -cubin \
+//          bench/count_instructions.cu -o conv.cubin
+//     bench/count_instructions conv.cubin
+#define PUFFERFISH_DEVICE_TYPES(use)
+#include <pufferfish/gpu/kernels/conv/conv.cuh>
+#include <pufferfish/gpu/kernels/conv/low_rank_conv.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+namespace counted {
+
+using T = __nv_bfloat16;
+template <int Rows, int Columns>
+using block = conv_block<true, T, Rows, Columns, vector_width<T>>;
+template <int Rows, int Rank>
+using pair = low_rank_block<true, T, Rows, Rank, vector_width<T>>;
+
+template <class... P>
+const void* address(void (*kernel)(P...)) {
+  return reinterpret_cast<const void*>(kernel);
+}
+
+// Taking its address compiles a kernel.
+__attribute__((used)) const void* kernels[] = {
+    address(correlate<T, block<64, 64>, false>),   address(correlate<T, block<128, 64>, false>),
+    address(correlate<T, block<128, 128>, false>), address(correlate<T, block<64, 64>, true>),
+    address(correlate<T, block<128, 64>, true>),   address(correlate<T, block<128, 128>, true>),
+    address(correlate_weight<T, block<64, 64>>),   address(correlate_weight<T, block<128, 128>>),
+    address(correlate_low_rank<T, pair<128, 16>>), address(correlate_low_rank<T, pair<128, 32>>),
+    address(correlate_low_rank<T, pair<128, 64>>),
+};
+
+}  // namespace counted
+
+PUFFERFISH_KERNELS_END
