@@ -124,9 +124,8 @@ static __global__ void __launch_bounds__(Block::threads, 3)
   T* const ups = tiles + Block::inner;
   const int columns = work.result.columns, up_steps = ceil_div(rank, Block::up_depth);
   typename Block::up_product sums(thread);
-  result_target<T> result = plain(work.result);
+  result_target<T> result = plain(work.result).at(first_pixel * columns);
   result.bias = work.result.bias;
-  result = result.at(first_pixel * columns);
   row_tiles<T, Block::up_depth, Block::chunk, Block::up_stride, Block::threads> up_tiles(
       work.up, columns, rank, columns, work.up_vectors, thread);
   int loaded = 0, used = 0, chunk = 0;  // elements of the rank, copied and multiplied; first column
