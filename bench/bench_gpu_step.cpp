@@ -5,7 +5,7 @@
 //   {"work": "machine"}
 //   {"work": "rates", "tiny": false}                 copies within the device, products in each precision
 //   {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": 128, "precision": "tf32", "steps": 20,
-//    "captured": true, "cudnn": false, "overlap": true, "tiny": false}
+//    "captured": true, "cudnn": false, "overlap": false, "tiny": false}
 //                                                    milliseconds a step, of `steps` in a row
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "forget"}                               frees the memory of kept steps
@@ -138,7 +138,7 @@ class kept_steps {
                              which.precision + (which.tiny ? "/tiny" : "");
     if (name != name_) steps_.clear();
     name_ = name;
-    const bool overlap = asked.value("overlap", true);
+    const bool overlap = asked.value("overlap", false);
     pf::gpu::kernels::overlap_launches(overlap);  // of direct launches and of a capture
     std::unique_ptr<device_step>& step = steps_[{which.captured, which.cudnn, overlap}];
     if (step == nullptr) {

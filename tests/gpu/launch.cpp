@@ -272,7 +272,7 @@ void for_each_way(F f) {
       f(captured);
     }
   }
-  kernels::overlap_launches(true);
+  kernels::overlap_launches(false);
 }
 
 constexpr index_t rotated = 300 * kernels::rotate_threads;  // more blocks than an H100 runs at once
