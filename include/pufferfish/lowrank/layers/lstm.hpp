@@ -75,18 +75,25 @@ class low_rank_gates {
     }
   }
 
+  /// Whether one product with up * down is faster in single steps than two with its factors.
+  template <class Device>
+  bool merges(index_t steps, index_t batch) const {
+    return ops::step_operand<T, Device>::merges(steps, batch);
+  }
+
   /// The products of single steps, for the rows of one step: kept = x down, z += kept up. Prepares the
-  /// weights for `steps` calls with `batch` rows; the side and `frame` must outlive the object. Where one
-  /// product with up * down is faster than two (step_operand::merges), kept is left to backward_steps.
+  /// weights for `steps` calls; the side and `frame` must outlive the object. Unless `merged` is null, it
+  /// receives up * down of all gates, [in][4 hidden], and steps are z += x merged; kept is then left to
+  /// backward_steps.
   template <class Device>
   class forward_steps {
     using operand = ops::step_operand<T, Device>;
 
    public:
     forward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps,
-                  index_t batch)
-        : merged_(operand::merges(steps, batch)),
-          first_(ctx, frame, merged_ ? side.merged(ctx, frame) : side.stored(side.down_), steps) {
+                  const tensor_view<T, 2>& merged)
+        : merged_(!merged.is_null()),
+          first_(ctx, frame, merged_ ? side.merge(ctx, merged) : side.stored(side.down_), steps) {
       if (merged_) return;
       up_.emplace(ctx, frame, of_gate(side.stored(side.up_), 0, side.hidden_), steps, lstm_gates,
                   side.hidden_);
@@ -99,32 +106,30 @@ class low_rank_gates {
 
    private:
     bool merged_;
-    operand first_;  // down, or all of up * down
+    operand first_;  // down, or up * down
     std::optional<operand> up_;
   };
 
-  /// The backward products of single steps: dkept = dz up^T and, unless dx is null, dx = dkept down^T. After
-  /// all steps finish() computes, from the rows of all steps, what merged matrices left out: kept and dkept.
+  /// The backward products of single steps: dkept = dz up^T and, unless dx is null, dx = dkept down^T; with
+  /// the merged matrix of forward_steps, dx = dz merged^T. After all steps finish() computes, from the rows
+  /// of all steps, what merged matrices left out: kept and dkept.
   template <class Device>
   class backward_steps {
     using operand = ops::step_operand<T, Device>;
 
    public:
     backward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps,
-                   index_t batch)
-        : side_(&side) {
-      if (operand::merges(steps, batch)) {
-        down_.emplace(ctx, frame, transpose(side.merged(ctx, frame)), steps);
-      } else {
-        up_.emplace(ctx, frame, transpose(of_gate(side.stored(side.up_), 0, side.hidden_)), steps, lstm_gates,
-                    side.hidden_);
-        down_.emplace(ctx, frame, transpose(side.stored(side.down_)), steps);
-      }
+                   const tensor_view<const T, 2>& merged)
+        : side_(&side),
+          last_(ctx, frame, transpose(merged.is_null() ? side.stored(side.down_) : merged), steps) {
+      if (!merged.is_null()) return;
+      up_.emplace(ctx, frame, transpose(of_gate(side.stored(side.up_), 0, side.hidden_)), steps, lstm_gates,
+                  side.hidden_);
     }
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept,
                     const tensor_view<T, 2>& dx) const {
       if (up_) up_->multiply(ctx, dz, dkept, false);
-      if (!dx.is_null()) down_->multiply(ctx, up_ ? dkept : dz, dx, false);
+      if (!dx.is_null()) last_.multiply(ctx, up_ ? dkept : dz, dx, false);
     }
     void finish(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
                 const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept) const {
@@ -135,7 +140,8 @@ class low_rank_gates {
 
    private:
     const low_rank_gates* side_;
-    std::optional<operand> up_, down_;  // without up_, down_ is all of up * down
+    operand last_;  // down, or up * down
+    std::optional<operand> up_;
   };
 
   /// Gradients of both factors from all rows: dup = kept^T dz for each gate, ddown = x^T dkept; overwritten,
@@ -180,10 +186,9 @@ class low_rank_gates {
   }
 
  private:
-  /// up * down of all gates as one matrix, [in][4 hidden], in memory of `frame`.
+  /// up * down of all gates as one matrix, [in][4 hidden], in `result`, which is returned.
   template <class Device>
-  tensor_view<const T, 2> merged(context<Device>& ctx, scratch_frame& frame) const {
-    const tensor_view<T, 2> result = frame.take<T>(extents<2>{in_, lstm_gates * hidden_});
+  tensor_view<const T, 2> merge(context<Device>& ctx, const tensor_view<T, 2>& result) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
       ops::wide_product<T>(ctx, of_gate(stored(down_), gate, rank_), of_gate(stored(up_), gate, hidden_),
                            of_gate(result, gate, hidden_));

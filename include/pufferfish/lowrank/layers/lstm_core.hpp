@@ -9,13 +9,15 @@
 ///      public:
 ///       index_t kept_width() const;                         // numbers per row kept for the backward pass
 ///       template <class Device>
-///       class forward_steps, backward_steps;                // (ctx, frame, side, steps, batch): see below
+///       bool merges(steps, batch) const;                    // whether single steps use one merged matrix
+///       template <class Device>
+///       class forward_steps, backward_steps;                // (ctx, frame, side, steps, merged): see below
 ///       // z = side(x) + bias, all rows at once
 ///       void forward(context&, x, bias, kept, z) const;
-///       // forward_steps, for the rows of one step: z += side(x)
+///       // forward_steps, which fill `merged`, in x 4 hidden, unless it is null; for the rows of one step:
+///       // z += side(x)
 ///       void operator()(context&, x, kept, z) const;
-///       // backward_steps, for the rows of one step: dx = side'(dz), dkept = gradient of kept; and finish,
-///       for
+///       // backward_steps, for the rows of one step: dx = side'(dz), dkept = gradient of kept; finish(), for
 ///       // the rows of all steps: kept and dkept, if single steps did not compute them
 ///       void operator()(context&, dz, dkept, dx) const;
 ///       void finish(context&, x, kept, dz, dkept) const;
@@ -49,6 +51,7 @@ class lstm_core : public recurrent_layer<T> {
     tensor_view<T, 2> h_before, c_before;  ///< batch x hidden, the initial state; null: zeros
     tensor_view<T, 2> input, hidden;       ///< kept by the sides; input_kept_width(), hidden_kept_width()
     tensor_view<T, 2> gates, cells;        ///< activations, 4 hidden wide; cells after each step, hidden wide
+    tensor_view<T, 2> merged;  ///< hidden x 4 hidden, if the hidden side merges factors; else null
   };
   bool is_moved_from() const { return bias_.is_moved_from(); }
   index_t input_kept_width() const { return input_side_.kept_width(); }
@@ -232,7 +235,7 @@ class lstm_core : public recurrent_layer<T> {
     scratch_frame frame(ctx.scratch());
     input_side_.forward(ctx, size.rows_of(x), bias_.template as<T>(), kept.input, kept.gates);
     const typename Side::template forward_steps<Device> add_hidden(ctx, frame, hidden_side_, size.steps,
-                                                                   size.batch);
+                                                                   kept.merged);
     for (index_t t = 0; t < size.steps; ++t) {
       const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
       if (!h.is_null()) add_hidden(ctx, h, size.at(kept.hidden, t), size.at(kept.gates, t));
@@ -267,7 +270,7 @@ class lstm_core : public recurrent_layer<T> {
     }
     const bool wanted = !to_before.is_null();
     const typename Side::template backward_steps<Device> through_hidden(ctx, frame, hidden_side_, size.steps,
-                                                                        size.batch);
+                                                                        kept.merged);
     for (index_t t = size.steps; t-- > 0;) {
       const bool last = t + 1 == size.steps && from_after.is_null();
       const tensor_view<const T, 2> nothing;
@@ -310,13 +313,16 @@ class lstm_core : public recurrent_layer<T> {
     kept.hidden = block(size.rows(), hidden_side_.kept_width());
     kept.cells = block(training ? size.rows() : size.batch, size.hidden);
     kept.gates = block(size.rows(), lstm_gates * size.hidden);
+    if (hidden_side_.template merges<Device>(size.steps, size.batch)) {
+      kept.merged = block(size.hidden, lstm_gates * size.hidden);
+    }
     return kept;
   }
   // The popped blocks stay readable, since nothing is pushed before backward is done.
   template <class Device>
   static void give_back(context<Device>& ctx, const kept_values& kept) {
     for (const tensor_view<T, 2>& block :
-         {kept.gates, kept.cells, kept.hidden, kept.input, kept.c_before, kept.h_before}) {
+         {kept.merged, kept.gates, kept.cells, kept.hidden, kept.input, kept.c_before, kept.h_before}) {
       if (!block.is_null()) ctx.tape().template pop<T>(block.size());
     }
   }

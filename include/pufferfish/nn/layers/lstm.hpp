@@ -50,9 +50,15 @@ class dense_gates {
   }
 
   template <class Device>
+  bool merges(index_t, index_t) const {
+    return false;
+  }
+
+  template <class Device>
   class forward_steps {
    public:
-    forward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps, index_t)
+    forward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps,
+                  const tensor_view<T, 2>&)
         : weight_(ctx, frame, side.stored(), steps) {}
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>&,
                     const tensor_view<T, 2>& z) const {
@@ -67,7 +73,7 @@ class dense_gates {
   class backward_steps {
    public:
     backward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps,
-                   index_t)
+                   const tensor_view<const T, 2>&)
         : weight_(ctx, frame, transpose(side.stored()), steps) {}
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>&,
                     const tensor_view<T, 2>& dx) const {
