@@ -34,6 +34,7 @@ present() {
     pkg-config) have_command pkg-config ;;
     python3) have_command python3 ;;
     python3-torch) have_torch ;;
+    python3-venv) /usr/bin/python3 -c 'import ensurepip' 2> /dev/null ;;
     libtorch-dev) have_header torch/torch.h -isystem /usr/include/torch/csrc/api/include ;;
     cmake) have_command cmake ;;
     doctest-dev) have_header doctest/doctest.h ;;
@@ -50,6 +51,8 @@ present() {
     clang-tidy) have_command clang-tidy ;;
     libclang-rt-14-dev) have_links clang++ -fsanitize=fuzzer,address ;;
     doxygen) have_command doxygen ;;
+    doxygen-awesome-css) [ -e /usr/share/doxygen-awesome-css ] ;;
+    mkdocs-material) have_command mkdocs && [ -e /usr/share/mkdocs/themes/material ] ;;
     debhelper) have_command dh ;;
     lintian) have_command lintian ;;
     gnuplot-nox) have_command gnuplot ;;
