@@ -4,7 +4,7 @@
 
 Builds the site with scripts/site in a temporary folder, or takes a site that is built already. Every link of its pages
 that leads to the site itself must lead to a file, and its anchor to an element of that page. Links to other hosts are not
-followed, but no page may load anything from one. Exit code 77 (skipped) where scripts/site lacks a program.
+followed, but no page may load anything from one. No table of Markdown may be left as text. Exit code 77 (skipped) where scripts/site lacks a program.
 """
 import functools
 import html.parser
@@ -15,15 +15,16 @@ import tempfile
 import urllib.parse
 
 LOADED = {("img", "src"), ("script", "src"), ("link", "href"), ("iframe", "src"), ("object", "data"), ("embed", "src")}
-PAGES = ("index.html", "docs/choose.html", "docs/results/scaling.html", "reference/annotated.html", "search/search_index.json")
+PAGES = ("index.html", "docs/choose.html", "docs/results/scaling.html", "reference/classpufferfish_1_1LowRankConv.html",
+         "search/search_index.json")
 
 
 class Page(html.parser.HTMLParser):
-    """The anchors of a page, and its links as (tag, attribute, address)."""
+    """The anchors of a page, its links as (tag, attribute, address), and whether a table was left as text."""
 
     def __init__(self, path):
         super().__init__()
-        self.anchors, self.links = set(), []
+        self.anchors, self.links, self.unread = set(), [], False
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
@@ -35,6 +36,9 @@ class Page(html.parser.HTMLParser):
             elif (tag, name) in LOADED or (tag == "a" and name == "href"):
                 self.links.append((tag, name, value))
 
+    def handle_data(self, data):
+        self.unread = self.unread or "\n|---" in data
+
 
 @functools.cache
 def anchors_of(path):
@@ -43,7 +47,8 @@ def anchors_of(path):
 
 def problems_of(site, path):
     """What is wrong with the links of a page, and their number."""
-    problems, page = [], Page(path)
+    page = Page(path)
+    problems = ["a table is left as text"] if page.unread else []
     for tag, attribute, address in page.links:
         parts = urllib.parse.urlsplit(address)
         if parts.scheme or parts.netloc:
