@@ -55,6 +55,10 @@ mpirun -n 2 build/examples/train_image_classifier --epochs 4 --warmup-epochs 2 -
 mpirun -n 2 build/examples/train_image_classifier --epochs 4 --warmup-epochs 2 --compress signum --lr 0.001 --momentum 0
 # [compress]
 
+# [plan]
+build/examples/plan --model resnet18_cifar --ranks 8 64 --gbit 1 --budgets 0.5 0.3 --compressors none bf16 powersgd
+# [plan]
+
 # [scaling]
 bench/scaling --measured docs/results/exchange/allreduce-*.json docs/results/exchange/step-*-{100mbit,1gbit,1gbit-again}.json \
   docs/results/scaling/{allreduce-2-hosts-unlimited,compressors}.json --latency-us 50 --ask --ranks 64 --rate 1
