@@ -295,7 +295,7 @@ def plot(rows, path):
     rates, names = (list(dict.fromkeys(r[k] for r in rows)) for k in ("rate_gbit", "system"))
     columns = 2 if len(rates) > 1 else 1
     count = math.ceil(len(rates) / columns)
-    height = 300 * count + 60  # of the panels, and of the legend below them
+    height = 300 * count + 90  # of the panels, and of the legend below them
     text = (f"set terminal svg size {450 * columns},{height} dynamic background rgb 'white'\nset output {quoted(path.name)}\n"
             "set multiplot\nset grid\nset logscale x 2\nset logscale y\n"
             "set xlabel 'ranks' offset 0,0.5\nset ylabel 'ms a step'\nset format y '%g'\nset key off\n")
@@ -310,7 +310,7 @@ def plot(rows, path):
                  f"set origin {p % columns / columns},{1 - 300 * (p // columns + 1) / height}\n"
                  f"set title '{rate:g} Gbit/s' offset 0,-0.5\nplot {', '.join(plots)}\n")
     legend = ", ".join(f"NaN {style} title '{system}'" for style, system in zip(styles, names))
-    text += (f"unset logscale\nunset border\nunset tics\nunset xlabel\nunset ylabel\nunset title\nset size 1,{60 / height}\n"
+    text += (f"unset logscale\nunset border\nunset tics\nunset xlabel\nunset ylabel\nunset title\nset size 1,{90 / height}\n"
              f"set origin 0,0\nset key center center horizontal maxrows {2 * (3 - columns)}\nplot [0:1][0:1] {legend}\n")
     done = subprocess.run(["gnuplot"], input=text + "unset multiplot\n", text=True, cwd=path.parent, check=False,
                           stderr=subprocess.PIPE)
