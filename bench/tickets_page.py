@@ -40,8 +40,8 @@ ROWS = {
     "lottery": Row("lottery tickets, rewound to step 0", LOTTERY, f"--target {PARAMETERS}", "lottery tickets, step 0", 23),
     "lottery-epoch": Row("lottery tickets, rewound to the first epoch's end", LOTTERY, f"--target {PARAMETERS} --rewind-step {STEPS}",
                          "lottery tickets, epoch 1", 21),
-    **{f"early-bird-{q}": Row(f"Early-Bird, q = {q}", BIRD, f"--share {q}", "Early-Bird") for q in (0.15, 0.3, 0.36, 0.5, 0.7)},
-    "early-bird-0.36-reinit": Row("Early-Bird, q = 0.36, new initial values", BIRD, "--share 0.36 --weights reinit",
+    **{f"early-bird-{q}": Row(f"Early-Bird, q = {q}", BIRD, f"--share {q} --latest 3", "Early-Bird") for q in (0.15, 0.3, 0.36, 0.5, 0.7)},
+    "early-bird-0.36-reinit": Row("Early-Bird, q = 0.36, new initial values", BIRD, "--share 0.36 --latest 3 --weights reinit",
                                   "Early-Bird, new values"),
     **{f"slimming-{q}": Row(f"network slimming, q = {q}", BIRD, f"--criterion slimming --share {q} --fine-tune-epochs 3",
                             "network slimming", 5) for q in (0.36, 0.5)},
@@ -57,7 +57,8 @@ This page shows what each way to a smaller network costs, and how accurate the s
 *Lottery tickets* train the network again and again, and remove 20 % of the remaining weights each time. *Early-Bird tickets* remove
 channels as soon as the choice has settled during the first training. *Network slimming* and *filter norms* remove channels after the
 whole training, and train on for three epochs. *Pufferfish* factorizes layers after three epochs. [pruning.md](../pruning.md) says how
-each of them works.
+each of them works. In a training this short, the choice of Early-Bird tickets does not settle by the published criterion before the last
+epoch, so that tickets are drawn after the third epoch (`--latest 3`), when Pufferfish switches.
 
 The network is the VGG-19 of the paper's comparison with lottery tickets, of width 16 instead of 64, on CIFAR-10; T = {EPOCHS} epochs
 of half a cosine, batches of 128, SGD with momentum 0.9. Accuracy is that of the last epoch on the test images, never the best over

@@ -39,7 +39,9 @@ struct options : image_options {
 
 void add_options(CLI::App& app, options& o) {
   add_image_options(app, o, false,
-                    {{"--distance", "--criterion", "early-bird"}, {"--masks", "--criterion", "early-bird"}});
+                    {{"--distance", "--criterion", "early-bird"},
+                     {"--masks", "--criterion", "early-bird"},
+                     {"--latest", "--criterion", "early-bird"}});
   app.add_option("--share", o.search.shares, "Shares of the channels to remove, searched at once")
       ->check(CLI::Range(0.0, 1.0))
       ->delimiter(',');
@@ -56,6 +58,9 @@ void add_options(CLI::App& app, options& o) {
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--masks", o.search.masks.masks, "Early-Bird: masks in a row that must agree")
       ->check(CLI::Range(2, 1000));
+  app.add_option("--latest", o.search.masks.latest,
+                 "Early-Bird: draw the ticket after this epoch if masks have not settled before; 0: no limit")
+      ->check(CLI::Range(index_t{0}, index_t{1000000}));
   add_choice<channel_rule>(app, "--rule", o.search.masks.rule,
                            {{"exact", channel_rule::exact}, {"reference", channel_rule::reference}},
                            "Count of removed channels. exact: the share, rounded down; reference: as the "
@@ -139,6 +144,7 @@ ordered_json options_json(const options& o, std::size_t trained, int ranks) {
             {"criterion", criterion_names[static_cast<int>(o.search.by)]},
             {"distance", o.search.masks.distance},
             {"masks", o.search.masks.masks},
+            {"latest", o.search.masks.latest},
             {"rule", o.search.masks.rule == channel_rule::exact ? "exact" : "reference"},
             {"channels", o.search.masks.groups == group_choice::select ? "select" : "inner"},
             {"weights", o.reinit ? "reinit" : "inherit"},

@@ -16,11 +16,13 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Options of a search for an Early-Bird ticket; the defaults are the published ones.
+/// Options of a search for an Early-Bird ticket; the defaults are the published ones. `latest` is ours, for
+/// trainings of few epochs.
 struct early_bird_options {
   double share = 0.5;     ///< q: share of the channels that a mask removes; published: 0.3, 0.5, 0.7
   double distance = 0.1;  ///< largest share of differing bits between masks that count as equal
   std::size_t masks = 5;  ///< number of consecutive masks that must be that close to the last one; at least 2
+  index_t latest = 0;     ///< the ticket is the mask after this epoch if none was found before; 0: no limit
   channel_rule rule = channel_rule::exact;
   /// group_choice::select: also removes channels that the branches of residual blocks read.
   group_choice groups = group_choice::normed;
@@ -34,9 +36,10 @@ struct early_bird_ticket {
 
 /// Searches for an Early-Bird ticket (You et al., ICLR 2020): after each epoch, a mask is drawn from the
 /// scales of the batch norms (prune_channels); the ticket is the first mask whose distance to each of the
-/// masks - 1 masks before it is at most options.distance. The network trains with scale_sparsity meanwhile;
-/// afterwards it is sliced by the ticket and trains on with a new optimizer. Several searches with other
-/// shares can observe one run. Equal networks give equal masks, so ranks need no communication.
+/// masks - 1 masks before it is at most options.distance, or the one of epoch options.latest. The network
+/// trains with scale_sparsity meanwhile; afterwards it is sliced by the ticket and trains on with a new
+/// optimizer. Several searches with other shares can observe one run. Equal networks give equal masks, so
+/// ranks need no communication.
 ///
 /// \code
 /// early_bird search({.share = 0.5});
@@ -72,10 +75,11 @@ class early_bird {
     for (const channel_mask& earlier : masks_) largest = std::max(largest, mask_distance(mask, earlier));
     distance_ = masks_.empty() ? std::nullopt : std::optional(largest);
     masks_.push_back(std::move(mask));
-    if (masks_.size() == options_.masks) {
-      if (largest <= options_.distance) ticket_ = early_bird_ticket{masks_.back(), epoch};
-      masks_.pop_front();
+    const bool all = masks_.size() == options_.masks;
+    if ((all && largest <= options_.distance) || (options_.latest > 0 && epoch >= options_.latest)) {
+      ticket_ = early_bird_ticket{masks_.back(), epoch};
     }
+    if (all) masks_.pop_front();
     return ticket_.has_value();
   }
 

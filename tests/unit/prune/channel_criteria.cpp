@@ -105,6 +105,13 @@ TEST_CASE("early_bird: a ticket is found when five masks agree") {
     CHECK(search.distance().value_or(0.0) == distances[e]);
   }
   CHECK(search.observe(mask("1001"), 7));  // 0, 0, 0.25 and 0 from the four masks before
+
+  early_bird hurried({.share = 0.5, .distance = 0.25, .latest = 3});
+  for (index_t e = 1; e <= 3; ++e) {
+    CHECK(hurried.observe(mask(masks[e]), e) == (e == 3));
+  }
+  CHECK(hurried.ticket()->mask == mask(masks[3]));
+  CHECK(hurried.ticket()->epoch == 3);
 }
 
 TEST_CASE("early_bird: fixed scales give a ticket at the fifth mask; state in text") {
