@@ -59,10 +59,14 @@ def instruction_set():
 
 
 def describe_device():
-    """Name and architecture of the first NVIDIA device, under the names that a machine's have."""
-    told = subprocess.run(["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"], stdout=subprocess.PIPE,
-                          text=True, check=True).stdout
-    name, capability = told.splitlines()[0].split(", ")
+    """Name and architecture of the first NVIDIA device, under the names that a machine's have; "not known" if no nvidia-smi
+    tells."""
+    try:
+        told = subprocess.run(["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"], stdout=subprocess.PIPE,
+                              text=True, check=True).stdout
+        name, capability = told.splitlines()[0].split(", ")
+    except (OSError, subprocess.CalledProcessError, IndexError, ValueError):
+        return {"machine": "not known", "instruction_set": "not known"}
     return {"machine": name, "instruction_set": "sm_" + capability.replace(".", "")}
 
 

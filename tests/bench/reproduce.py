@@ -39,8 +39,10 @@ class Recipes(unittest.TestCase):
 
     def test_seconds_to_an_accuracy(self):
         document = {"history": [{"test_accuracy": a} for a in (50.0, 94.0, 93.0)], "seconds_of_epochs": [2.0, 1.5, 1.5]}
-        self.assertEqual(reproduce.seconds_to(document, 94.0), 3.5)
-        self.assertIsNone(reproduce.seconds_to(document, 94.5))
+        self.assertEqual(reproduce.seconds_to(document, 94.0), (3.5, True))
+        self.assertEqual(reproduce.seconds_to(document, 94.5), (5.0, False))
+        document["switch"] = {"after_epochs": 1, "milliseconds": 250.0}
+        self.assertEqual(reproduce.seconds_to(document, 94.0), (3.75, True))
 
 
 class Runs(Folder):

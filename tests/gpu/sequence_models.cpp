@@ -142,11 +142,12 @@ TEST_CASE("gpu language model: two segments, dense and factorized, with and with
     pf::apply_ranks(pair.net, made.ranks());
     pf::copy_state(pair.host_net, pair.net);
     using hidden_product = pf::ops::step_operand<float, gpu>;
-    CHECK(hidden_product::merges(4, 2));
+    CHECK(hidden_product::merges(4, 2, 400, 100));
+    CHECK(!hidden_product::merges(4, 2, 401, 100));
     pair.check(4, 2, 6);
-    CHECK(!hidden_product::merges(4, 65));
+    CHECK(!hidden_product::merges(4, 65, 2, 1));
     pair.check(4, 65, 0);
-    CHECK(!hidden_product::merges(2, 3));
+    CHECK(!hidden_product::merges(2, 3, 2, 1));
     pair.check(2, 3, 0);
     pair.factor_embeddings(5);
     pair.check(5, 3, 0);

@@ -217,9 +217,14 @@ class Script(Folder):
 
     def test_a_command_finds_the_programs(self):
         script(self.folder, "package/bin/train_translator", 'echo "trains $1"\n')
+        (self.folder / "package" / "about.json").write_text("{}", encoding="utf-8")
         done = run(sys.executable, ROOT / "scripts" / "device_run", "--folder", self.folder / "package", "run", "sh", "-c",
                    '"$BUILD"/examples/train_translator --json; exit 3')
         self.assertEqual((done.returncode, done.stdout), (3, "trains --json\n"))
+        done = run(sys.executable, ROOT / "scripts" / "device_run", "--folder", self.folder / "package", "run")
+        self.assertEqual((done.returncode, done.stdout), (2, "device_run run COMMAND...: a command is missing"))
+        done = run(sys.executable, ROOT / "scripts" / "device_run", "A", "--folder", self.folder / "none", "--out", "run", "--minutes", "x")
+        self.assertIn("argument --minutes", done.stdout)  # which is not part of a command
 
     def test_what_the_steps_name_exists(self):
         done = run(sys.executable, ROOT / "scripts" / "device_run", "check", BUILD)

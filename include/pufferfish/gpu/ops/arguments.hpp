@@ -20,6 +20,14 @@ kernels::row_array<T> rows_of(const tensor_view<T, 2>& view) {
   return {view.data(), view.stride(0)};
 }
 
+/// Largest shared memory of a block, in bytes.
+inline index_t shared_memory_of(const context<device::gpu>& ctx) {
+  int bytes = 0;
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.device()),
+        "cudaDeviceGetAttribute");
+  return bytes;
+}
+
 /// The arrays of the runs, which must be in device memory. `runs.total` is not passed on.
 inline kernels::run_arrays arrays_of(const token_runs& runs) {
   return {runs.sequences, runs.first, runs.count};

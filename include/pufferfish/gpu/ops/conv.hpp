@@ -16,6 +16,7 @@
 #include <pufferfish/gpu/kernels/conv/grouped_conv.hpp>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.hpp>
 #include <pufferfish/gpu/kernels/copy/transpose.hpp>
+#include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/ops/conv/low_rank_conv.hpp>
@@ -125,14 +126,6 @@ bool by_tensor_cores(const context<device::gpu>& ctx) {
 /// Number of elements in a vector load or store of 16 bytes.
 template <class T>
 inline constexpr int vector_of = static_cast<int>(16 / sizeof(T));
-
-/// Largest shared memory of a block, in bytes.
-inline index_t shared_memory_of(const context<device::gpu>& ctx) {
-  int bytes = 0;
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.device()),
-        "cudaDeviceGetAttribute");
-  return bytes;
-}
 
 /// Calls call(library, request) if the context has a convolution library. Returns whether it did the work.
 template <class T, class Call>

@@ -44,7 +44,9 @@ struct recurrent_ops<device::gpu> {
 template <class T>
 class step_operand<T, device::gpu> {
  public:
-  static bool merges(index_t steps, index_t batch) { return steps >= 4 && batch <= 64; }
+  static bool merges(index_t steps, index_t batch, index_t merged, index_t factors) {
+    return steps >= 4 && batch <= 64 && merged <= 4 * factors;
+  }
 
   step_operand(context<device::gpu>&, scratch_frame&, const tensor_view<const T, 2>& b, index_t,
                index_t groups = 1, index_t group_step = 0)
@@ -67,7 +69,9 @@ class step_operand<T, device::gpu> {
   bool by_few_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
                    bool add) const {
     if constexpr (sizeof(T) == 2) {
+      if (gpu::kernels::few_rows_shared_bytes > gpu::detail::shared_memory_of(ctx)) return false;
       const bool turned = b_.stride(1) != 1;
+      if (turned && b_.stride(0) != 1) return false;
       const auto left = gpu::detail::rows_of(a), right = gpu::detail::rows_of(turned ? transpose(b_) : b_);
       const index_t rows = c.extent(0), depth = b_.extent(0), columns = b_.extent(1);
       if (!gpu::kernels::is_few_rows_product<T>(left, right, turned, rows, depth, columns)) return false;

@@ -27,7 +27,8 @@ namespace detail {
 
 /// One side (input or hidden) of a low-rank LSTM. The first factors of the gates are stored side by side,
 /// [in][4 rank], so one product computes all four. The second factors are stored as [rank][4 hidden], one
-/// block of columns per gate; as a matrix they are block diagonal. The outputs of the first factors are kept.
+/// block of columns per gate; as a matrix they are block diagonal. The outputs of the first factors are kept;
+/// with merged matrices they are computed in the backward pass.
 template <class T>
 class low_rank_gates {
  public:
@@ -78,7 +79,7 @@ class low_rank_gates {
   /// Whether one product with up * down is faster in single steps than two with its factors.
   template <class Device>
   bool merges(index_t steps, index_t batch) const {
-    return ops::step_operand<T, Device>::merges(steps, batch);
+    return ops::step_operand<T, Device>::merges(steps, batch, lstm_gates * hidden_ * in_, macs());
   }
 
   /// The products of single steps, for the rows of one step: kept = x down, z += kept up. Prepares the
@@ -285,7 +286,7 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
 /// `Rank` fixes the rank of both sides in the type; with `dynamic_rank` the ranks are constructor arguments.
 /// The weights number 4 input_rank (input + hidden) + 8 hidden_rank hidden, and there are 4 hidden biases;
 /// the dense layer has 4 hidden (input + hidden) weights. Each step needs as many multiply-adds per sequence
-/// as there are weights.
+/// as there are weights, or 4 hidden^2 for the hidden side where a device multiplies it by merged matrices.
 ///
 /// \code
 /// cpu_context ctx;

@@ -125,7 +125,8 @@ class lstm_core : public recurrent_layer<T> {
   }
 
   /// forward without the tape, for hosts that hold the kept values themselves. Reads `kept.h_before` and
-  /// `c_before`, writes the rest of `kept`. Without a backward pass `kept.cells` may have one step's rows.
+  /// `c_before`, writes the rest of `kept`. Without a backward pass `kept.cells` may have one step's rows. If
+  /// `kept.merged` is null, factors are not merged.
   template <class Device>
   void forward_keeping(context<Device>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {

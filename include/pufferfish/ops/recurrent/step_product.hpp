@@ -44,10 +44,11 @@ class step_operand;
 template <class T>
 class step_operand<T, device::cpu> {
  public:
-  /// Whether `steps` products of `batch` rows with a product of two matrices, which is computed once, are
-  /// faster than two products each. On the CPU never: they read more memory. On a device for few rows, since
-  /// each small product has its own latency there.
-  static bool merges(index_t, index_t) { return false; }
+  /// Whether `steps` products of `batch` rows with a merged matrix of `merged` elements, the product of two
+  /// with `factors` elements, are faster than two products each. On the CPU never: they read more memory. On
+  /// a device for few rows, since each small product has its own latency there, and at most four times as
+  /// many elements.
+  static bool merges(index_t, index_t, index_t, index_t) { return false; }
 
   /// b: K x N, any strides (on a device: dense rows or dense columns); `groups` matrices, each `group_step`
   /// elements after the previous one. They are packed into memory of `frame` if that pays for `steps`

@@ -30,6 +30,7 @@ struct few_rows_block {
   static constexpr std::size_t tiles = slots * (left + right) * sizeof(T);
   static constexpr std::size_t sums = warps * rows * sum_stride * sizeof(float);
   static constexpr std::size_t bytes = tiles > sums ? tiles : sums;
+  static_assert(bytes <= few_rows_shared_bytes);
 };
 
 /// Arguments of multiply_few_rows.

@@ -8,11 +8,14 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Most rows of few_rows_product.
+/// Most rows of few_rows_product, and the bytes of shared memory that a block may need. Devices that give a
+/// block less (capability 8.6 and 8.9) cannot run it.
 inline constexpr index_t few_rows = 32;
+inline constexpr index_t few_rows_shared_bytes = 145'920;
 
-/// Whether few_rows_product can compute the product: rows <= few_rows, and every row of `a` begins at a
-/// multiple of 8 bytes, every row of the right operand (of its transpose if `turned`) at one of 16 bytes.
+/// Whether few_rows_product can compute the product: elements have 16 bits, rows <= few_rows, every row of
+/// `a` begins and ends at a multiple of 8 bytes, every row of the right operand (of its transpose if
+/// `turned`) at one of 16 bytes, and 0 < depth < 2^20, columns < 2^30, strides < 2^24.
 template <class T>
 inline bool is_few_rows_product(row_array<const T> a, row_array<const T> b, bool turned, index_t rows,
                                 index_t depth, index_t columns) {
@@ -21,7 +24,8 @@ inline bool is_few_rows_product(row_array<const T> a, row_array<const T> b, bool
   const index_t dense = turned ? depth : columns;
   return sizeof(T) == 2 && rows <= few_rows && depth > 0 && depth % (width / 2) == 0 && dense % width == 0 &&
          a.stride % (width / 2) == 0 && b.stride % width == 0 && address(a.data) % 8 == 0 &&
-         address(b.data) % 16 == 0 && depth < (index_t{1} << 20) && b.stride < (index_t{1} << 24);
+         address(b.data) % 16 == 0 && depth < (index_t{1} << 20) && columns < (index_t{1} << 30) &&
+         a.stride < (index_t{1} << 24) && b.stride < (index_t{1} << 24);
 }
 
 /// c = a b, or c += a b with `add`; sums are in float, in an order that depends on the shapes only. a: rows x

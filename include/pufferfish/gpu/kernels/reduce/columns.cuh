@@ -11,9 +11,8 @@
 ///   task::state                            the sums of a thread, without constructors: clear(), merge(other)
 ///   task.add(column, row, end, step, s)    adds rows row, row + step, .. below end of its columns to s; the
 ///                                          part begins at row - threadIdx.y
-///   task.finish(column, begin, end, s)     if there is such a member: changes the sums of a part, of the
-///   rows
-///                                          begin .. end - 1, into the quantities that are saved
+///   task.finish(column, begin, end, s)     if there is such a member: changes the sums of a part, which has
+///                                          the rows begin .. end - 1, into the quantities that are saved
 ///   state::save(k, values, stride)         the quantities of one column, `stride` doubles apart
 /// A `State` merges the quantities of one column from all parts: start(of part 0, or nullptr without parts),
 /// load(values, stride, rows of the part), add(a loaded one), merge(other), which has had the same start.
