@@ -40,6 +40,7 @@ ROWS = {
     "lottery": Row("lottery tickets, rewound to step 0", LOTTERY, f"--target {PARAMETERS}", "lottery tickets, step 0", 23),
     "lottery-epoch": Row("lottery tickets, rewound to the first epoch's end", LOTTERY, f"--target {PARAMETERS} --rewind-step {STEPS}",
                          "lottery tickets, epoch 1", 21),
+    "early-bird-0": Row("dense, by the recipe of Early-Bird, q = 0", BIRD, "--share 0 --latest 3", "dense, recipe of Early-Bird"),
     **{f"early-bird-{q}": Row(f"Early-Bird, q = {q}", BIRD, f"--share {q} --latest 3", "Early-Bird") for q in (0.15, 0.3, 0.36, 0.5, 0.7)},
     "early-bird-0.36-reinit": Row("Early-Bird, q = 0.36, new initial values", BIRD, "--share 0.36 --latest 3 --weights reinit",
                                   "Early-Bird, new values"),
@@ -58,7 +59,8 @@ This page shows what each way to a smaller network costs, and how accurate the s
 channels as soon as the choice has settled during the first training. *Network slimming* and *filter norms* remove channels after the
 whole training, and train on for three epochs. *Pufferfish* factorizes layers after three epochs. [pruning.md](../pruning.md) says how
 each of them works. In a training this short, the choice of Early-Bird tickets does not settle by the published criterion before the last
-epoch, so that tickets are drawn after the third epoch (`--latest 3`), when Pufferfish switches.
+epoch, so that tickets are drawn after the third epoch (`--latest 3`), when Pufferfish switches. As published, scales of batch norms
+start at 0.5 and are drawn to zero there and in network slimming; the row with q = 0 shows what that does to the dense network.
 
 The network is the VGG-19 of the paper's comparison with lottery tickets, of width 16 instead of 64, on CIFAR-10; T = {EPOCHS} epochs
 of half a cosine, batches of 128, SGD with momentum 0.9. Accuracy is that of the last epoch on the test images, never the best over
