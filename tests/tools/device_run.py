@@ -222,7 +222,7 @@ class Script(Folder):
                    '"$BUILD"/examples/train_translator --json; exit 3')
         self.assertEqual((done.returncode, done.stdout), (3, "trains --json\n"))
         done = run(sys.executable, ROOT / "scripts" / "device_run", "--folder", self.folder / "package", "run")
-        self.assertEqual((done.returncode, done.stdout), (2, "device_run run COMMAND...: a command is missing"))
+        self.assertEqual((done.returncode, done.stdout), (2, "device_run run COMMAND...: a command is missing\n"))
         done = run(sys.executable, ROOT / "scripts" / "device_run", "A", "--folder", self.folder / "none", "--out", "run", "--minutes", "x")
         self.assertIn("argument --minutes", done.stdout)  # which is not part of a command
 

@@ -286,7 +286,7 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
 /// `Rank` fixes the rank of both sides in the type; with `dynamic_rank` the ranks are constructor arguments.
 /// The weights number 4 input_rank (input + hidden) + 8 hidden_rank hidden, and there are 4 hidden biases;
 /// the dense layer has 4 hidden (input + hidden) weights. Each step needs as many multiply-adds per sequence
-/// as there are weights, or 4 hidden^2 for the hidden side where a device multiplies it by merged matrices.
+/// as there are weights, or 4 hidden^2 for the hidden side if a device multiplies it by merged matrices.
 ///
 /// \code
 /// cpu_context ctx;
