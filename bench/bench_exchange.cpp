@@ -475,7 +475,7 @@ int main(int argc, char** argv) {
   bool default_plan = false;
   app.add_flag("--default-plan", default_plan,
                "The plan for any network, not one that tune() makes for this");
-  app.add_option("--ranks", ranks, "Fail unless there are so many (0: any number)");
+  app.add_option("--ranks", ranks, "Number of ranks to require; fails for another number (0: any number)");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each measurement to this file (-: standard output)");
   constexpr double no_timeout = 0.0;

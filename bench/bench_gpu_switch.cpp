@@ -347,7 +347,7 @@ void run(const settings& s) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times the switch to low rank on a device beside the processor's"};
+  CLI::App app{"Times the switch to low rank on a device and on the processor"};
   settings s;
   s.models = model_names();
   s.solvers = solver_names();
@@ -355,7 +355,7 @@ int main(int argc, char** argv) {
   app.add_option("--models", s.models, "Networks")->check(CLI::IsMember(model_names()));
   app.add_option("--solvers", s.solvers, "Eigensolvers of the device's factorize")
       ->check(CLI::IsMember(solver_names()));
-  app.add_option("--shrink", s.shrink, "Networks so many times narrower")->check(CLI::Range(1, 64));
+  app.add_option("--shrink", s.shrink, "Factor by which the networks are narrower")->check(CLI::Range(1, 64));
   app.add_option("--threads", s.threads, "Threads of the processor")->check(CLI::Range(1, 4096));
   app.add_option("--runs", s.runs, "Timed switches of each network")->check(CLI::Range(1, 100000));
   app.add_option("--json", s.json_file,

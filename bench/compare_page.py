@@ -58,7 +58,7 @@ def disturbed_mark(row):
 
 
 def comparison_table(first, rows):
-    """A row for each work: everybody's time, the best one bold, and the ratio to the best peer."""
+    """A row for each work: the time of each candidate, the best one bold, and the ratio to the best peer."""
     names = contestants_of(rows)
     lines = [[row["work"] + disturbed_mark(row), *(cell(row["results"][n], least_of(row)) if n in row["results"] else "-" for n in names),
               ratio_text(row)] for row in rows]
@@ -391,7 +391,7 @@ def head(found):
              f"Machine: {machine['cpu']}, {machine['cores']} cores; {machine['compiler']}; measured {newest['date']} at "
              f"{newest['commit']}. Fused multiply-add peak and memory bandwidth (half reads, half writes), measured in the "
              f"same runs: {'; '.join(peaks)}.", "",
-             "Everybody has a turn in each round, in a process that stays warm; a time is the median over rounds, a ratio "
+             "Each candidate has a turn in each round, in a process that stays warm; a time is the median over rounds, a ratio "
              "(a peer's time over ours: above 1, we are faster) the median of the ratios within rounds, because the clock "
              "drifts. Bounds are the longer of real-pixel multiply-adds at the peak measured within the same second and "
              "bytes that must move at the measured bandwidth; they are those of direct sums, so Winograd, which our 3x3 "

@@ -72,8 +72,8 @@ class Gather:
 
 
 class TwoHop:
-    """`first`(elements, pieces) and `second`(elements, pieces, ranks): bytes of a stripe's code, in which so many pieces of
-    tensors lie. A stripe has 32 ceil(N / (32 p)) elements, the last ones what is left. `shapes` are in the order of execution,
+    """`first`(elements, pieces) and `second`(elements, pieces, ranks): bytes of the code of a stripe that contains `pieces`
+    pieces of tensors. A stripe has 32 ceil(N / (32 p)) elements, the last ones what is left. `shapes` are in the order of execution,
     which the arena of gradients reverses (nn/parameter_store.hpp): stripe 0 has the last layers."""
 
     def __init__(self, shapes, first, second):

@@ -202,7 +202,7 @@ def phases(result):
 
 
 def seconds_of(result, extra_ms=lambda epoch: 0.0):
-    """After every epoch, since the start: steps of training, with so much more for each, and the switch."""
+    """Seconds from the start to the end of every epoch: training steps, `extra_ms` more for each, and the switch."""
     steps = -(-TRAIN_IMAGES // result["options"]["batch"])
     times, sum_so_far, low_rank = [], 0.0, False
     for epoch in result["history"]:

@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 def resnet18(hybrid, width=64):
-    """As the paper trains it on CIFAR-10: no batch norm behind the stem; the hybrid keeps the first block dense."""
+    """As the paper trains it on CIFAR-10: no batch norm after the stem; the hybrid keeps the first block dense."""
     layers = [conv(3, width), nn.ReLU(inplace=True)]
     c_in = width
     for stage, c_out in enumerate([width, 2 * width, 4 * width, 8 * width]):

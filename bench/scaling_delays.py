@@ -89,7 +89,7 @@ def windows(measured, a, rate):
 def delays(measured, a, folder):
     kept, ranks, rate = [], 64, 1
     lines = ["## Links with delay", "",
-             f"Milliseconds a step. `--delay {1e3 * FAR:g}ms` delays every message by so much, one way, as `bench/testbed "
+             f"Milliseconds a step. `--delay {1e3 * FAR:g}ms` delays every message by this time, one way, as `bench/testbed "
              "--delay` does. Columns with the word measured have steps on the test bed, \"-\" where no such run is in the files "
              "above. All other columns are predictions: computing and the update are measured, encoding and decoding too where no "
              ">= stands; bytes, messages and waiting are the model's.", ""]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The model behind bench/scaling: one rank's training step with its gradient exchange, simulated event by event.
+"""The model of bench/scaling: one rank's training step with its gradient exchange, simulated event by event.
 
 Times are in seconds, sizes in bytes, rates in bytes a second. All ranks are alike, so one stands for all: it computes,
 its buckets become ready one after the other, and the exchange's thread takes them in that order, each through the
@@ -23,8 +23,8 @@ import functools
 import math
 
 PIECE = 60 << 10  # distributed/collectives/message_stream.hpp cuts messages into pieces of this size: one is worked on while the next comes
-WINDOW = 8 * PIECE  # and has so many bytes under way
-PARTITION = 4_096_000  # BytePS cuts tensors into parts of at most so many bytes
+WINDOW = 8 * PIECE  # bytes under way at a time
+PARTITION = 4_096_000  # bytes of the largest part into which BytePS cuts tensors
 
 
 # ------------------------------------------------------------------ links and collectives
@@ -47,12 +47,12 @@ class Link:
         return self.delay + (math.ceil(own / self.window) - 1) * max(0.0, self.delay + (PIECE - self.window) / rate)
 
     def lost(self, time, size):
-        """What the computing loses while so many bytes are moved in that time."""
+        """Seconds that the computing loses while `size` bytes are moved in `time` seconds."""
         return max(self.share * time, self.host * size)
 
 
 class Wire:
-    """A link's way out of one host. Behind a shaper it is a token bucket."""
+    """A link's way out of one host. With a shaper it is a token bucket."""
 
     def __init__(self, link):
         self.link, self.tokens, self.at = link, link.burst, 0.0

@@ -54,7 +54,7 @@ class Record(dict):
 
 
 def shown(value):
-    return f"{value:g}" if isinstance(value, float) or abs(value) < 10**15 else "with so many digits"
+    return f"{value:g}" if isinstance(value, float) or abs(value) < 10**15 else "with too many digits"
 
 
 def refuse_constant(name):

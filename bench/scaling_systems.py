@@ -70,7 +70,7 @@ def gathers(name):
 
 @functools.lru_cache(maxsize=None)
 def payload_bytes(name, mode, ranks):
-    """What rank 0 of so many gives to the collectives of a step, or of a rare exchange."""
+    """Bytes that rank 0 of `ranks` gives to the collectives of a step, or of a rare exchange."""
     return sizes.payload(messages(name, mode), ranks)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What scripts that measure share: an environment that tunes nobody by accident, the build, what to say of the machine."""
+"""What scripts that measure share: an environment without accidental tuning, the build, what to say of the machine."""
 import os
 import pathlib
 import shutil

@@ -149,7 +149,7 @@ def by_default(results):
 
 
 def choices(results):
-    """What the tables say to someone who has to choose, with the numbers that say it."""
+    """Recommendations that follow from the tables, with their numbers."""
     def gain(one, other):
         return results.better(one, other).text or "no run"
 

@@ -474,7 +474,7 @@ def difference(job, document):
     names = NAMES[job.group.program]
     unknown = [f for f in flags if f not in names and f not in SWITCH and f not in ELSEWHERE]
     if unknown:
-        raise ValueError(f"{job}: no one has said where `options` show {unknown[0]}")
+        raise ValueError(f"{job}: no rule says where `options` show {unknown[0]}")
     mode = flags.get("--mode", "hybrid")
     for option, (place, default) in names.items():
         if (option in HYBRID_ONLY and mode != "hybrid") or (option in NOT_DENSE and mode == "dense"):

@@ -137,7 +137,7 @@ def slowdown(document):
 
 
 def number(value, digits):
-    """With so many digits, and without the sign of a zero."""
+    """`value` with `digits` digits, and without the sign of a zero."""
     text = f"{value:.{digits}f}"
     return text.removeprefix("-") if float(text) == 0 else text
 

@@ -111,11 +111,10 @@ int main(int argc, char** argv) {
   CLI::Option* energy =
       app.add_option("--energy", o.energy, "Rank: the least that keeps this part of ||A||^2")
           ->check(CLI::Range(0.0, 1.0));
-  CLI::Option* budget =
-      app.add_option(
-             "--budget", o.budget,
-             "Ranks: the best for so many parameters in the whole model; up to 1: for this part of them")
-          ->check(CLI::Range(0.0, 1e18));
+  CLI::Option* budget = app.add_option("--budget", o.budget,
+                                       "Ranks: the best for this number of parameters in the whole model; up "
+                                       "to 1: for this part of them")
+                            ->check(CLI::Range(0.0, 1e18));
   ratio->excludes(energy)->excludes(budget);
   energy->excludes(budget);
   app.add_option("--keep-first", o.keep_first, "Layers at the start that stay dense")

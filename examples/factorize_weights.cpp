@@ -150,7 +150,7 @@ int main(int argc, char** argv) {
       app.add_option("--energy", o.energy, "Rank: the least that keeps this part of ||A||^2")
           ->check(CLI::Range(0.0, 1.0));
   CLI::Option* budget =
-      app.add_option("--budget", o.budget, "Ranks: the best for so many parameters in the whole file")
+      app.add_option("--budget", o.budget, "Ranks: the best for this number of parameters in the whole file")
           ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 60));
   ratio->excludes(energy)->excludes(budget);
   energy->excludes(budget);

@@ -37,13 +37,12 @@ void add_options(CLI::App& app, options& o) {
   app.add_option("--unpruned", o.unpruned, "Layers that keep all weights; none: all layers are pruned")
       ->delimiter(',')
       ->default_str("the last layer");
-  app.add_option(
-      "--rewind-step", o.rewind_step,
-      "Levels start from the values of a dense run after so many steps; 0: from the initial values");
+  app.add_option("--rewind-step", o.rewind_step,
+                 "Step of a dense run from whose values the levels start; 0: from the initial values");
   app.add_option("--levels", o.levels, "Number of the last level; level 0 is dense")
       ->check(CLI::Range(0, 1000))
       ->default_str("as --target says");
-  app.add_option("--target", o.target, "Stop after the first level with at most so many parameters; 0: none")
+  app.add_option("--target", o.target, "Parameters at or below which a level is the last; 0: no limit")
       ->check(CLI::Range(index_t{0}, std::numeric_limits<index_t>::max()));
   add_file_options(app, o);
 }

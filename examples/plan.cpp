@@ -388,8 +388,7 @@ int main(int argc, char** argv) {
   app.add_option("--gmacs", o.gmacs, "Billions of multiply-adds that a rank computes in a second of training")
       ->check(CLI::Range(1e-3, 1e7))
       ->capture_default_str();
-  app.add_option("--speedup", o.speedup,
-                 "Recommend the first row whose step is so many times as fast as dense")
+  app.add_option("--speedup", o.speedup, "Least speedup over the dense step of the row to recommend")
       ->check(CLI::Range(1.0, 1e6))
       ->capture_default_str();
   app.add_option("--plot", o.plot, "Draw the time of a step against the budget (.svg or .png; needs gnuplot)")

@@ -68,7 +68,8 @@ void add_options(CLI::App& app, options& o) {
   add_embedding_options(app, o.procedure);
   app.add_option("--dense-layers", o.dense_layers, "Layers of each stack that stay dense")
       ->check(CLI::Range(0, 64));
-  app.add_option("--bucket-batches", o.bucket_batches, "Sort so many batches' pairs by length; 0: none")
+  app.add_option("--bucket-batches", o.bucket_batches,
+                 "Number of batches whose pairs are sorted by length at a time; 0: none")
       ->check(CLI::Range(0, 100000));
   app.add_option("--schedule", o.schedule,
                  "Of the learning rate: noam rises, then falls like 1 / sqrt(step); cosine rises, then falls "

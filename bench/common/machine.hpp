@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Facts reported next to benchmark results: processor, compiler, flags, instruction sets, cache sizes.
+/// Facts reported with benchmark results: processor, compiler, flags, instruction sets, cache sizes.
 
 #include <unistd.h>
 

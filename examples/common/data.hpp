@@ -66,7 +66,8 @@ inline std::string program_folder() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
-/// Folders to search without --data: those of the bundled sets, in the sources or next to the build folder.
+/// Folders to search without --data: those of the bundled sets, in the sources or in the folder that contains
+/// the build folder.
 inline std::vector<std::string> default_roots() {
   std::vector<std::string> roots;
 #if defined(PUFFERFISH_SOURCE_DIR)

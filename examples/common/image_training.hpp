@@ -66,7 +66,7 @@ inline void add_image_options(CLI::App& app, image_options& o, bool switches,
   app.add_option("--label-smoothing", o.label_smoothing, "Share spread over all classes")
       ->check(CLI::Range(0.0, 1.0));
   app.add_option("--clip-norm", o.clip_norm, "Largest gradient norm; 0: any")->check(check_not_negative);
-  CLI::Option* crop = app.add_option("--pad-crop", o.pad_crop, "Shift images by up to so many pixels")
+  CLI::Option* crop = app.add_option("--pad-crop", o.pad_crop, "Largest shift of an image, in pixels")
                           ->check(CLI::Range(0, 1000));
   app.add_flag("--reflect", o.reflect, "Fill the border with the mirror image instead of black")->needs(crop);
   app.add_flag("--flip", o.flip, "Mirror images at random");
@@ -83,7 +83,7 @@ inline CLI::Option* add_file_options(CLI::App& app, image_options& o) {
   return app.add_option("--save", o.save, "File for the trained network, for predict");
 }
 
-/// The schedule of the learning rate over so many epochs.
+/// The schedule of the learning rate over `epochs` epochs.
 inline pufferfish::schedule schedule_of(const image_options& o, double epochs) {
   pufferfish::schedule factor;
   if (o.schedule == "cosine") factor = pufferfish::cosine(epochs);
@@ -95,7 +95,7 @@ inline pufferfish::schedule schedule_of(const image_options& o, double epochs) {
   return factor;
 }
 
-/// Copies the recipe to the options of a run, with a schedule over so many epochs.
+/// Copies the recipe to the options of a run, with a schedule over `epochs` epochs.
 inline void apply(const image_options& o, double epochs, pufferfish::training_options& t) {
   t.learning_rate = o.lr;
   t.rate_schedule = schedule_of(o, epochs);

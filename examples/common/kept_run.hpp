@@ -42,7 +42,8 @@ inline void add_checkpoint_options(CLI::App& app, checkpoint_options& o) {
   CLI::Option* file = app.add_option("--checkpoint", o.file, "File to go on from");
   app.add_option("--checkpoint-every", o.every, "Steps between checkpoints; 0: one an epoch")->needs(file);
   app.add_flag("--resume", o.resume, "Go on from the checkpoint, if it is there")->needs(file);
-  app.add_option("--stop-after", o.stop_after, "Stop after so many steps, with a checkpoint; 0: at the end")
+  app.add_option("--stop-after", o.stop_after,
+                 "Number of steps after which to stop, with a checkpoint; 0: no stop")
       ->needs(file);
   app.add_flag("--overwrite", o.overwrite, "Replace files of checkpoints and weights that exist already");
 }

@@ -64,12 +64,12 @@ struct sample_options {
 };
 
 inline void add_sample_options(CLI::App& app, sample_options& o) {
-  app.add_option("--sample", o.tokens, "Write so many tokens with the trained model")
+  app.add_option("--sample", o.tokens, "Number of tokens to write with the trained model")
       ->check(CLI::Range(0, 1000000));
   app.add_option("--prompt", o.prompt, "What the sample goes on from; empty: a new line");
   app.add_option("--temperature", o.temperature, "Of sampling; 0: always the likeliest token")
       ->check(check_not_negative);
-  app.add_option("--top-k", o.top_k, "Sample among so many of the likeliest tokens; 0: all")
+  app.add_option("--top-k", o.top_k, "Number of likeliest tokens to sample among; 0: all")
       ->check(CLI::Range(0, 100000000));
   app.add_flag("--sample-unknown", o.unknown, "Let samples have <unk> in them");
   app.add_option("--sample-seed", o.seed, "Of sampling");

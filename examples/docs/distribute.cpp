@@ -67,7 +67,7 @@ int main(int argc, char** argv) try {
   const pf::mpi::environment environment(pf::mpi::thread_level::serialized);
   try {
     pf::mpi::communicator comm(MPI_COMM_WORLD);
-    comm.set_timeout(60);  // seconds; then whoever waits learns who is missing
+    comm.set_timeout(60);  // seconds; then a rank that waits throws an error that names the missing ranks
     pf::network<float> net = pf::small_resnet<float>({.channels_in = 1, .classes = 10});
     net.initialize(1);  // the same values on every rank
     const double dense = train(net, comm, 40);

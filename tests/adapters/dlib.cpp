@@ -92,7 +92,7 @@ struct fc_case {
   static constexpr long channels = Channels;
 };
 
-/// A view of a dlib tensor's floats as [out][in], stored [in][out], or as they lie.
+/// A view of a dlib tensor's floats as [out][in], stored [in][out], or in stored order.
 template <class Case>
 void compare_with_pair(long rows, long cols) {
   CAPTURE(rows);

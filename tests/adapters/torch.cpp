@@ -600,7 +600,7 @@ TEST_CASE("results do not depend on the number of threads") {
     layer->forward(x).pow(2).sum().backward();
     if (threads == 1) first = gradients_of(leaves);
     const auto now = gradients_of(leaves);
-    // The sum is libtorch's; everything behind it is ours.
+    // The sum is libtorch's; everything after the sum is ours.
     for (std::size_t i = 0; i < now.size(); ++i) CHECK(torch::equal(now[i], first[i]));
   }
   torch::set_num_threads(1);
@@ -883,7 +883,7 @@ TEST_CASE("factorize says what it cannot replace") {
   const std::string text = error_of([&] { ht::factorize(typed, everything(pf::fixed_rank{4})); });
   CHECK(contains(text, "fc: a member of another type than a slot holds it"));
 
-  // Registered, and held by nobody else.
+  // A registered module without another owner.
   struct Untyped : torch::nn::Module {
     Untyped() { register_module("fc", torch::nn::Linear(64, 64)); }
   };
@@ -1262,7 +1262,7 @@ TEST_CASE("gradients of parts of a batch become those of the whole") {
         for (const Tensor& t : trained(*net)) elements += t.numel();
         CHECK(parallel.report().payload_bytes == 4 * sizeof(double) * static_cast<std::uint64_t>(elements));
       }
-      // Where nobody takes the gradients away, autograd adds to them in the arena.
+      // Gradients that zero_grad() only zeroes stay in the arena, and autograd adds to them there.
       if (!to_nothing) CHECK(parallel.copied_gradients() == 0);
       if (to_nothing) CHECK(parallel.copied_gradients() > 0);
       CHECK_FALSE(net->norm->weight.grad().defined());

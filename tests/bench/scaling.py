@@ -770,7 +770,7 @@ class Files(unittest.TestCase):
             ("link", {"raw_goodput_mbit": "fast"}, "needs a number for raw_goodput_mbit"),
             ("link", {"raw_goodput_mbit": True}, "needs a number"),
             ("link", {"raw_goodput_mbit": None}, "needs a number"),
-            ("link", {"raw_goodput_mbit": 10**400}, "with so many digits is outside"),
+            ("link", {"raw_goodput_mbit": 10**400}, "with too many digits is outside"),
             ("link", {"burst": "a lot"}, "burst 'a lot' is none"),
             ("link", {"hosts": 1.5}, "hosts 1.5 is no whole number"),
             ("allreduce", {"ms": 0}, "ms 0 is outside"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""testbed.py PROGRAM MPIRUN: bench_exchange's records from two ranks, and that bench/testbed leaves nothing behind.
+"""testbed.py PROGRAM MPIRUN: bench_exchange's records from two ranks, and that bench/testbed removes all it has made.
 
 What needs network namespaces is left out where there are none (not root, no iproute2).
 """

@@ -16,7 +16,7 @@ case "\$*" in
 esac
 END
 chmod +x "$scratch/bin/nvcc"
-# The toolkit may lie elsewhere.
+# The toolkit may be elsewhere.
 cat > "$scratch/bin/g++" <<END
 #!/bin/bash
 exec /usr/bin/g++ "\${@//\/usr\/local\/cuda/$cuda}"

@@ -11,7 +11,7 @@ done
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$scratch/bin" "$scratch/pufferfish" "$scratch/project/subprojects"
-# The page says g++; the compiler is that of the build, perhaps behind ccache. Programs by their paths, or the script
+# The page says g++; the compiler is that of the build, perhaps called by ccache. Programs by their paths, or the script
 # would call itself. The last -O is the one that counts: other tests run optimized code, which takes long to compile.
 compiler=()
 for word in "$@"; do compiler+=("$(command -v -- "$word" || printf '%s' "$word")"); done

@@ -40,9 +40,9 @@ class Programs:
             sys.exit(f"{shlex.join(command)}\n{result.stdout}{result.stderr}\nexit code {result.returncode}")
         return result.stdout, result.stderr
 
-    def signalled(self, name, *arguments, ready, number, ranks=0, everyone=True, then=None):
+    def signalled(self, name, *arguments, ready, number, ranks=0, all_ranks=True, then=None):
         """Starts a program, sends it a signal when the file `ready` is there, and returns its exit status and output.
-        With a launcher the signal goes to the ranks themselves (everyone) or to the last one of them. `then`: another
+        With a launcher the signal goes to the ranks themselves (all_ranks) or to the last one of them. `then`: another
         signal right after it."""
         process = subprocess.Popen(self.command(name, *arguments, ranks=ranks), stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True)
@@ -55,7 +55,7 @@ class Programs:
         pids = descendants(process.pid, name) if ranks else [process.pid]
         expect_equal(len(pids), max(1, ranks), f"processes of {name}")
         for each in [number, then] if then else [number]:
-            for pid in pids if everyone else pids[-1:]:
+            for pid in pids if all_ranks else pids[-1:]:
                 os.kill(pid, each)
         output, _ = process.communicate(timeout=120)
         return process.returncode, output
@@ -126,7 +126,7 @@ def write_translations(data, parts):
 
 def main(test):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Ranks that wait for each other leave the cores to whoever has work.
+    # Ranks that wait for each other leave the cores to those that have work.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     with tempfile.TemporaryDirectory(prefix="pufferfish-examples-") as folder:
         test(Programs(sys.argv), pathlib.Path(folder))

@@ -153,11 +153,11 @@ def interrupted(programs, folder):
     whole = programs.train(folder, *run[len(TINY):])
     for ranks in [n for n in programs.rank_counts() if n in (0, 2)]:
         undisturbed = programs.train(folder, *run[len(TINY):], ranks=ranks) if ranks else whole
-        for number, everyone in [(signal.SIGINT, True), (signal.SIGTERM, False)]:
+        for number, all_ranks in [(signal.SIGINT, True), (signal.SIGTERM, False)]:
             file, result = folder / f"signal-{ranks}-{number}.safetensors", folder / f"signal-{ranks}-{number}.json"
             arguments = [*run, "--checkpoint", file, "--checkpoint-every", 10, "--json", result]
             status, output = programs.signalled("train_image_classifier", *arguments, ready=file, number=number,
-                                                ranks=ranks, everyone=everyone)
+                                                ranks=ranks, all_ranks=all_ranks)
             expect_equal(status, 128 + number, f"exit status after signal {number} on {ranks} ranks: {output}")
             expect("interrupted in epoch" in output and "--resume goes on" in output, f"it says so: {output}")
             told = load(result)

@@ -14,7 +14,7 @@ inputs, and a function from both to outputs and a loss. The file then holds, for
 "loss", "gradient.NAME" of every parameter and "buffer.NAME"; "loss_after", the loss once the optimizer has taken STEPS
 steps; and the outputs in evaluation mode then, "eval.NAME". With @tensors("name") a function gives all tensors itself.
 
-Of a tensor with more than SAMPLES elements the file has so many, evenly spread (`sampled`), and its norm, "norm.NAME".
+Of a tensor with more than SAMPLES elements the file has SAMPLES, evenly spread (`sampled`), and its norm, "norm.NAME".
 A gradient that is 0 but for rounding (of a shift that the next batch norm takes out again, say) is written as 0.
 """
 import argparse

@@ -66,7 +66,7 @@ def attention(q, k, v, heads, hidden):
 
 
 def hidden_keys(queries, lengths, keys, causal=False):
-    """What queries do not see: keys behind the length of their sequence; if causal, keys behind the query."""
+    """What queries do not see: keys past the end of their sequence; if causal, keys after the query."""
     key = torch.arange(keys)
     hidden = (key >= torch.tensor(lengths)[:, None])[:, None].expand(-1, queries, -1)
     return hidden | (key > torch.arange(queries)[:, None]) if causal else hidden

@@ -30,7 +30,7 @@ std::vector<attention_case> cases() {
   };
 }
 
-// Runs with a row of nobody behind each sequence.
+// Runs of rows; after each sequence one row belongs to no sequence.
 struct runs {
   explicit runs(const std::vector<index_t>& counts) : first(places(counts)), count(counts), rows(0) {
     for (const index_t c : counts) rows += c + 1;

@@ -126,7 +126,7 @@ TEST_CASE("gpu batch norm: what inference makes of statistics") {
   }
 }
 
-TEST_CASE("gpu batch norm: the normalisation with a sum, a relu and its mask behind it") {
+TEST_CASE("gpu batch norm: the normalisation followed by a sum, a relu and its mask") {
   for_all_cases([](matrix_case& c) {
     for (const int variant : {0, 1, 2, 3, 7, 11}) {
       const bool addend = variant & 1, relu = variant & 2, masked = variant & 4, over = variant & 8;

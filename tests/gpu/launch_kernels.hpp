@@ -8,7 +8,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// y = factor x, with vectors where both lie so.
+/// y = factor x, with vectors if both addresses are aligned for them.
 void test_scale(cudaStream_t stream, const float* x, float* y, index_t size, float factor);
 /// y += *x, by one thread: reads what it adds from the device.
 void test_add_scalar(cudaStream_t stream, const float* x, float* y);

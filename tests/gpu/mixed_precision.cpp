@@ -76,7 +76,7 @@ void check_gradients(Model& host_net, DeviceModel& net, double tolerance) {
     CAPTURE(entry.name);
     const auto size = static_cast<std::size_t>(entry.thing->size());
     const std::span<const float> got(gradients.data() + entry.offset, size);
-    // What a norm behind it takes out again has a gradient of zero plus rounding.
+    // A shift that the following norm removes has a gradient of zero plus rounding.
     const double least = 0.02 * largest * std::sqrt(static_cast<double>(size));
     CHECK(distance(got, entry.thing->gradient(), least) < tolerance);
   }

@@ -58,7 +58,7 @@ void check_pass(pf::network<float>& host_net, gpu_network& net, const pf::extent
   CHECK(ctx.tape().empty());
   CHECK(difference(y) < 1e-4);
   CHECK(difference(dx) < 1e-4);
-  // What a batch norm behind it takes out again has a gradient of zero plus rounding: hence a common scale.
+  // A shift that the following batch norm removes has a gradient of zero plus rounding: hence a common scale.
   const std::vector<float> gradients = gradients_of(net);
   double scale = 0.0;
   for (const float g : host_net.store().gradients())
@@ -264,7 +264,7 @@ TEST_CASE("gpu networks: models on a device are copied, initialized, factorized 
   CHECK_THROWS_AS(pf::copy_state(copy, host_net), pf::state_error);
 }
 
-TEST_CASE("gpu networks: arenas begin where most parameters lie on whole vectors") {
+TEST_CASE("gpu networks: arenas begin where most parameters are aligned to whole vectors") {
   pf::resnet18_options options;
   options.width = 8;  // the bias of ten classes comes first
   gpu_network net = pf::resnet18<float, pf::device::gpu>(options);

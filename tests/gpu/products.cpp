@@ -13,7 +13,7 @@ struct product_shape {
 };
 constexpr product_shape shapes[] = {{0, 3, 4}, {1, 1, 1}, {3, 0, 5}, {5, 7, 3}, {64, 16, 33}, {130, 65, 128}};
 
-// A view of m x n numbers that lie as they are or transposed, `gap` elements between rows.
+// A view of m x n numbers that are stored by rows or by columns, with `gap` elements after each.
 template <class T>
 pf::tensor_view<T, 2> lying(T* data, index_t m, index_t n, bool transposed, index_t gap) {
   if (transposed) return {data, {m, n}, {1, m + gap}};

@@ -243,7 +243,7 @@ struct translator_pair {
     CHECK(results.fetched()[1] == static_cast<double>(loss.tokens));
     check_gradients(host_net, net);
 
-    // Packed by the caller, with rows of padding behind the last sentence.
+    // Packed by the caller, with rows of padding after the last sentence.
     const index_t sources = sentence_tokens(source), targets = sentence_tokens(target);
     const pf::pair_packing packing({sentences, sources + 5, targets + 3, false});
     std::vector<std::byte> packed(static_cast<std::size_t>(packing.bytes()));

@@ -180,7 +180,7 @@ TEST_CASE("gpu training run: a network on another device than its run") {
   pf::self comm;
   const image_case<> of;
   CHECK_THROWS_WITH_AS(static_cast<void>(of.make<gpu>(comm, image_case<>::options(), {.device = 1})),
-                       doctest::Contains("lies on device 0, the run is to be on device 1"), pf::state_error);
+                       doctest::Contains("is on device 0, the run is to be on device 1"), pf::state_error);
   {
     pf::gpu::use_device(1);
     auto run = of.make<gpu>(comm, image_case<>::options(), {.device = 1});

@@ -9,7 +9,7 @@ CLANG (clang++; `-` if there is none) reads all headers in one process, each as 
 names are visible that the header's own includes declare. Headers of others (the standard library, MPI, Eigen, dlib) come
 before all modules and are visible in each. Headers that need libtorch, which clang++ cannot compile as C++20, and all
 headers where there is no clang++, are read one by one by the compiler of BUILD, with the flags that BUILD compiles
-tests/headers/all.cpp with and those given, behind nothing but the headers of others, which are compiled once for all.
+tests/headers/all.cpp with and those given, after nothing but the headers of others, which are compiled once for all.
 A header that was read so before is not read again while nothing in its text has changed (tools/stamps.py).
 Of headers that need what is not installed only the includes are checked; they are named.
 """

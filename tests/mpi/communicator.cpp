@@ -311,7 +311,7 @@ TEST_CASE("mpi: all_gather is ordered by rank") {
   }
 }
 
-TEST_CASE("mpi: nobody passes a barrier before the last has come") {
+TEST_CASE("mpi: no rank passes a barrier before the last has come") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   if (comm.rank() == 0) linger();
   const double entered = seconds();
@@ -376,7 +376,7 @@ TEST_CASE("mpi: messages and collectives on the user's communicator do not meet 
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   const int next = (comm.rank() + 1) % comm.size();
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-  // A receive that would take anything from anybody, posted before our traffic.
+  // A receive of any tag from any rank, posted before our traffic.
   int received = -1;
   MPI_Request receive = MPI_REQUEST_NULL;
   MPI_Irecv(&received, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &receive);

@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
   context.setCout(&log);
   context.setOption("no-colors", true);
   if (context.run() != 0) failures = 1;
-  // Printed before anybody is waited for, so that a hang does not hide its cause.
+  // Printed before the wait for other ranks, so that a hang does not hide its cause.
   if (failures != 0 || rank == 0)
     std::cout << "rank " << rank << " of " << size << ":\n" << log.str() << std::endl;
 

@@ -642,7 +642,7 @@ class lossy {
 
  private:
   void count() {
-    if (--left_ <= 0) throw timeout_error("lossy: nobody arrived");
+    if (--left_ <= 0) throw timeout_error("lossy: no rank arrived");
   }
   mpi::communicator* comm_;
   std::atomic<int> left_;

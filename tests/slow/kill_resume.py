@@ -4,7 +4,7 @@
 
 A training run with a checkpoint every few steps is killed by SIGKILL at random moments, a hundred times (KILLS), and
 resumed each time. Every checkpoint it leaves must be whole, and the run must end with the very parameters of a run
-that nobody disturbed: before, at and after the switch.
+without disturbance: before, at and after the switch.
 """
 import pathlib
 import random
@@ -47,7 +47,7 @@ def test(programs, folder):
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     expect_equal(digests(load(result)), digests(undisturbed), f"parameters after {killed} kills")
     left = [p.name for p in folder.iterdir() if ".tmp-" in p.name]
-    expect(not left, f"left behind: {left}")
+    expect(not left, f"temporary files were left: {left}")
     print(f"{killed} kills, {finished + 1} runs finished, all with the parameters of the undisturbed run")
 
 

@@ -7,7 +7,7 @@ job must end within five seconds; after a stop the others must say which rank di
 of them saves the run by itself: a file that is whole and can be gone on from. Every time no process is left, no half-
 written file, and the exit status is zero only if the run had ended with the parameters of an undisturbed one. In the
 end the run goes on from its last checkpoint, and from what was saved last by one rank, to the very parameters of a
-run that nobody disturbed. The kills and the stops each have a run of their own, at the same time: a job with a stopped
+run without disturbance. The kills and the stops each have a run of their own, at the same time: a job with a stopped
 rank mostly waits. All limits are longer on a machine that starts a job slowly.
 """
 import concurrent.futures
@@ -69,7 +69,7 @@ class Series:
         expect_equal(digests(load(self.result)), digests(self.undisturbed), f"parameters {text}")
 
     def finish(self, job, about):
-        """Waits for a job that nobody disturbs any more, which must end well."""
+        """Waits for a job without further disturbance, which must end well."""
         _, errors = job.communicate(timeout=600)
         expect_equal(job.returncode, 0, f"exit status of {about}; {errors}")
 
@@ -97,7 +97,7 @@ class Series:
         try:
             _, errors = job.communicate(timeout=self.limit + 10.0)
         except subprocess.TimeoutExpired:
-            # Stopped when training was over: nobody waits for a rank then but MPI_Finalize, which has no timeout.
+            # Stopped when training was over: only MPI_Finalize waits for a rank then, and it has no timeout.
             os.kill(ranks[rank], signal.SIGCONT)
             self.finish(job, f"a job that did not end by itself after {self.what.name} of rank {rank}")
             return None
@@ -118,7 +118,7 @@ class Series:
         had ended."""
         named = re.search(r"saved the run by itself: --checkpoint (\S+) --resume", errors)
         if named is None:
-            expect("in the middle of the switch" in errors or self.had_ended(), f"nobody has saved: {about}")
+            expect("in the middle of the switch" in errors or self.had_ended(), f"no rank has saved: {about}")
             return None
         saved = pathlib.Path(named.group(1))
         data = saved.read_bytes()
@@ -167,9 +167,9 @@ class Series:
             self.programs.run("train_image_classifier", *self.run, "--checkpoint", alone, "--resume", "--json", self.result,
                               ranks=RANKS)
             self.expect_undisturbed("in the end of what one rank has saved")
-        # A rank may be killed while it saves alone, and nobody writes to that name again.
+        # A rank may be killed while it saves alone, and no rank writes to that name again.
         left = [p.name for p in self.folder.iterdir() if ".tmp-" in p.name and ".rank" not in p.name]
-        expect(not left, f"left behind: {left}")
+        expect(not left, f"temporary files were left: {left}")
         return longest
 
 

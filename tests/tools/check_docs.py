@@ -80,7 +80,7 @@ def diff_problem(root, match):
 
 
 def needed_packages(script):
-    """The packages that a script needs before anybody asks for more."""
+    """The packages that a script needs without options."""
     found = (re.search(r"^packages=\(([^)]*)\)", script, re.MULTILINE)
              or re.search(r"^require_packages ((?:[^\\\n]|\\\n)*)$", script, re.MULTILINE))
     return set(found[1].replace("\\", " ").split()) if found else set()

@@ -3,7 +3,7 @@
 """check_layout.py ROOT
 
 Holds the sources against the rules of the layout: the order and size of the folders, what umbrella headers may pull in, no
-<iostream>, the length of headers, SPDX lines. Includes are followed whether or not the compiler would reach them: an
+<iostream>, the length of headers, SPDX lines, plain words. Includes are followed whether or not the compiler would reach them: an
 include within #if counts, and so do those of headers that need what is not installed.
 """
 import collections
@@ -50,6 +50,10 @@ FILE_MACRO = re.compile(r'^\s*#\s*define\s+\w+_FILE\s+([<"])([^>"]+)[>"]', re.MU
 SEPARATE = re.compile(r"^PUFFERFISH_SEPARATE_(FUNCTION|OPERATION|CLASS)\(", re.MULTILINE)
 # What follows __global__: a first parameter and a first statement.
 WAITS = re.compile(r"[^{;]*\(grid_dependency earlier\b[^{;]*\{\s*earlier\.wait\(\);")
+# Words to replace by another subject or a named relation: "after", "stored at", "no rank", "N rows".
+RETIRED = re.compile(r"\b(behind|in front of|next to|(some|any|every)(body|one)|nobody|no one|whoever|lies?|lying|at hand|"
+                     r"so many|so much|towards? (the|its) (in|out)put|distance between (rows|columns))\b", re.IGNORECASE)
+PROSE = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*')  # of C++
 SPDX = "SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception"
 SPDX_KINDS = {".hpp", ".inc", ".cuh", ".cpp", ".cu", ".py", ".sh", ".in", ".build", ".cmake", ".yml"}
 SPDX_NAMES = {"CMakeLists.txt", "meson_options.txt", "run", "compile_time", ".clang-format", ".clang-tidy"}
@@ -166,16 +170,21 @@ def check_waits(path):
             if not WAITS.match(kernel)]
 
 
-def check_spdx(root):
+def check_text(root):
+    """Every source begins with its license, and no source or page has a retired word."""
     problems = []
     for directory, folders, files in os.walk(root):
         folders[:] = [f for f in folders
                       if (not f.startswith((".", "build")) or f == ".ci") and f not in ("data", "__pycache__")]
         for name in files:
             path = pathlib.Path(directory) / name
+            text = path.read_text(encoding="utf-8", errors="replace") if path.suffix in SPDX_KINDS | {"", ".md", ".txt"} else ""
+            prose = "\n".join(PROSE.findall(text)) if path.suffix in (".hpp", ".inc", ".cuh", ".cpp", ".cu") else text
+            if name not in ("LICENSE", pathlib.Path(__file__).name):
+                problems += [f"{path.relative_to(root)}: '{match[0]}'" for match in RETIRED.finditer(prose)]
             if path.suffix not in SPDX_KINDS and name not in SPDX_NAMES:
                 continue
-            head = path.read_text(encoding="utf-8").splitlines()[:2]
+            head = text.splitlines()[:2]
             if not head or not any(SPDX in line for line in head[: 2 if head[0].startswith("#!") else 1]):
                 problems.append(f"{path.relative_to(root)}: no SPDX line at its top")
     return problems
@@ -197,7 +206,7 @@ def main():
             problems.append(f"{path.relative_to(root)} has {lines} lines, more than {MAX_LINES}")
     problems += check_kernels(files, root / "include")
     problems += check_folders(root)
-    problems += check_spdx(root)
+    problems += check_text(root)
     print("\n".join(problems))
     print(f"{len(files)} headers checked, {len(problems)} problems")
     sys.exit(1 if problems else 0)

@@ -3,7 +3,7 @@
 """group.py OUTPUT SOURCE...: one source that holds several tests, each in a namespace of its own.
 
 What tests share (headers, and the templates that they instantiate) is then compiled once for all of them: building
-takes about half the time. The includes of all of them come first; what each includes again is behind its guard.
+takes about half the time. The includes of all of them come first; what each includes again is skipped by its guard.
 """
 import os
 import pathlib

@@ -34,7 +34,7 @@ THIRD_PARTY = {
     "onnx/": "onnx",
     "google/protobuf/": "onnx",
 }
-# What would mean something else within a namespace, or behind another file.
+# What would mean something else within a namespace, or after another file.
 ALONE = re.compile(r"^(#\s*(define|undef|pragma)|template <>|struct \w+::\w+<|namespace \w+ \{|.*\boperator new\b)", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 

@@ -155,7 +155,7 @@ class model {
     return std::move(*copy);
   }
 
-  // Behind a pointer, so that parameters stay where the arenas' entries point.
+  // Held by a pointer: moving a model leaves the parameters at the addresses in the arenas' entries.
   struct state {
     explicit state(Root r) : root(std::move(r)) {}
     Root root;

@@ -127,9 +127,8 @@ class Adam : public arena_optimizer<T, adam_options, Device> {
   Adam(optimizer_target<T> target, const adam_options& options)
       : arena_optimizer<T, adam_options, Device>(std::move(target), options) {}
 
-  /// The state for checkpoints, next to steps(): the two moments, in the memory of the device, arranged as
-  /// the values. Valid for the life of this object. The bias corrections depend on the number of steps, so a
-  /// checkpoint restores all three.
+  /// The state for checkpoints: the two moments, in the memory of the device, arranged as the values. Valid
+  /// for the life of this object. The bias corrections depend on steps(), so a checkpoint restores all three.
   std::span<T> first_moment() { return this->state(0); }
   std::span<const T> first_moment() const { return this->state(0); }
   std::span<T> second_moment() { return this->state(1); }

@@ -113,8 +113,8 @@ class SGD : public arena_optimizer<T, sgd_options, Device> {
   SGD(optimizer_target<T> target, const sgd_options& options)
       : arena_optimizer<T, sgd_options, Device>(std::move(target), options) {}
 
-  /// The state for checkpoints, next to steps(): the velocity, in the memory of the device, arranged as the
-  /// values; empty without momentum. Valid for the life of this object.
+  /// The state for checkpoints, which also keep steps(): the velocity, in the memory of the device, arranged
+  /// as the values; empty without momentum. Valid for the life of this object.
   std::span<T> velocity() { return this->state(0); }
   std::span<const T> velocity() const { return this->state(0); }
 };

@@ -133,8 +133,8 @@ class weight_planner {
     return "";
   }
 
-  /// Whether a weight is one of two factors already: X.down.weight next to X.up.weight. Such weights stay, so
-  /// that a file can be factorized again.
+  /// Whether a weight is one of the two factors X.down.weight and X.up.weight, both in the file. Factors stay
+  /// as they are, so that a file can be factorized again.
   bool is_factor(const std::string& name) const {
     const std::string_view stem = stem_of(name);
     const bool down = stem == "down" || stem.ends_with(".down"), up = stem == "up" || stem.ends_with(".up");

@@ -79,8 +79,8 @@ void take(int t) {
   threadIdx = index_of(t);
 }
 
-// Behind all others, after a barrier; before them, after a warp operation: a warp goes on as long as it can,
-// and its stacks stay in the cache.
+// A thread is queued after all others when a barrier releases it, and before them after a warp operation:
+// a warp continues as long as it can, and its stacks stay in the cache.
 void push_last(int t) {
   block.threads[t].now = state::ready;
   block.ready[block.ready_last++ % most_threads] = t;
@@ -212,7 +212,7 @@ void run_block(std::size_t shared_bytes) {
   go_to(idle_fibre());
   for (std::size_t i = 0; i < shared_guard; ++i) {
     if (shared[shared_bytes + i] != guard_byte)
-      misuse("something wrote behind dynamic shared memory", site::current());
+      misuse("something wrote past dynamic shared memory", site::current());
   }
 }
 

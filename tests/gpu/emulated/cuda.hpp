@@ -10,10 +10,10 @@
 /// A block's threads are fibres of one host thread, switched at barriers and warp operations only; blocks run
 /// one after the other in a scrambled order. What would hang or be undefined on a device ends the program
 /// with a message: a barrier that not all threads reach, a shuffle from a lane that is not there, a write
-/// behind memory's end. It shows what a kernel computes, and nothing of how fast. What it cannot show: races
-/// that none of its schedules has (PUFFERFISH_EMULATED_ORDER=number chooses others), reads of static shared
-/// memory before writes (it holds what the block before left; dynamic memory and the device's are NaNs), and
-/// limits that ptxas and the device know: registers, launch bounds, static shared memory.
+/// past the end of memory. It shows what a kernel computes, and nothing of how fast. What it cannot show:
+/// races that none of its schedules has (PUFFERFISH_EMULATED_ORDER=number chooses others), reads of static
+/// shared memory before writes (it holds what the block before left; dynamic memory and the device's are
+/// NaNs), and limits that ptxas and the device know: registers, launch bounds, static shared memory.
 
 #define PUFFERFISH_EMULATED_DEVICE 1
 

@@ -17,14 +17,14 @@ using operation = std::function<void()>;
 /// One host thread at a time is inside the device. Recursive: an operation may wait for another stream's.
 std::recursive_mutex& device_lock();
 
-/// Takes an operation into a stream: executes it now or when somebody waits for it, or records it where the
+/// Takes an operation into a stream: executes it now or when the stream is waited for, or records it if the
 /// stream is being captured.
 cudaError_t submit(cudaStream_t stream, const char* name, operation work);
 
 /// Executes a grid (blocks.cpp), on the calling host thread.
 void run_grid(const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes, const operation& thread);
 
-/// Drops the copies that a block's threads have started and nobody has waited for (warp.cpp).
+/// Drops the copies that a block's threads have started and not waited for (warp.cpp).
 void forget_copies();
 
 /// Prints which kernel, block and thread are at work, if any.
@@ -56,14 +56,14 @@ class access {
 /// Null where there is no room. Filled with NaNs (0xff).
 void* allocate_device(std::size_t bytes);
 void* allocate_pinned(std::size_t bytes);
-/// False where nothing was allocated at that address. Ends the program where something wrote behind its end.
+/// False if nothing was allocated at that address. Ends the program if the bytes past its end have changed.
 bool free_device(void* memory);
 bool free_pinned(void* memory);
 void pin(void* memory, std::size_t bytes);
 bool unpin(void* memory);
 
 enum class kind { pageable, pinned, device };
-/// Where `bytes` bytes lie; a range that leaves its allocation is no range of it.
+/// The kind of the memory of `bytes` bytes. Ends the program if they leave an allocation of the device.
 kind kind_of(const void* memory, std::size_t bytes);
 
 /// Whether an address is in device memory; quick where it is far from any.
@@ -71,7 +71,7 @@ bool is_device(const void* memory);
 
 std::size_t free_bytes();
 std::size_t total_bytes();
-/// Ends the program where something wrote behind the end of an allocation.
+/// Ends the program if the bytes past the end of an allocation have changed.
 void check_guards();
 
 }  // namespace emulated_device

@@ -20,7 +20,7 @@ class fibre {
   fibre(const fibre&) = delete;
   fibre& operator=(const fibre&) = delete;
 
-  /// Leaves this fibre, which is the one at work, for another; returns when somebody switches back.
+  /// Leaves this fibre, which is the running one, for another; returns when another fibre switches back.
   void switch_to(fibre& next);
 
  private:

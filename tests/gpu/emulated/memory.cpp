@@ -2,8 +2,8 @@
 
 /// \file
 /// The emulated device's memory. Every allocation has its own pages, which only the device may touch, and
-/// ends (but for the rounding to 256 bytes) at a page that nobody may; addresses are not used again. So an
-/// access by the host, behind the end or after the release is a fault at the instruction that does it.
+/// ends (but for the rounding to 256 bytes) at a page without access; addresses are not used again. So an
+/// access by the host, past the end or after the release is a fault at the instruction that does it.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -54,7 +54,7 @@ std::uintptr_t number_of(const void* memory) { return reinterpret_cast<std::uint
 std::size_t page_size() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// A file of NaNs. Large allocations are private copies of it: pages that nobody writes take no memory and no
+// A file of NaNs. Large allocations are private copies of it: unwritten pages take no memory and no
 // time.
 constexpr std::size_t nan_bytes = std::size_t{4} << 20;
 int nan_file() {
@@ -205,7 +205,7 @@ bool free_device(void* memory) {
   allocation& a = found->second;
   used_bytes -= a.bytes;
   a.freed = true;
-  // Keeps the addresses, gives back what is behind them.
+  // Keeps the addresses and returns the pages to the system.
   mmap(a.pages, a.page_bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return true;
 }

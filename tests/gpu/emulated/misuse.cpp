@@ -155,7 +155,7 @@ TEST_CASE("emulated device: accesses outside of memory") {
   CHECK(has(last_words([&] {
               launch(nullptr, {1, 1, 64}, write_shared_kernel, 16);
             }),
-            "behind dynamic shared memory"));
+            "past dynamic shared memory"));
   CHECK(has(last_words([&] {
               cudaFree(x.data);
               write(0);
@@ -222,7 +222,7 @@ TEST_CASE("emulated device: the host's accesses to device memory") {
   static_cast<void>(cudaGetLastError());
 }
 
-TEST_CASE("emulated device: memory that nobody wrote is full of NaNs") {
+TEST_CASE("emulated device: unwritten memory is full of NaNs") {
   floats x(1000), large(3 << 20);
   CHECK(std::isnan(x.get()[999]));
   CHECK(std::isnan(large.get()[(3 << 20) - 1]));
@@ -234,7 +234,7 @@ TEST_CASE("emulated device: memory that nobody wrote is full of NaNs") {
   CHECK(x.get()[2] == 0.0F);
 }
 
-TEST_CASE("emulated device: a stream does nothing before somebody waits") {
+TEST_CASE("emulated device: a stream does nothing before a wait") {
   floats x(1);
   pf::gpu::stream stream;
   cudaMemset(x.data, 0, 4);
@@ -269,7 +269,7 @@ TEST_CASE("device memory is set to zero after the work that streams have") {
   }
 }
 
-TEST_CASE("emulated device: branches of a capture that nobody joins") {
+TEST_CASE("emulated device: branches of a capture that are not joined") {
   pf::gpu::stream first, second;
   pf::gpu::event forked, joined;
   floats x(1);

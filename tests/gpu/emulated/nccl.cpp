@@ -253,7 +253,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
                                     ncclConfig_t* config) {
   int world = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &world);
-  if (std::strcmp(id.internal, "emulated") != 0) return fail(ncclInvalidArgument, "this is nobody's id");
+  if (std::strcmp(id.internal, "emulated") != 0)
+    return fail(ncclInvalidArgument, "this id is not of the emulation");
   if (size != world) return fail(ncclInvalidUsage, "the emulation has groups of all processes only");
   const auto made = std::make_shared<ncclComm>();
   made->rank = rank;

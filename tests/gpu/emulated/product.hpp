@@ -39,7 +39,7 @@ struct scalars {
   bool from_device;
 };
 
-/// Puts a product into a stream. Checks that its operands lie in device memory.
+/// Puts a product into a stream. Checks that its operands are in device memory.
 cublasStatus_t submit(const product& p, const scalars& s, cudaStream_t stream);
 
 /// False for a compute type that is not here.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// Streams, events, capture and replay. A non-blocking stream executes nothing before somebody waits for it,
+/// Streams, events, capture and replay. A non-blocking stream executes nothing before it is waited for,
 /// so that a missing wait shows up as a wrong result; PUFFERFISH_EMULATED_STREAMS=eager executes everything
 /// at once. Others execute at once, as the legacy stream would make them.
 
@@ -197,7 +197,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (s->captured_by != nullptr)
     return result(break_capture(*s->captured_by, cudaErrorStreamCaptureUnsupported));
   if (s->work->done == s->work->taken) return cudaSuccess;
-  run_until(*s->work, s->work->done + 1);  // whoever asks again and again gets there
+  run_until(*s->work, s->work->done + 1);  // repeated queries complete the stream
   return cudaErrorNotReady;
 }
 

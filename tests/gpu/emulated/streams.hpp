@@ -47,7 +47,7 @@ struct CUgraphExec_st {
 
 struct CUstream_st {
   unsigned flags = 0;
-  bool late = false;  // does nothing before somebody waits
+  bool late = false;  // executes nothing before it is waited for
   std::shared_ptr<emulated_device::queue> work = std::make_shared<emulated_device::queue>();
   std::shared_ptr<emulated_device::capture> captured_by;
   // Operations of this stream in its capture; those of them that another stream waits for.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// One of two shared libraries that have the same operations and kernels in them: its functions,
-// NAME_address() and so on, for whoever loads it. first.cpp and second.cpp are the libraries.
+// Functions of a shared library, NAME_address() and so on, for the program that loads it. first.cpp and
+// second.cpp are two libraries that have the same operations and kernels in them.
 #pragma once
 
 #include <cstdio>

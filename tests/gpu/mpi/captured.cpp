@@ -113,7 +113,7 @@ TEST_CASE("captured exchange: the host runs ahead of the replays") {
   if (!comm.usable_from_threads()) return;
   captured_step<float, pf::mpi::communicator> step(comm, small_buckets());
   host_twin<float, pf::mpi::communicator> twin(comm, small_buckets());
-  // Pinned, so that the copies wait for nobody.
+  // Pinned, so that the copies are asynchronous.
   const std::size_t size = step.net.size();
   pf::memory_block<float> pinned(pf::gpu::pinned_memory(), static_cast<index_t>(10 * size));
   std::vector<stream_buffer<float>> results;
@@ -207,7 +207,7 @@ TEST_CASE("captured exchange: a failure skips its step and all later ones, and c
                        pf::state_error);
 }
 
-TEST_CASE("captured exchange: behind a replayed backward pass it is direct") {
+TEST_CASE("captured exchange: after a replayed backward pass it is direct") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   pf::gpu_context ctx;
   odd_parameters<float> net(pf::gpu::device_memory());

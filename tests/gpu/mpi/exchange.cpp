@@ -160,8 +160,7 @@ TEST_CASE("gpu exchange: what is not finite is named on all ranks; skip() says s
   }
 }
 
-TEST_CASE(
-    "gpu exchange: micro-batches; gradients that nobody wrote; calls out of order; what arrived throws") {
+TEST_CASE("gpu exchange: micro-batches; unwritten gradients; calls out of order; what arrived throws") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   pf::gpu_context ctx;
   odd_parameters<float> net(pf::gpu::device_memory());

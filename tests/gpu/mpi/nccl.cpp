@@ -310,7 +310,7 @@ TEST_CASE(
   }
   comm.barrier();
   if (comm.rank() > 0) {
-    // A replay, which nobody on the host waits in.
+    // A replay, in which no thread of the host waits.
     CHECK_THROWS_WITH_AS(
         [&] {
           step.run(mine);

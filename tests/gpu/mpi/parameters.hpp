@@ -237,7 +237,7 @@ class watched {
     return comm_->start_receive(values, from);
   }
 
-  /// Whether there have been so many sums within some seconds.
+  /// Waits up to `seconds` seconds for `count` sums. Returns whether they have happened.
   bool await_sums(int count, double seconds) const {
     const auto start = std::chrono::steady_clock::now();
     while (sums < count) {

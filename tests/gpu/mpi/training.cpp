@@ -170,7 +170,7 @@ TEST_CASE("gpu training of several ranks: with a timeout, and with compressed gr
   const image_case<> of;
   auto options = image_case<>::options();
   const outcome expected = whole_run<gpu>(of, comm, options);
-  comm.set_timeout(60.0);  // the exchange stands behind the graph
+  comm.set_timeout(60.0);  // the exchange follows the graph
   check_same(whole_run<gpu>(of, comm, options), expected);
   comm.set_timeout(0.0);
   options.compression = pf::power_sgd_options{2, pf::error_feedback::local, 1.0, 1};

@@ -144,7 +144,7 @@ TEST_CASE_TEMPLATE("adapters_eigen: an eigen_linear is a host's layer", M, colum
   check(pf::eigen_linear{weight}, false);
   check(pf::eigen_linear{Eigen::Map<const M>(weight.data(), 10, 14), bias}, true);
   check(pf::eigen_linear<Eigen::Ref<const M>, Eigen::Ref<const vector<T>>>{weight, bias}, true);
-  // Its memory is used where it lies.
+  // The mapped memory is used in place.
   const pf::eigen_linear mapped{Eigen::Map<const M>(weight.data(), 10, 14)};
   CHECK(pf::layer_traits<std::remove_const_t<decltype(mapped)>>::matrices(mapped)[0].view.data() ==
         weight.data());

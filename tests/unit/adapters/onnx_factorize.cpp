@@ -114,7 +114,8 @@ std::set<std::string> files_of(const scratch_folder& folder) {
   return names;
 }
 
-/// Moves the tensors of at least 64 bytes to a file of external data next to `path`, and writes the model.
+/// Moves the tensors of at least 64 bytes to a file of external data in the folder of `path`, and writes
+/// the model.
 void write_external(const std::string& path, onnx::ModelProto model) {
   detail::data_file_writer data(path, {});
   for (auto& tensor : *model.mutable_graph()->mutable_initializer()) {

@@ -13,7 +13,7 @@
 
 namespace pf = pufferfish;
 
-TEST_CASE("digest: equal bytes give equal digests, wherever they lie") {
+TEST_CASE("digest: equal bytes give equal digests, at any address") {
   const std::string text = "stage1.conv2.down float [16 x 3 x 3 x 64]";
   for (std::size_t length = 0; length <= text.size(); ++length) {
     const std::uint64_t expected = pf::digest(std::string_view(text).substr(0, length));

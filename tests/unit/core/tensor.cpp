@@ -28,7 +28,7 @@ TEST_CASE("aligned_buffer: aligned, zeroed, empty ones own nothing") {
   CHECK_THROWS_WITH_AS(aligned_buffer<double>(-4), "negative size -4", shape_error);
 }
 
-TEST_CASE("aligned_buffer: copies are deep, moves leave nothing behind") {
+TEST_CASE("aligned_buffer: copies are deep, moves leave an empty buffer") {
   aligned_buffer<int> first(5);
   first.data()[4] = 9;
   aligned_buffer<int> second = first;

@@ -371,7 +371,7 @@ TEST_CASE("rare_exchange: a memory of parameter changes is not rescaled by the r
 }
 
 TEST_CASE("rare_exchange: through a compressor D is what the compressor makes of all ranks' changes") {
-  // Two ranks, whose compressors are run by hand beside it.
+  // Two ranks, whose compressors the test also runs by itself.
   rare_exchange_options options{.local_steps = 3, .outer_rate = 0.5, .outer_momentum = 0.0};
   options.fragments = 3;
   options.delay = 1;

@@ -102,7 +102,7 @@ TEST_CASE("read_file names path and reason") {
   CHECK(mentions(io_error_of([&] { read_file(folder.path()); }), "Is a directory"));
   write_file_atomically(folder / "secret", bytes(3, 1));
   REQUIRE(::chmod((folder / "secret").c_str(), 0) == 0);
-  // Root may read everything: look at it as somebody else.
+  // Root may read everything: read the file as another user.
   const bool root = ::geteuid() == 0;
   if (root && (::chmod(folder.path().c_str(), 0755) != 0 || ::seteuid(65534) != 0)) {
     MESSAGE("skipped: cannot stop being root");

@@ -53,7 +53,7 @@ std::vector<double> tricky_values() {
   const auto power = [](int exponent) { return std::ldexp(1.0, exponent); };
   const double tiny = power(-45);
   std::vector<double> values{0.0, 1.0, 0.1, 3.0, 1e5, 1e-3, 1.0 / 3};
-  for (const int last : {-10, -7, -23}) {  // bits of F16, BF16, F32: ties, and numbers next to a tie
+  for (const int last : {-10, -7, -23}) {  // bits of F16, BF16, F32: ties, and their neighbours
     for (const double unit : {1.0, power(-14), power(-126), power(15)}) {
       for (const double odd : {0.0, 1.0}) {
         const double tie = unit * (1.0 + odd * power(last) + power(last - 1));

@@ -219,7 +219,7 @@ TEST_CASE("transformer: logits and their gradient agree with the fused loss") {
   CHECK(worst_difference({g.begin(), g.end()}, fused.gradients) < 1e-12);
 }
 
-TEST_CASE("transformer: a batch that the caller has packed; rows of padding behind it change nothing") {
+TEST_CASE("transformer: a batch that the caller has packed; rows of padding after it change nothing") {
   model<transformer<double>> net = small_model<double>(0.3), own = net;
   cpu_context ctx;
   ctx.set_mode(run_mode::training);

@@ -53,7 +53,7 @@ void check_rows(const model_cost& cost, const std::vector<row>& expected) {
 TEST_CASE("accounting: every layer by both conventions, and the total") {
   network<float> net = example();
   const extents<4> image{1, 8, 6, 2};
-  // Images: 8x6x4 behind conv1, 4x3x4 behind the pool, 2x2x8 in the block.
+  // Images: 8x6x4 after conv1, 4x3x4 after the pool, 2x2x8 in the block.
   std::vector<row> rows{{"conv1", 76, 0, 48 * 72, 48 * 72, 0},
                         {"pool", 0, 0, 0, 48 * 4, 0},
                         {"block.conv1", 288, 0, 4 * 288, 4 * 288, 0},

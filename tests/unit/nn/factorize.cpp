@@ -375,7 +375,7 @@ TEST_CASE("apply_ranks: the structure that factorize makes, with zeros") {
 
   network<float> other = make_net<float>();
   const std::string structure = other.structure();
-  CHECK_THROWS_AS(apply_ranks(other, {{"layer1.0.conv1", 2}, {"nobody", 2}}), state_error);
+  CHECK_THROWS_AS(apply_ranks(other, {{"layer1.0.conv1", 2}, {"absent", 2}}), state_error);
   CHECK_THROWS_AS(apply_ranks(other, {{"layer1.0.conv1", 2}, {"pool", 2}}), state_error);
   CHECK_THROWS_AS(apply_ranks(other, {{"layer1.0.conv1", 2}, {"head.fc1", 11}}), rank_error);
   CHECK_THROWS_AS(apply_ranks(other, {{"head.fc1", 0}}), rank_error);

@@ -42,7 +42,7 @@ TEST_CASE_TEMPLATE("fold_batch_norm: one layer and its norm", T, float, double) 
     Sequential<T> net;
     net.add("a", layer).add("norm", BatchNorm<T>(channels));
     check_folding<T>(network<T>{any_layer<T>(net)}, images, {{{"norm", "a"}}, {}});
-    // Norms behind norms, and with something in between.
+    // Norms directly after norms, and with another layer in between.
     Sequential<T> more;
     more.add("a", layer).add("n1", BatchNorm<T>(channels)).add("n2", BatchNorm<T>(channels));
     more.add("relu", ReLU<T>()).add("n3", BatchNorm<T>(channels));

@@ -325,7 +325,7 @@ TEST_CASE("network: summary and MACs") {
                                           "fc"});
   CHECK(parameters == net.parameter_count());
   CHECK(macs == net.macs(image));
-  // 6 x 5 pixels at the stem, 3 x 3 behind it, two images.
+  // 6 x 5 pixels in the stem, 3 x 3 after the stem, two images.
   CHECK(macs == 2 * (30 * 27 * 6 + 9 * 54 * 8 + 9 * 72 * 8 + 9 * 6 * 8 + 9 * 72 * 8 + 8 * 5));
   CHECK(rows[0].input == image);
   CHECK(rows[1].output == extents<4>{2, 3, 3, 8});

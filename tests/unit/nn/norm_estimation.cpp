@@ -9,7 +9,7 @@ namespace {
 
 using namespace test;
 
-/// Dense, low-rank and normalised factors, each with a batch norm behind it; dropout between them.
+/// Dense, low-rank and normalised factors, each followed by a batch norm; dropout between them.
 template <class T>
 Sequential<T> layers() {
   Sequential<T> all;
@@ -67,8 +67,8 @@ void add_moments(const tensor<T, 4>& x, std::vector<double>& means, std::vector<
   }
 }
 
-/// The layers of `of` before layer `end`, and behind them the first convolution of that layer if it is one
-/// with a batch norm inside.
+/// The layers of `of` before layer `end`, and after them the first convolution of that layer if the layer is
+/// a convolution with a batch norm inside.
 template <class T>
 network<T> part_before(const network<T>& of, std::size_t end, bool inside) {
   network<T> copy = of;

@@ -319,7 +319,7 @@ TEST_CASE("GraSP: errors") {
   CHECK_THROWS_AS(grasp_scores(ctx, other.store, mask, gradient), state_error);
 }
 
-TEST_CASE("balanced_halves: so many samples of each class, none twice") {
+TEST_CASE("balanced_halves: the same number of samples of each class, none twice") {
   std::vector<int> labels;
   for (int i = 0; i < 300; ++i) labels.push_back(i * 7 % 10);
   for (const index_t per_class : {10, 5, 1}) {

@@ -21,7 +21,7 @@ mask_tracker tracker_for(const parameter_store<float>& store, std::uint64_t step
   return mask_tracker(weight_mask(store), {steps});
 }
 
-TEST_CASE("mask_tracker: ready when the pattern has been the same for so many updates") {
+TEST_CASE("mask_tracker: ready when the pattern has been the same for a number of updates") {
   cpu_context ctx;
   small_store<float> net;
   self comm;

@@ -77,7 +77,7 @@ void check_folding(network<T> net, const extents<4>& images, const expected_fold
   CHECK(report.kept == expected.kept);
 }
 
-/// So many batch norms, and none left.
+/// Checks that folding removes `folded` batch norms and leaves none.
 template <class T>
 void check_folding_of_all(network<T> net, const extents<4>& images, std::size_t folded) {
   give_values(net);

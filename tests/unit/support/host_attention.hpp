@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Attention of somebody else's framework, for tests.
+/// Attention of a foreign framework, for tests.
 
 #include <array>
 
@@ -10,7 +10,8 @@
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/lowrank/traits.hpp>
 
-/// A dense attention layer of somebody else: one matrix for query, key and value, as PyTorch stores them.
+/// A dense attention layer of a foreign framework: one matrix for query, key and value, as PyTorch stores
+/// them.
 namespace host {
 struct Attention {
   pufferfish::index_t model, heads;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// LSTMs of somebody else's framework, for tests.
+/// LSTMs of a foreign framework, for tests.
 
 #include <vector>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// A convolution of somebody else's framework, for tests.
+/// A convolution of a foreign framework, for tests.
 
 #include <array>
 #include <cstddef>

@@ -145,7 +145,7 @@ TEST_CASE_TEMPLATE("checkpoint: a dense network comes back bit for bit, with fac
   CHECK(snapshot<T>(model).same_numbers(snapshot<T>(net)));
 }
 
-TEST_CASE("checkpoint: parameters lie in the file as frameworks see them") {
+TEST_CASE("checkpoint: parameters have the order of frameworks in the file") {
   const scratch_folder folder;
   network<float> net = make_net<float>();
   save_checkpoint(folder / "a", net);
@@ -364,7 +364,7 @@ TEST_CASE("checkpoint: hostile metadata") {
                           "{\"block.conv1\":4,\"block.conv2\":4,\"fc1\":0}",
                           "{\"block.conv1\":4,\"block.conv2\":4,\"fc1\":9223372036854775807}",
                           "{\"block.conv1\":4,\"block.conv2\":4,\"fc1\":3,\"pool\":1}",
-                          "{\"block.conv1\":4,\"block.conv2\":4,\"fc1\":3,\"nobody\":1}"}) {
+                          "{\"block.conv1\":4,\"block.conv2\":4,\"fc1\":3,\"absent\":1}"}) {
     CAPTURE(bad);
     CHECK(!restore_error(with("ranks", bad).parse(), target).empty());
   }

@@ -53,9 +53,9 @@ class work_folder {
   std::string path_;
 };
 
-/// The weights of a model as a weight file, which factorize_weights reads, in a folder next to the new model.
-/// Weight i is called "<i> NAME.matrix.weight", so that the order of the nodes is
-/// that of the names, and no name is taken for that of an embedding.
+/// The weights of a model as a weight file that factorize_weights reads, in a temporary folder in that of the
+/// new model. Weight i is called "<i> NAME.matrix.weight": the order of the names is the order of the nodes,
+/// and no name looks like an embedding's.
 class onnx_weight_file {
  public:
   onnx_weight_file(const std::string& near, const std::vector<onnx_weight>& weights,

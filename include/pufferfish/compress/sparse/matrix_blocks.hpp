@@ -17,7 +17,7 @@ namespace detail {
 struct matrix_block {
   std::size_t tensor = 0;
   index_t first = 0;   ///< number of its first value, among all coded values
-  index_t stride = 0;  ///< distance between the first values of two consecutive rows
+  index_t stride = 0;  ///< elements from the first value of a row to that of the next row
   index_t rows = 0, columns = 0;
 
   index_t size() const { return rows * columns; }

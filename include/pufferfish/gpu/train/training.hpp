@@ -42,7 +42,7 @@ struct device_parts<device::gpu> {
   static void check_place(const context<device::gpu>& ctx, const void* parameters) {
     const int place = parameters == nullptr ? ctx.device() : gpu::device_of(parameters);
     if (place == ctx.device()) return;
-    throw_error<state_error>({"training_run: the network lies on device ", place,
+    throw_error<state_error>({"training_run: the network is on device ", place,
                               ", the run is to be on device ", ctx.device(), "; call gpu::use_device(",
                               ctx.device(), ") before network and task are made"});
   }

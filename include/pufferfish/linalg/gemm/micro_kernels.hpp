@@ -85,7 +85,8 @@ struct kernel_list {
 
 /// Kernels for a row segment of `rows` pixels of a convolution under three adjacent taps with stride 1. Each
 /// tap of the arguments is a kernel row; its left operand is the segment's first pixel under the middle
-/// column. Index: which columns next to the segment are padding: neither, the left one, the right one, both.
+/// column. Index: which of the two columns adjacent to the segment are padding: neither, the left one, the
+/// right one, both.
 template <class T>
 struct segment_kernels {
   index_t rows;

@@ -5,8 +5,8 @@
 /// Internal: convolutions of more than one group (conv_shape::groups), forward and both gradients. Depthwise
 /// shapes have kernels of their own (depthwise_conv.hpp). Shapes with one input channel per group and several
 /// outputs are depthwise convolutions of an input whose channels are repeated. Other shapes are cut into
-/// blocks of neighbouring groups; the channels of each block are copied next to each other, and each block is
-/// one ordinary convolution. 1x1 convolutions need no copies.
+/// blocks of neighbouring groups; the channels of each block are copied to a contiguous tensor, and each
+/// block is one ordinary convolution. 1x1 convolutions need no copies.
 ///
 /// A block has one group, or as many narrow groups as fill a vector of 16 channels: its weight is then block
 /// diagonal, and its products with zero use lanes that would be empty otherwise. (A value that is not finite

@@ -34,7 +34,7 @@ void add_facts(const Data& run, std::map<std::string, std::string>& facts, const
   if (const std::string state = run.steps.state(); !state.empty()) facts["training.steps"] = state;
 }
 
-/// States beside the network, for this optimizer and these states of compressors.
+/// States in a checkpoint besides the network, for this optimizer and these states of compressors.
 template <class Data, class Optimizer, class T = typename Data::T>
 auto states_of(Data& run, Optimizer& optimizer, std::vector<compressor_state<T>> compressed,
                std::vector<T>& measured, bool own_optimizer) {

@@ -196,7 +196,7 @@ TEST_CASE("draws: all bits are even") {
   for (const int found : ones) CHECK(std::abs(found - count / 2) < 5 * std::sqrt(count / 4.0));
 }
 
-/// Values of all kinds and draws of which some lie at the edge of the value's probability.
+/// Values of all kinds, and draws of which some are at the edge of the value's probability.
 template <class T>
 struct rounding_inputs {
   std::vector<T> values;

@@ -24,7 +24,7 @@ std::vector<isa> targets() {
   return all;
 }
 
-/// Both ends of every range of the formats, ties, and what is next to them; then numbers of random bits.
+/// Both ends of every range of the formats, ties, and the neighbours of both; then numbers of random bits.
 std::vector<float> awkward_floats() {
   std::vector<std::uint32_t> bits;
   for (const std::uint32_t edge :

@@ -66,7 +66,7 @@ void compare_with_reference(isa target, int cases, index_t largest_depth) {
     CAPTURE(k);
     CAPTURE(accumulate);
     REQUIRE(largest_difference(c.view(), expected.view()) <= tolerance);
-    // What lies between the rows stays as it was.
+    // Elements between the rows keep their values.
     for (index_t i = 0; i < c.storage.size(); ++i) {
       const index_t line = std::max(c.strides[0], c.strides[1]);
       const index_t width = c.strides[0] == 1 && c.strides[1] != 1 ? m : n;

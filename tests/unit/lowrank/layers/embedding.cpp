@@ -105,7 +105,7 @@ TEST_CASE("LowRankEmbedding: gradients against differences, alone and tied, with
     if (tied) {
       scratch_frame frame(ctx.scratch());
       const tensor_view<double, 2> drows = layer.output_row_gradient(frame, dh);
-      // u lies on the tape until output_backward.
+      // u is on the tape until output_backward.
       cpu_context other;
       const auto u = layer.output_rows(other, frame, value.h);
       reference_gemm{}.multiply<double>(value.b.view(), layer.rows(), drows);

@@ -85,7 +85,7 @@ Conv<T> conv(index_t in, index_t out, index_t stride = 1) {
 
 /// What one of the networks below is made of.
 struct variant {
-  bool relu;         // behind the sum
+  bool relu;         // after the sum
   bool norm_last;    // the branch ends in a batch norm
   int shortcut;      // 0 identity, 1 convolution, 2 convolution and batch norm
   bool add = false;  // the branch begins with a layer that adds gradients
@@ -219,7 +219,7 @@ TEST_CASE("fused networks: gradients against finite differences") {
   }
 }
 
-TEST_CASE("a layer that gives moments spares the batch norm behind it a pass, in training") {
+TEST_CASE("a layer that computes moments saves a pass of the next batch norm, in training") {
   for (const bool relu : {false, true}) {
     calls counted;
     Sequential<double> giving, plain;

@@ -282,7 +282,7 @@ TEST_CASE("memory of a step: residual blocks keep neither the inner batch norm's
   }
 }
 
-TEST_CASE("memory of a step: a chain of convolutions keeps their outputs; what nobody reads is not kept") {
+TEST_CASE("memory of a step: a chain of convolutions keeps their outputs; unread values are not kept") {
   const extents<4> shape{4, 16, 16, 16};
   const std::size_t activation = bytes_of(volume<4>(shape));
   const auto chain = [](auto keep) {

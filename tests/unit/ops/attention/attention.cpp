@@ -8,7 +8,7 @@
 namespace {
 using namespace test;
 
-/// A problem with its own memory: sequences of random lengths one behind the other, with gaps.
+/// A problem with its own memory: sequences of random lengths one after the other, with gaps.
 template <class T>
 struct problem {
   index_t heads, depth, value_depth;

@@ -111,8 +111,7 @@ TEST_CASE_TEMPLATE("convolution: every way that the direct kernels go", T, float
   }
 }
 
-TEST_CASE_TEMPLATE("convolution: many channels over few pixels, with the weight where it lies", T, float,
-                   double) {
+TEST_CASE_TEMPLATE("convolution: many channels over few pixels, with the weight in place", T, float, double) {
   cpu_context ctx({2, 0});
   std::uint64_t round = 0;
   for (const index_t channels : {80, 96, 128, 130}) {

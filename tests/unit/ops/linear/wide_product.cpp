@@ -25,7 +25,7 @@ tensor<T, 2> random_matrix(const extents<2>& shape, std::uint64_t stream) {
   return m;
 }
 
-/// A view of rows x cols in a larger matrix, as it lies or transposed.
+/// A view of rows x cols in a larger matrix, stored by rows or transposed.
 template <class T>
 struct placed {
   tensor<T, 2> all;
