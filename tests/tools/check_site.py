@@ -18,6 +18,8 @@ import urllib.parse
 LOADED = {("img", "src"), ("script", "src"), ("link", "href"), ("iframe", "src"), ("object", "data"), ("embed", "src")}
 PAGES = ("index.html", "docs/choose.html", "docs/results/scaling.html", "reference/classpufferfish_1_1LowRankConv.html",
          "search/search_index.json")
+# Classes with passes that they inherit (docs/doxygen.awk): their pages show them.
+INHERITING = ("GELU", "LSTM", "LowRankConv", "LowRankLinear", "network")
 
 NOT_IN_MENU = {"docs/results/exchange/notes.html"}  # a part of another page
 
@@ -75,6 +77,8 @@ def problems_of(site, path):
 def check(site):
     files = sorted(site.rglob("*.html"))
     problems = [f"{name} is missing" for name in PAGES if not (site / name).is_file()]
+    problems += [f"reference of {name}: no backward()" for name in INHERITING if "backward()" not in
+                 (site / f"reference/classpufferfish_1_1{name}.html").read_text(encoding="utf-8")]
     menu = {address.split("#")[0] for _, _, address in Page(site / "index.html").links}
     problems += [f"{name}: no menu names this page" for name in
                  (path.relative_to(site).as_posix() for path in (site / "docs").rglob("*.html")) if name not in menu | NOT_IN_MENU]
