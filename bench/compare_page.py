@@ -3,9 +3,9 @@
 import collections
 import json
 import math
-import shutil
 import statistics
-import subprocess
+
+import gnuplot
 
 VECTOR = 16  # floats; neighbouring ranks within one cost the same
 
@@ -222,20 +222,14 @@ def rank_jump(content):
 
 # ------------------------------------------------------------------ plots
 
-def gnuplot(path, title, axis, series, logarithmic):
+def plot(path, title, axis, series, logarithmic):
     """series: name -> (style, [(x, y)]). True if a picture was drawn."""
-    if not shutil.which("gnuplot"):
-        return False
-    text = [f"set terminal svg size 900,500 dynamic background rgb 'white'\nset output '{path}'\nset encoding utf8",
-            f"set title '{title}' noenhanced\nset xlabel '{axis}'\nset ylabel 'ms'\nset grid\nset key top left noenhanced"]
+    settings = (f"set encoding utf8\nset title '{title}' noenhanced\nset xlabel '{axis}'\nset ylabel 'ms'\n"
+                "set key top left noenhanced")
     if logarithmic:
-        text.append("set logscale xy 2\nset format y '%g'")
-    plots = []
-    for i, (name, (style, points)) in enumerate(series.items()):
-        text.append(f"$data{i} << EOD\n" + "\n".join(f"{x} {y}" for x, y in points) + "\nEOD")
-        plots.append(f"$data{i} with {style} lc {i + 1} title '{name}'")
-    text.append("plot " + ", ".join(plots))
-    return subprocess.run(["gnuplot"], input="\n".join(text) + "\n", text=True, check=False).returncode == 0
+        settings += "\nset logscale xy 2\nset format y '%g'"
+    return gnuplot.draw(path, "900,500", settings, [(points, f"with {style} lc {i + 1} title '{name}'")
+                                                    for i, (name, (style, points)) in enumerate(series.items())])
 
 
 def sweep_plots(content, raw):
@@ -260,7 +254,7 @@ def sweep_plots(content, raw):
                 series.setdefault(label, ("points pt 7 ps 0.6", []))[1].append((row["value"], result["ms"]))
         name = f"{sweep}-{content['threads']}.svg"
         title = f"{sweep}: {shape}, {content['threads']} thread" + ("s" if content["threads"] > 1 else "")
-        if series["ours, both"][1] and gnuplot(raw / name, title, sweep, series, sweep != "rank"):
+        if series["ours, both"][1] and plot(raw / name, title, sweep, series, sweep != "rank"):
             drawn.append((title, name))
     return drawn
 

@@ -4,11 +4,10 @@
 `known` maps finished jobs to their documents.
 """
 import json
-import shutil
 import statistics
-import subprocess
 
 import curve_runs
+import gnuplot
 import switch_goals
 import switch_jobs as jobs_of
 from switch_results import MARKS, Results, at, minutes, slowdown, spread, step_of, whole
@@ -184,24 +183,18 @@ def pareto(raw, group, rows, results):
         return drawn
     for axis, (label, scale) in AXES.items():
         file = f"pareto-{group}-{axis}.svg"
-        if shutil.which("gnuplot") is None:
-            drawn += [file] if (raw / file).is_file() else []
-            continue
-        text = (f"set terminal svg size 760,480 dynamic background rgb 'white'\nset output '{file}'\nset grid\n"
-                f"set xlabel '{label}'\nset ylabel 'test accuracy / %'\nset key outside bottom center horizontal\n")
-        plots = []
+        curves = []
         for i, (family, members) in enumerate(families.items()):
             points = []
             for row in members:
                 values = list(results.values(row.key, at("accuracy")).values())
                 points.append((scale * results.mean(row.key, at("after", axis)), statistics.mean(values), min(values), max(values)))
-            text += f"$c{i} << EOD\n" + "".join(" ".join(f"{v:.6g}" for v in p) + "\n" for p in sorted(points)) + "EOD\n"
-            plots.append(f"$c{i} using 1:2:3:4 with yerrorlines lw 1.5 pt {i + 4} ps 0.8 lc {i + 1} title '{family}'")
+            curves.append((sorted(points), f"using 1:2:3:4 with yerrorlines lw 1.5 pt {i + 4} ps 0.8 lc {i + 1} title '{family}'"))
         dense = results.mean(f"{group}-dense", at("accuracy"))
         if dense is not None:
-            plots.append(f"{dense:.4f} with lines dt 2 lc rgb 'gray40' title 'dense'")
-        text += "plot " + ", ".join(plots) + "\n"
-        if subprocess.run(["gnuplot"], input=text, text=True, cwd=raw, check=False).returncode == 0:
+            curves.append((None, f"{dense:.4f} with lines dt 2 lc rgb 'gray40' title 'dense'"))
+        if gnuplot.draw(raw / file, "760,480", f"set xlabel '{label}'\nset ylabel 'test accuracy / %'\n"
+                        "set key outside bottom center horizontal", curves):
             drawn.append(file)
     return drawn
 
@@ -213,11 +206,9 @@ def switch_plot(raw, results):
     layers = documents[min(documents)].get("switch", {}).get("layers", []) if documents else []
     if not layers or any(not layer.get("predicted_loss") for layer in layers):
         return None
-    if shutil.which("gnuplot") is None:
-        return file if (raw / file).is_file() else None
     rows = "".join(f'"{layer["name"]}" {layer["rank"] / min(layer["rows"], layer["cols"]):.6g} {1 - layer["kept_energy"]:.6g} '
                    f'{1 - layer["weighted_energy"]:.6g} {layer["predicted_loss"]:.6g} {layer["rank"]}\n' for layer in layers)
-    text = (f"set terminal svg size 860,600 dynamic background rgb 'white'\nset output '{file}'\n$d << EOD\n{rows}EOD\n"
+    text = (f"$d << EOD\n{rows}EOD\n"
             "set multiplot\nset size 1,0.42\nset origin 0,0.58\nset grid ytics\nset style fill solid 0.6 noborder\nset boxwidth 0.7\n"
             f"set xrange [-0.7:{len(layers) - 0.3}]\nset lmargin 12\nset bmargin 1\nset xtics format ''\n"
             "set ylabel 'rank / full rank'\nset yrange [0:*]\nset key top left\n"
@@ -226,8 +217,8 @@ def switch_plot(raw, results):
             "set ylabel 'share dropped; loss'\nset key outside top center horizontal\n"
             "plot $d using 0:3:xtic(1) with linespoints lc rgb 'gray50' pt 4 title 'share of the weight that is dropped', "
             "$d using 0:4 with linespoints lc rgb '#4878a8' pt 7 title 'share of the loss-weighted energy', "
-            "$d using 0:5 with linespoints lc rgb '#c03030' pt 9 title 'predicted loss'\nunset multiplot\n")
-    return file if subprocess.run(["gnuplot"], input=text, text=True, cwd=raw, check=False).returncode == 0 else None
+            "$d using 0:5 with linespoints lc rgb '#c03030' pt 9 title 'predicted loss'\nunset multiplot")
+    return file if gnuplot.run(raw / file, "860,600", text) else None
 
 
 # --- the page ---

@@ -5,10 +5,9 @@ A run gives points: networks with their size, their accuracy, and all that was s
 tickets gives one for each level, all other runs give one.
 """
 import dataclasses
-import shutil
 import statistics
-import subprocess
 
+import gnuplot
 import study_runs
 
 EPOCHS = 8
@@ -207,19 +206,13 @@ def draw(raw, known):
     drawn = []
     for axis, label, scale in (("parameters", "million parameters", 1e-6), ("macs", "million multiply-adds an image", 1e-6),
                                ("seconds", "processor minutes until then", 1 / 60)):
-        file = f"{axis}.svg"
-        if shutil.which("gnuplot") is None:
-            drawn += [file] if (raw / file).is_file() else []
-            continue
-        text = (f"set terminal svg size 760,480 dynamic background rgb 'white'\nset output '{file}'\nset grid\nset offsets graph 0.03,0.03,0.03,0.03\n"
-                f"set xlabel '{label}'\nset ylabel 'test accuracy / %'\nset key outside bottom center horizontal\n")
-        plots = []
+        curves = []
         for i, (family, points) in enumerate(families(known).items()):
-            values = sorted((scale * getattr(p, axis), p.accuracy) for p in points)
-            text += f"$c{i} << EOD\n" + "".join(f"{x:.6g} {y:.6g}\n" for x, y in values) + "EOD\n"
-            plots.append(f"$c{i} using 1:2 with linespoints lw 1.5 pt {i + 4} ps 0.8 lc {i + 1} title '{family}'")
-        if subprocess.run(["gnuplot"], input=text + "plot " + ", ".join(plots) + "\n", text=True, cwd=raw, check=False).returncode == 0:
-            drawn.append(file)
+            curves.append((sorted((scale * getattr(p, axis), p.accuracy) for p in points),
+                           f"using 1:2 with linespoints lw 1.5 pt {i + 4} ps 0.8 lc {i + 1} title '{family}'"))
+        if gnuplot.draw(raw / f"{axis}.svg", "760,480", f"set offsets graph 0.03,0.03,0.03,0.03\nset xlabel '{label}'\n"
+                        "set ylabel 'test accuracy / %'\nset key outside bottom center horizontal", curves):
+            drawn.append(f"{axis}.svg")
     return drawn
 
 
