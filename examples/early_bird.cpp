@@ -38,7 +38,7 @@ struct options : image_options {
 };
 
 void add_options(CLI::App& app, options& o) {
-  add_image_options(app, o, false,
+  add_image_options(app, o, false, false,
                     {{"--distance", "--criterion", "early-bird"},
                      {"--masks", "--criterion", "early-bird"},
                      {"--latest", "--criterion", "early-bird"}});

@@ -13,6 +13,12 @@ namespace {
 
 using namespace examples;
 
+#if defined(PUFFERFISH_EXAMPLES_JPEG)
+constexpr bool reads_folders = true;
+#else
+constexpr bool reads_folders = false;
+#endif
+
 struct options : image_options {
   procedure_options procedure;
   index_t first_layer = 2;
@@ -21,7 +27,7 @@ struct options : image_options {
 };
 
 void add_options(CLI::App& app, options& o) {
-  add_image_options(app, o, true);
+  add_image_options(app, o, true, reads_folders);
   add_device_options(app, o.device);
   add_procedure_options(app, o.procedure);
   app.add_option("--first-layer", o.first_layer, "First factorized layer, counted from 1")
@@ -67,7 +73,8 @@ class job {
       : o_(o),
         comm_(comm),
         set_(o, comm.rank()),
-        run_(initial_network(), comm, set_.data.train, set_.data.test, recipe(o), machine()),
+        run_(initial_network(), comm, set_.template images<T, Device>(o, true),
+             set_.template images<T, Device>(o, false), recipe(o), machine()),
         kept_(o.checkpoints, run_, comm, set_.out) {}
 
   /// Returns the exit status.
@@ -110,10 +117,11 @@ class job {
     const costs after = costs_now();
     if (end.finished) {
       const pufferfish::epoch_result& last = run_.history().back();
-      set_.out.line(format(
-          "test accuracy %.2f %%, loss %.4f; %s parameters, %s MACs, %s bytes a step; parameters %s",
-          last.test_accuracy, last.test_loss, grouped(after.parameters).c_str(), grouped(after.macs).c_str(),
-          grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
+      set_.out.line(
+          format("test accuracy %.2f %%%s, loss %.4f; %s parameters, %s MACs, %s bytes a step; parameters %s",
+                 last.test_accuracy, top5_text(last).c_str(), last.test_loss,
+                 grouped(after.parameters).c_str(), grouped(after.macs).c_str(),
+                 grouped(after.bytes_per_step).c_str(), digest_text(run_.net()).c_str()));
       if (!o_.save.empty()) save_network();
     }
     write_json(o_.json, document(before, after, end));
@@ -122,8 +130,12 @@ class job {
     if (!drawn.empty()) set_.out.line(drawn);
   }
 
+  static std::string top5_text(const pufferfish::epoch_result& seen) {
+    return seen.test_top5 > 0.0 ? format(" (top-5 %.2f %%)", seen.test_top5) : "";
+  }
+
   void save_network() const {
-    auto net = on_host(run_.net(), build_model(o_.model, set_.image, set_.data.train.classes));
+    auto net = on_host(run_.net(), build_model(o_.model, set_.image, set_.classes()));
     if (o_.merge) pufferfish::merge(net);
     save_model(o_.save, net, set_.card_of(o_, run_.normalize(), pufferfish::to_string(o_.procedure.mode)));
     if (!o_.save_statistics.empty()) save_statistics(net);
@@ -133,7 +145,8 @@ class job {
   /// are those of the saved network, so `normalized` is not set.
   void save_statistics(pufferfish::network<float>& net) const {
     pufferfish::context<pufferfish::device::cpu> ctx({threads_for(o_.threads, 1)});
-    pufferfish::image_task<float> task(net, set_.data.train, set_.data.test, recipe(o_), 0, 1);
+    pufferfish::image_task<float> task(net, set_.template images<float>(o_, true),
+                                       set_.template images<float>(o_, false), recipe(o_), 0, 1);
     pufferfish::factorize_policy all;
     all.first_layer = 1;
     all.last_layer_dense = all.shortcuts_dense = false;
@@ -150,7 +163,11 @@ class job {
     nlohmann::ordered_json j;
     j["options"] = options_json(o_, comm_.size());
     j["accuracy"] = nullptr;
-    if (!run_.history().empty()) j["accuracy"] = run_.history().back().test_accuracy;
+    if (!run_.history().empty()) {
+      const pufferfish::epoch_result& last = run_.history().back();
+      j["accuracy"] = last.test_accuracy;
+      if (last.test_top5 > 0.0) j["top5_accuracy"] = last.test_top5;
+    }
     kept_.add_results(j, before, after, o_.exchange, end);
     return j;
   }

@@ -59,6 +59,7 @@ present() {
     libdlib-dev) have_header dlib/algs.h ;;
     libonnx-dev) have_header onnx/checker.h -DONNX_ML=1 -DONNX_NAMESPACE=onnx ;;
     libjpeg62-turbo-dev) have_library jpeg ;;
+    libturbojpeg0-dev) have_pkg libturbojpeg ;;
     libblas-dev) have_library blas ;;
     liblapack-dev) have_library lapack ;;
     *) dpkg-query -W -f '${Status}' "$1" 2> /dev/null | grep -q 'ok installed' ;;

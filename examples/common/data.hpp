@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <pufferfish/io/dataset.hpp>
+#include <pufferfish/io/image_folder.hpp>
 
 namespace examples {
 
@@ -20,8 +21,12 @@ struct data_set {
   std::string folder;
   std::vector<std::string> classes;
   int pixel_maximum = 255;
-  pufferfish::image_set train, test;
+  pufferfish::image_set train, test;                 // empty for a folder of JPEG files
+  pufferfish::image_folder train_files, test_files;  // empty for all others
 };
+
+/// The data set of JPEG files: DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, as ImageNet's.
+inline constexpr const char* folder_set = "folder";
 
 namespace data {
 
@@ -91,6 +96,21 @@ inline std::string find_folder(const known_set& set, const std::string& root) {
                          set.folders.front() + " has " + set.first_file + " or " + set.first_file + ".gz");
 }
 
+/// Lists DATA/train and DATA/val. Throws io_error, and value_error unless both have the same classes.
+inline data_set list_folders(const std::string& root) {
+  if (root.empty()) throw pufferfish::value_error("--dataset folder: say where it is with --data");
+  data_set set{folder_set, root, {}, 255, {}, {}, {}, {}};
+  set.train_files = pufferfish::list_image_folder(root + "/train");
+  set.test_files = pufferfish::list_image_folder(root + "/val");
+  if (set.train_files.classes != set.test_files.classes) {
+    throw pufferfish::value_error(root + ": train has " + std::to_string(set.train_files.classes.size()) +
+                                  " classes, val " + std::to_string(set.test_files.classes.size()) +
+                                  ", or their names differ");
+  }
+  set.classes = set.train_files.classes;
+  return set;
+}
+
 }  // namespace data
 
 /// The names that load_data accepts.
@@ -103,11 +123,12 @@ inline std::vector<std::string> data_set_names() {
 /// Loads a set from `root` or its subfolder of the set's name; the bundled digits need
 /// no root. Throws io_error.
 inline data_set load_data(const std::string& name, const std::string& root) {
+  if (name == folder_set) return data::list_folders(root);
   for (const data::known_set& set : data::known_sets()) {
     if (set.name != name) continue;
     const std::string folder = data::find_folder(set, root);
     const bool cifar = name == "cifar10";
-    data_set result{name, folder, set.classes, set.pixel_maximum, {}, {}};
+    data_set result{name, folder, set.classes, set.pixel_maximum, {}, {}, {}, {}};
     result.train =
         cifar ? pufferfish::load_cifar10(folder, true) : pufferfish::load_mnist_layout(folder, true);
     result.test =

@@ -5,6 +5,7 @@
 /// What the programs that train image classifiers share: their options, the recipe of a run, data and output.
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,9 @@
 #include <nlohmann/json.hpp>
 
 #include <pufferfish/train/procedure.hpp>
+#if defined(PUFFERFISH_EXAMPLES_JPEG)
+#include <pufferfish/adapters/jpeg.hpp>
+#endif
 
 #include "kept_run.hpp"
 #include "model_file.hpp"
@@ -36,22 +40,51 @@ struct image_options : common_options {
   index_t pad_crop = 0;
   bool reflect = false;
   bool flip = false;
+  index_t image_size = 224;
+  index_t image_resize = 256;
+  double smallest_area = 0.08;
+  int decode_threads = 0;
   std::uint64_t seed = 1;
   exchange_choice exchange;
   checkpoint_options checkpoints;
   std::string save;
 };
 
-/// Adds the options of data, network and recipe. `switches`: as common_texts::switches. `uses`: options of
-/// the program that have an effect only with one value of another option.
-inline void add_image_options(CLI::App& app, image_options& o, bool switches,
+/// Adds the options of images from a folder of JPEG files.
+inline void add_folder_options(CLI::App& app, image_options& o, std::vector<option_use>& uses) {
+  app.add_option("--image-size", o.image_size, "Height and width of the network's images")
+      ->check(CLI::Range(1, 4096));
+  app.add_option("--image-resize", o.image_resize,
+                 "Shorter side of an image before its middle is cut out, in tests")
+      ->check(CLI::Range(1, 8192));
+  app.add_option(
+         "--smallest-area", o.smallest_area,
+         "Smallest share of an image in a random window, in training; 1: its middle")
+      ->check(CLI::Range(0.001, 1.0));
+  app.add_option("--decode-threads", o.decode_threads, "Threads that read images; 0: all")
+      ->check(CLI::Range(0, 1024));
+  for (const char* name : {"--image-size", "--image-resize", "--smallest-area", "--decode-threads"}) {
+    uses.push_back({name, "--dataset", folder_set});
+  }
+}
+
+/// Adds the options of data, network and recipe. `switches`: as common_texts::switches. `folders`: folders of
+/// JPEG files are a data set, too. `uses`: options of the program that have an effect only with one value of
+/// another option.
+inline void add_image_options(CLI::App& app, image_options& o, bool switches, bool folders = false,
                               std::vector<option_use> uses = {}) {
   common_texts texts{"Folder of the data set, or of several by name; empty: the bundled digits",
                      "Images a step, over all ranks"};
   texts.switches = switches;
   add_common_options(app, o, texts);
-  app.add_option("--dataset", o.data_set, "digits, mnist, fashion-mnist or cifar10")
-      ->check(CLI::IsMember(data_set_names()));
+  std::vector<std::string> sets = data_set_names();
+  std::string known = "digits, mnist, fashion-mnist or cifar10";
+  if (folders) {
+    sets.emplace_back(folder_set);
+    known += "; folder: DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg";
+  }
+  app.add_option("--dataset", o.data_set, known)->check(CLI::IsMember(sets));
+  if (folders) add_folder_options(app, o, uses);
   add_model_options(app, o.model);
   app.add_option("--schedule", o.schedule, "Of the learning rate")
       ->check(CLI::IsMember({"cosine", "multistep", "constant"}));
@@ -107,6 +140,7 @@ inline void apply(const image_options& o, double epochs, pufferfish::training_op
   t.augment.pad_crop = o.pad_crop;
   t.augment.reflect = o.reflect;
   t.augment.flip = o.flip;
+  if (o.data_set == folder_set) t.augment.smallest_area = o.smallest_area;
   t.seed = o.seed;
   apply(o.exchange, t);
 }
@@ -135,6 +169,7 @@ inline nlohmann::ordered_json recipe_json(const image_options& o, double epochs,
           {"pad_crop", o.pad_crop},
           {"reflect", o.reflect},
           {"flip", o.flip},
+          {"smallest_area", o.data_set == folder_set ? o.smallest_area : 1.0},
           {"seed", o.seed},
           {"ranks", ranks},
           {"threads", threads_for(o.threads, ranks)}};
@@ -145,7 +180,9 @@ struct image_setting {
   image_setting(const image_options& o, int rank)
       : out(rank, o.json, o.progress),
         data(load_data(o.data_set, o.data)),
-        image{1, data.train.height, data.train.width, data.train.channels} {}
+        image{1, data.train.height, data.train.width, data.train.channels} {
+    if (data.name == folder_set) image = {1, o.image_size, o.image_size, 3};
+  }
 
   console out;
   data_set data;
@@ -154,9 +191,26 @@ struct image_setting {
   /// The network, initialized.
   template <class T = float, class Device = pufferfish::device::cpu>
   pufferfish::network<T, Device> network_of(const image_options& o) const {
-    auto net = build_model<T, Device>(o.model, image, data.train.classes);
+    auto net = build_model<T, Device>(o.model, image, classes());
     net.initialize(o.seed);
     return net;
+  }
+
+  index_t classes() const { return static_cast<index_t>(data.classes.size()); }
+
+  /// The training or the test images, for a run.
+  template <class T, class Device = pufferfish::device::cpu>
+  std::shared_ptr<const pufferfish::image_source<T, Device>> images([[maybe_unused]] const image_options& o,
+                                                                    bool train) const {
+#if defined(PUFFERFISH_EXAMPLES_JPEG)
+    if (data.name == folder_set) {
+      return std::make_shared<pufferfish::folder_images<T, Device>>(
+          train ? data.train_files : data.test_files,
+          pufferfish::folder_options{
+              .size = o.image_size, .resize = o.image_resize, .threads = o.decode_threads});
+    }
+#endif
+    return std::make_shared<pufferfish::images_in_memory<T, Device>>(train ? data.train : data.test);
   }
 
   model_card card_of(const image_options& o, const pufferfish::normalization& normalize,

@@ -63,19 +63,21 @@ inline std::string switch_table(const pufferfish::factorization& factors, bool e
 }
 
 inline nlohmann::ordered_json to_json(const pufferfish::epoch_result& epoch) {
-  return {{"epoch", epoch.epoch + 1},
-          {"low_rank", epoch.low_rank},
-          {"learning_rate", epoch.learning_rate},
-          {"train_loss", epoch.train_loss},
-          {"train_accuracy", epoch.train_accuracy},
-          {"test_loss", epoch.test_loss},
-          {"test_accuracy", epoch.test_accuracy},
-          {"seconds", epoch.seconds},
-          {"ms_per_step", epoch.step_ms},
-          {"exchange_ms", epoch.exchange_ms},
-          {"parameters", epoch.parameters},
-          {"macs", epoch.macs},
-          {"bytes_per_step", epoch.bytes_per_step}};
+  nlohmann::ordered_json j{{"epoch", epoch.epoch + 1},
+                           {"low_rank", epoch.low_rank},
+                           {"learning_rate", epoch.learning_rate},
+                           {"train_loss", epoch.train_loss},
+                           {"train_accuracy", epoch.train_accuracy},
+                           {"test_loss", epoch.test_loss},
+                           {"test_accuracy", epoch.test_accuracy},
+                           {"seconds", epoch.seconds},
+                           {"ms_per_step", epoch.step_ms},
+                           {"exchange_ms", epoch.exchange_ms},
+                           {"parameters", epoch.parameters},
+                           {"macs", epoch.macs},
+                           {"bytes_per_step", epoch.bytes_per_step}};
+  if (epoch.test_top5 > 0.0) j["test_top5"] = epoch.test_top5;
+  return j;
 }
 
 /// The rows of --explain. Numbers that are not known are null.

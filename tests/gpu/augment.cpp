@@ -2,6 +2,8 @@
 #include "support.hpp"
 
 #include <pufferfish/gpu/train/augment.hpp>
+#include <pufferfish/gpu/train/byte_stage.hpp>
+#include <pufferfish/train/device_parts.hpp>
 
 using namespace gpu_test;
 
@@ -65,5 +67,25 @@ TEST_CASE("gpu augment: the batches of the CPU's loader, to the bit") {
     CHECK_THROWS_AS(
         device.load(gpu_context(), 0, 0, images.device_view(shape), labels.device_span().first(1)),
         pf::shape_error);
+  }
+}
+
+TEST_CASE("gpu byte stage: the numbers of the CPU's stage, to the bit, in batches of different sizes") {
+  const pf::image_set set = random_set(9, 5, 7, 3);
+  const pf::extents<4> shape{9, 5, 7, 3};
+  const std::vector<float> table =
+      pf::batch_plan(shape, {.batch = 9, .normalize = pf::measure_normalization(set)}).normalized_values();
+  pf::detail::device_parts<pf::device::cpu>::byte_stage host(shape, table);
+  pf::gpu::byte_stage device(shape, table);
+  twin<float> images(pf::volume<4>(shape), -3.0F);
+  twin<std::int32_t> labels(shape[0], -3);
+  pf::context<pf::device::cpu> cpu;
+  for (const index_t count : {9, 0, 1, 4, 9, 2, 3}) {  // more than input_place keeps at once
+    const std::uint8_t* const pixels = set.pixels.data() + (9 - count) * 5 * 7 * 3;
+    const std::int32_t* const of = set.labels.data() + (9 - count);
+    host.bring(cpu, count, pixels, of, images.host().data(), labels.host().data());
+    device.bring(gpu_context(), count, pixels, of, images.device_span().data(), labels.device_span().data());
+    CHECK(images.fetched() == images.host());
+    CHECK(labels.fetched() == labels.host());
   }
 }

@@ -32,6 +32,7 @@ THIRD_PARTY = {
     "torch/": "torch",
     "dlib/": "dlib",
     "onnx/": "onnx",
+    "turbojpeg.h": "jpeg",
     "google/protobuf/": "onnx",
 }
 # What would mean something else within a namespace, or after another file.

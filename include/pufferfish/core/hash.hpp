@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
@@ -105,4 +106,15 @@ std::uint64_t digest(std::span<T> values) {
   return hasher().values(std::span<const T>(values)).digest();
 }
 
+namespace detail {
+
+/// "0x" and 16 digits.
+inline std::string hexadecimal(std::uint64_t value) {
+  std::string text(18, '0');
+  text[1] = 'x';
+  for (std::size_t i = 18; i-- > 2; value >>= 4) text[i] = "0123456789abcdef"[value & 15U];
+  return text;
+}
+
+}  // namespace detail
 PUFFERFISH_NAMESPACE_END

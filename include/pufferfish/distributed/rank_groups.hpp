@@ -13,18 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include <pufferfish/core/config.hpp>
+#include <pufferfish/core/hash.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
-
-/// "0x" and 16 digits.
-inline std::string hexadecimal(std::uint64_t value) {
-  std::string text(18, '0');
-  text[1] = 'x';
-  for (std::size_t i = 18; i-- > 2; value >>= 4) text[i] = "0123456789abcdef"[value & 15U];
-  return text;
-}
 
 /// Ranks that hold the same value; ascending.
 struct rank_group {

@@ -5,8 +5,12 @@
 /// Internal: types and functions of training runs that differ between devices. This header has those of the
 /// CPU; <pufferfish/gpu.hpp> has those of the GPU.
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/memory.hpp>
@@ -43,6 +47,30 @@ struct device_parts<device::cpu> {
 
    private:
     memory_block<std::byte> place_;
+  };
+
+  /// Turns a batch of 8-bit images into numbers: value v of channel c becomes table[256 c + v].
+  class byte_stage {
+   public:
+    /// `images`: shape of the largest batch, NHWC.
+    byte_stage(const extents<4>& images, std::vector<float> table)
+        : channels_(images[3]), image_(images[1] * images[2] * images[3]), table_(std::move(table)) {}
+
+    /// `pixels`: `count` images, dense; `labels`: `count`. The results do not overlap them.
+    template <class T>
+    void bring(context<device::cpu>&, index_t count, const std::uint8_t* pixels, const std::int32_t* labels,
+               T* images, std::int32_t* labels_out) const {
+      for (index_t i = 0; i < count * image_; i += channels_) {
+        for (index_t c = 0; c < channels_; ++c) {
+          images[i + c] = static_cast<T>(table_[static_cast<std::size_t>(256 * c + pixels[i + c])]);
+        }
+      }
+      std::copy_n(labels, count, labels_out);
+    }
+
+   private:
+    index_t channels_, image_;
+    std::vector<float> table_;
   };
 
   /// Number of rows that a step computes for `tokens` tokens: at least `tokens`, on the CPU exactly `tokens`.

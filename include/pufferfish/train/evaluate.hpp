@@ -4,7 +4,9 @@
 /// \file
 /// `evaluate`: loss and accuracy of a network on a set of images.
 
+#include <cmath>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include <pufferfish/distributed/communicator.hpp>
@@ -22,24 +24,32 @@ struct evaluation {
   double loss_sum = 0.0;
   std::int64_t correct = 0;
   std::int64_t count = 0;
+  /// Samples whose label has one of the five largest logits; counted in tests of networks with at least 100
+  /// classes.
+  std::int64_t in_top5 = 0;
 
   /// Mean cross entropy in nats, and the share of samples whose largest logit is at their label, in percent.
   /// Both are 0 without samples.
   double loss() const { return count > 0 ? loss_sum / static_cast<double>(count) : 0.0; }
-  double accuracy() const {
-    return count > 0 ? 100.0 * static_cast<double>(correct) / static_cast<double>(count) : 0.0;
+  double accuracy() const { return percent(correct); }
+  /// Share of in_top5, in percent.
+  double top5_accuracy() const { return percent(in_top5); }
+
+ private:
+  double percent(std::int64_t hits) const {
+    return count > 0 ? 100.0 * static_cast<double>(hits) / static_cast<double>(count) : 0.0;
   }
 };
 
 /// Sums an evaluation over all ranks. Collective.
-/// Two all-reduces: one of the loss, one of both counts.
+/// Two all-reduces: one of the loss, one of the counts.
 template <class Comm>
 evaluation reduce(Comm& comm, evaluation local) {
   double loss[1] = {local.loss_sum};
-  std::int64_t counts[2] = {local.correct, local.count};
+  std::int64_t counts[3] = {local.correct, local.count, local.in_top5};
   comm.all_reduce_sum(std::span<double>(loss));
   comm.all_reduce_sum(std::span<std::int64_t>(counts));
-  return {loss[0], counts[0], counts[1]};
+  return {loss[0], counts[0], counts[1], counts[2]};
 }
 
 namespace detail {
@@ -61,13 +71,48 @@ inline result_sums sum_of_results(const memory_block<double>& results) {
   return sum;
 }
 
-/// Runs all batches of a source through the network.
+/// Number of classes from which on tests count in_top5.
+inline constexpr index_t top5_classes = 100;
+
+/// Rows of `logits` [rows x classes] whose label is among the five largest values; of equal values the first
+/// ones count as larger.
+inline std::int64_t count_in_top5(std::span<const float> logits, std::span<const std::int32_t> labels,
+                                  index_t classes) {
+  std::int64_t found = 0;
+  for (std::size_t row = 0; row < labels.size(); ++row) {
+    const auto values =
+        logits.subspan(row * static_cast<std::size_t>(classes), static_cast<std::size_t>(classes));
+    const auto label = static_cast<std::size_t>(labels[row]);
+    const float own = values[label];
+    if (std::isnan(own)) continue;
+    int larger = 0;
+    for (std::size_t c = 0; c < values.size(); ++c)
+      larger += values[c] > own || (values[c] == own && c < label);
+    found += larger < 5;
+  }
+  return found;
+}
+
+/// The same, of the first `count` rows in the memory of a device.
+template <class T>
+std::int64_t count_in_top5(const memory_block<T>& logits, const memory_block<std::int32_t>& labels,
+                           index_t count, index_t classes) {
+  std::vector<T> values(static_cast<std::size_t>(logits.size()));
+  std::vector<std::int32_t> expected(static_cast<std::size_t>(labels.size()));
+  logits.to_host(values);
+  labels.to_host(expected);
+  std::vector<float> seen(static_cast<std::size_t>(count * classes));
+  for (std::size_t i = 0; i < seen.size(); ++i) seen[i] = static_cast<float>(values[i]);
+  expected.resize(static_cast<std::size_t>(count));
+  return count_in_top5(seen, expected, classes);
+}
+
+/// Runs all batches of image_batches or a loader through the network. `shape`: of the largest batch.
 template <class T, class Device, class Comm, class Source>
-evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, Source& source) {
-  const image_set& set = source.set();
-  const index_t room = source.max_local_batch(), steps = source.steps_per_epoch();
+evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, Source& source,
+                    const extents<4>& shape) {
+  const index_t room = shape[0], steps = source.steps_per_epoch();
   memory_source& memory = memory_of<Device>::source();
-  const extents<4> shape{room, set.height, set.width, set.channels};
   const extents<4> output_shape = net.output_shape(shape);
   memory_block<T> images(memory, volume<4>(shape), uninitialized);
   memory_block<T> logits(memory, volume<4>(output_shape), uninitialized);
@@ -75,7 +120,7 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
   memory_block<double> results(memory, 2 * steps);  // of all batches: the host reads them once
   const tensor_view<T, 4> x(images.data(), shape), y(logits.data(), output_shape);
   const mode_scope<Device> inference(ctx, run_mode::inference);
-  std::int64_t images_seen = 0;
+  std::int64_t images_seen = 0, in_top5 = 0;
   const SoftmaxCrossEntropy<T> criterion;
   for (index_t step = 0; step < steps; ++step) {
     const index_t count = source.load(ctx, 0, step, x, labels.span()).count;
@@ -85,9 +130,10 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
     criterion(ctx, part, labels.span().first(static_cast<std::size_t>(count)), 1.0, {},
               results.data() + 2 * step);
     images_seen += count;
+    if (output_shape[3] >= top5_classes) in_top5 += count_in_top5(logits, labels, count, output_shape[3]);
   }
   const result_sums sum = sum_of_results(results);
-  return reduce(comm, {sum.loss, sum.second, images_seen});
+  return reduce(comm, {sum.loss, sum.second, images_seen, in_top5});
 }
 
 }  // namespace detail
@@ -112,7 +158,8 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
                                                                    .normalize = normalize,
                                                                    .rank = comm.rank(),
                                                                    .ranks = comm.size()});
-  return detail::evaluate(ctx, net, comm, source);
+  return detail::evaluate(ctx, net, comm, source,
+                          {source.max_local_batch(), set.height, set.width, set.channels});
 }
 
 PUFFERFISH_NAMESPACE_END

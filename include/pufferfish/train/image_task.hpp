@@ -5,7 +5,7 @@
 /// `image_task`: image classification as the task of a training run.
 
 #include <algorithm>
-#include <optional>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -16,7 +16,7 @@
 #include <pufferfish/prune/grasp.hpp>
 #include <pufferfish/train/evaluate.hpp>
 #include <pufferfish/train/host_mirror.hpp>
-#include <pufferfish/train/loader.hpp>
+#include <pufferfish/train/image_source.hpp>
 #include <pufferfish/train/options.hpp>
 #include <pufferfish/train/training_run.hpp>
 
@@ -37,24 +37,32 @@ template <class T, class Device = device::cpu>
 class image_task {
  public:
   using model_type = network<T, Device>;
+  using source_type = image_source<T, Device>;
 
   /// The sets must outlive the object. Throws shape_error if images do not fit the network; as loader for an
   /// invalid set, batch, rank or padding; as gpu::image_loader on a device. Local.
   image_task(const model_type& net, const image_set& train, const image_set& test,
              const training_options& options, int rank, int ranks)
-      : test_(&test),
+      : image_task(net, std::make_shared<images_in_memory<T, Device>>(train),
+                   std::make_shared<images_in_memory<T, Device>>(test), options, rank, ranks) {}
+
+  /// Images from any source; throws its errors, too.
+  image_task(const model_type& net, std::shared_ptr<const source_type> train,
+             std::shared_ptr<const source_type> test, const training_options& options, int rank, int ranks)
+      : train_(std::move(train)),
+        test_(std::move(test)),
         options_(options),
         ranks_(ranks),
-        normalize_(measure_normalization(train)),
-        source_(train, loader_for(rank, ranks)),
-        shape_{source_.max_local_batch(), train.height, train.width, train.channels},
+        normalize_(train_->normalize()),
+        batches_(train_->batches(loader_for(rank, ranks))),
+        shape_(batch_shape(*train_, *batches_)),
         output_shape_(net.output_shape(shape_)),
         images_(memory(), volume<4>(shape_)),
         labels_(memory(), shape_[0]),
         logits_(memory(), volume<4>(output_shape_)),
         gradient_(memory(), volume<4>(output_shape_)) {}
 
-  index_t steps_per_epoch() const { return source_.steps_per_epoch(); }
+  index_t steps_per_epoch() const { return batches_->steps_per_epoch(); }
   /// Multiply-adds of a forward pass of one image.
   index_t macs(const model_type& net) const {
     extents<4> image = shape_;
@@ -66,7 +74,8 @@ class image_task {
 
   /// Loads this rank's part of the batch of epoch at.epoch, step at.step. The part may be empty.
   step_share load(context<Device>& ctx, const step_position& at) {
-    place_ = source_.load(ctx, at.epoch, at.step, tensor_view<T, 4>(images_.data(), shape_), labels_.span());
+    place_ =
+        batches_->load(ctx, at.epoch, at.step, tensor_view<T, 4>(images_.data(), shape_), labels_.span());
     ctx.begin_step(at.total, place_.first);
     const hasher work = hasher().number(place_.first).number(place_.count).number(place_.global_count);
     return {place_.count, work.digest()};
@@ -108,10 +117,8 @@ class image_task {
   void grasp_gradient(context<Device>& ctx, model_type& net, int which, index_t per_class,
                       double temperature) {
     using P = parameter_t<T>;
-    const image_set& all = source_.set();
-    const auto halves =
-        balanced_halves(std::span<const std::int32_t>(all.labels), all.classes, per_class, options_.seed);
-    const image_set some = chosen_images(all, which == 0 ? halves.first : halves.second);
+    const auto halves = balanced_halves(train_->labels(), train_->classes(), per_class, options_.seed);
+    const image_set some = train_->chosen(which == 0 ? halves.first : halves.second);
     loader_options options{.batch = some.count, .shuffle = false, .augment = {}, .normalize = normalize_};
     loader source(some, options);
     const extents<4> shape{some.count, shape_[1], shape_[2], shape_[3]}, outputs = net.output_shape(shape);
@@ -149,49 +156,34 @@ class image_task {
   /// set there. Collective.
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
-    if (!test_source_) {
+    if (test_batches_ == nullptr) {
       loader_options options = loader_for(comm.rank(), comm.size());
       options.batch = std::max<index_t>(options_.batch, 256);
       options.shuffle = false;
       options.augment = {};
-      test_source_.emplace(*test_, options);
+      test_batches_ = test_->batches(options);
     }
-    return detail::evaluate(ctx, net, comm, *test_source_);
+    return detail::evaluate(ctx, net, comm, *test_batches_, batch_shape(*test_, *test_batches_));
   }
 
   std::string describe() const {
     return detail::message({"batch ", options_.batch, "\nlabel smoothing ",
                             pufferfish::describe(options_.smoothing), "\ncrop padding ",
                             options_.augment.pad_crop, options_.augment.reflect ? ", reflected" : "",
-                            "\nflip ", options_.augment.flip ? "yes\n" : "no\n"});
+                            "\nflip ", options_.augment.flip ? "yes\n" : "no\n",
+                            options_.augment.smallest_area == 1.0
+                                ? ""
+                                : detail::message({"smallest area ", options_.augment.smallest_area, "\n"})});
   }
-  std::string data_lines() const { return data_line("training", source_.set()) + data_line("test", *test_); }
+  std::string data_lines() const {
+    return "training data " + train_->describe() + "\ntest data " + test_->describe() + "\n";
+  }
 
  private:
-  using image_source = typename detail::device_parts<Device>::image_source;
-
-  // Sizes of a set and a digest of its pixels and labels.
-  static std::string data_line(const char* name, const image_set& set) {
-    const std::uint64_t content = hasher()
-                                      .values(std::span<const std::uint8_t>(set.pixels))
-                                      .values(std::span<const std::int32_t>(set.labels))
-                                      .digest();
-    return detail::message({name, " data ", set.count, " images of ",
-                            extents<3>{set.height, set.width, set.channels}, ", ", set.classes,
-                            " classes, digest ", detail::hexadecimal(content), "\n"});
-  }
-
-  // A set of copies of these samples, in this order.
-  static image_set chosen_images(const image_set& all, const std::vector<index_t>& samples) {
-    image_set some{
-        static_cast<index_t>(samples.size()), all.height, all.width, all.channels, all.classes, {}, {}};
-    const index_t size = all.height * all.width * all.channels;
-    for (const index_t sample : samples) {
-      const auto first = all.pixels.begin() + sample * size;
-      some.pixels.insert(some.pixels.end(), first, first + size);
-      some.labels.push_back(all.labels[static_cast<std::size_t>(sample)]);
-    }
-    return some;
+  static extents<4> batch_shape(const source_type& source, const image_batches<T, Device>& batches) {
+    extents<4> shape = source.images();
+    shape[0] = batches.max_local_batch();
+    return shape;
   }
 
   static memory_source& memory() { return memory_of<Device>::source(); }
@@ -211,12 +203,11 @@ class image_task {
             .ranks = ranks};
   }
 
-  const image_set* test_;
+  std::shared_ptr<const source_type> train_, test_;
   training_options options_;
   int ranks_;
   normalization normalize_;
-  image_source source_;
-  std::optional<image_source> test_source_;
+  std::unique_ptr<image_batches<T, Device>> batches_, test_batches_;
   extents<4> shape_, output_shape_;
   memory_block<T> images_;
   memory_block<std::int32_t> labels_;

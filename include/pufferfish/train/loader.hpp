@@ -10,30 +10,14 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/core/context.hpp>
-#include <pufferfish/core/number_text.hpp>
-#include <pufferfish/core/random.hpp>
-#include <pufferfish/core/view.hpp>
 #include <pufferfish/io/image_set.hpp>
+#include <pufferfish/train/batch_plan.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-
-/// Random changes to training images.
-/// All (2 pad_crop + 1)^2 windows are equally likely.
-struct augmentation {
-  index_t pad_crop = 0;  ///< pad each side by this many pixels, then cut a window of the old size at random
-  bool reflect = false;  ///< pad with the mirror image (the edge not repeated) instead of zero pixels
-  bool flip = false;     ///< mirror left and right with probability 1/2
-};
-
-/// A pixel v (0 .. 255) of channel c becomes (v - mean[c]) / deviation[c]. Both empty: it stays v.
-/// Lengths: the number of channels, or 0.
-struct normalization {
-  std::vector<float> mean, deviation;
-};
-
 namespace detail {
 
 /// Throws value_error for an empty set and for labels outside 0 .. classes - 1, shape_error for numbers of
@@ -96,88 +80,30 @@ inline normalization measure_normalization(const image_set& set) {
   return result;
 }
 
-/// Ranges are checked by the constructor of loader.
-struct loader_options {
-  index_t batch = 128;  ///< samples of all ranks together; an epoch's last batch may have fewer
-  bool shuffle = true;  ///< a new order every epoch; else the order of the set
-  augmentation augment;
-  normalization normalize;
-  std::uint64_t seed = 0;
-  int rank = 0;
-  int ranks = 1;
-};
-
-/// A rank's part of one global batch. `count` may be 0 in a batch smaller than the number of ranks.
-struct batch_place {
-  index_t first = 0;         ///< position of this rank's first sample in the global batch
-  index_t count = 0;         ///< this rank's samples
-  index_t global_count = 0;  ///< samples of all ranks
-};
-
-/// Serves the batches of an image set. Order and augmentation of a sample are pure functions of (seed, epoch,
-/// position of the sample in the set), so the global batches do not depend on the number of ranks. Of a batch
-/// of B samples, rank r of p gets B r / p .. B (r + 1) / p - 1. The set must outlive the loader unchanged.
-/// One thread at a time uses a loader. A step in a new epoch computes the epoch's permutation first, in time
-/// and memory proportional to the number of samples.
+/// Serves the batches of an image set by a batch_plan. The augmentation of a sample is a pure function of
+/// (seed, epoch, position of the sample in the set). The set must outlive the loader unchanged.
 /// \code
 ///   loader source(train, {.batch = 128, .normalize = measure_normalization(train)});
 ///   tensor<float, 4> x({source.max_local_batch(), train.height, train.width, train.channels});
 ///   std::vector<std::int32_t> labels(128);  // at least got.count
 ///   const batch_place got = source.load(0, 0, x.view(), std::span<std::int32_t>(labels));
 /// \endcode
-class loader {
+class loader : public batch_plan {
  public:
-  /// Throws value_error for an empty set, a label outside 0 .. classes - 1, a batch below 1, a rank outside 0
-  /// .. ranks - 1, padding that is negative (or not smaller than the image, where it reflects), a mean that
-  /// is not finite, a deviation that is not finite and positive; shape_error if pixels or labels of the set,
-  /// or the lengths of mean and deviation, do not fit its extents. All name the numbers.
-  loader(const image_set& set, loader_options options) : set_(&set), options_(std::move(options)) {
-    detail::check_image_set(set, "loader");
-    check_options();
-    fill_table();
+  /// Throws the errors of batch_plan; value_error for an empty set, a label outside 0 .. classes - 1, padding
+  /// that is negative (or not smaller than the image, where it reflects); shape_error if pixels or labels of
+  /// the set do not fit its extents. All name the numbers.
+  loader(const image_set& set, loader_options options)
+      : batch_plan(checked_extents(set), std::move(options)), set_(&set), table_(normalized_values()) {
+    check_augmentation();
   }
   loader(image_set&&, loader_options) = delete;
 
   const image_set& set() const { return *set_; }
-  const loader_options& options() const { return options_; }
   /// The normalised value of pixel value v of channel c, at 256 c + v.
   const std::vector<float>& table() const { return table_; }
   /// Random numbers of an epoch's augmentation. Sample i of the set uses the numbers 3 i, 3 i + 1, 3 i + 2.
   random_stream augmentation_stream(index_t epoch) const { return stream("augment", epoch); }
-
-  /// Global batches an epoch, the last smaller one included.
-  index_t steps_per_epoch() const { return (set_->count + options_.batch - 1) / options_.batch; }
-
-  /// Most samples that any rank gets in a step.
-  index_t max_local_batch() const {
-    return (std::min(options_.batch, set_->count) + options_.ranks - 1) / options_.ranks;
-  }
-
-  /// This rank's samples of a step's global batch. Throws value_error for an epoch or a step out of
-  /// range.
-  batch_place place(index_t epoch, index_t step) const {
-    if (epoch < 0 || step < 0 || step >= steps_per_epoch()) {
-      detail::throw_error<value_error>(
-          {"loader: epoch ", epoch, ", step ", step, "; steps are 0 .. ", steps_per_epoch() - 1});
-    }
-    const index_t count = std::min(options_.batch, set_->count - step * options_.batch);
-    const index_t first = count * options_.rank / options_.ranks;
-    return {first, count * (options_.rank + 1) / options_.ranks - first, count};
-  }
-
-  /// Like place(), for a batch that will fill `images` (NHWC) and `labels` labels. Also throws shape_error if
-  /// there is no room for count samples or the images have another size.
-  batch_place place_for(index_t epoch, index_t step, const extents<4>& images, std::size_t labels) const {
-    const batch_place part = place(epoch, step);
-    const extents<4> expected{part.count, set_->height, set_->width, set_->channels};
-    if (images[0] < part.count || static_cast<index_t>(labels) < part.count ||
-        !std::equal(images.begin() + 1, images.end(), expected.begin() + 1)) {
-      detail::throw_error<shape_error>({"loader: a batch of ", to_string<4>(expected), " (NHWC) and ",
-                                        part.count, " labels does not fit into ", to_string<4>(images),
-                                        " and ", labels});
-    }
-    return part;
-  }
 
   /// Fills rows 0 .. count - 1 of `images` (N x height x width x channels, dense) and of `labels` with this
   /// rank's part of a global batch; later rows are unchanged. Throws as place_for.
@@ -188,7 +114,7 @@ class loader {
     T* row = images.flat().data();
     const index_t row_size = set_->height * set_->width * set_->channels;
     for (index_t i = 0; i < part.count; ++i) {
-      const index_t sample = sample_at(epoch, step * options_.batch + part.first + i);
+      const index_t sample = sample_at(epoch, step * options().batch + part.first + i);
       write_image(epoch, sample, row + i * row_size);
       labels[static_cast<std::size_t>(i)] = set_->labels[static_cast<std::size_t>(sample)];
     }
@@ -202,17 +128,6 @@ class loader {
     return load(epoch, step, images, labels);
   }
 
-  /// Position in the set of the sample at position 0 .. count - 1 of an epoch's order.
-  /// `position` is not checked.
-  index_t sample_at(index_t epoch, index_t position) {
-    if (!options_.shuffle) return position;
-    if (epoch != order_epoch_) {
-      order_ = random_permutation(set_->count, stream("shuffle", epoch));
-      order_epoch_ = epoch;
-    }
-    return static_cast<index_t>(order_[static_cast<std::size_t>(position)]);
-  }
-
  private:
   /// How one sample is cut and mirrored in one epoch: its window starts at (top, left) of the unpadded image.
   struct window {
@@ -221,19 +136,15 @@ class loader {
     bool flipped = false;
   };
 
-  random_stream stream(const char* purpose, index_t epoch) const {
-    return {options_.seed, substream(stream_id(purpose), static_cast<std::uint64_t>(epoch))};
-  }
-
   window draw_window(index_t epoch, index_t sample) const {
     const random_stream random = augmentation_stream(epoch);
     const auto number = 3 * static_cast<std::uint64_t>(sample);
-    const index_t pad = options_.augment.pad_crop;
+    const index_t pad = options().augment.pad_crop;
     const auto positions = static_cast<std::uint64_t>(2 * pad + 1);
     window result;
     result.top = static_cast<index_t>(random.below(number, positions)) - pad;
     result.left = static_cast<index_t>(random.below(number + 1, positions)) - pad;
-    result.flipped = options_.augment.flip && random.below(number + 2, 2) == 1;
+    result.flipped = options().augment.flip && random.below(number + 2, 2) == 1;
     return result;
   }
 
@@ -261,54 +172,30 @@ class loader {
   /// Position in the unpadded image that a position of the padded image shows, or -1 for a zero pixel.
   index_t source_position(index_t position, index_t length) const {
     if (position >= 0 && position < length) return position;
-    return options_.augment.reflect ? detail::reflected(position, length) : -1;
+    return options().augment.reflect ? detail::reflected(position, length) : -1;
   }
 
-  void check_options() const {
-    const loader_options& o = options_;
-    if (o.batch < 1) detail::throw_error<value_error>({"loader: a batch of ", o.batch});
-    if (o.ranks < 1 || o.rank < 0 || o.rank >= o.ranks) {
-      detail::throw_error<value_error>({"loader: rank ", o.rank, " of ", o.ranks});
-    }
+  static extents<4> checked_extents(const image_set& set) {
+    detail::check_image_set(set, "loader");
+    return {set.count, set.height, set.width, set.channels};
+  }
+
+  void check_augmentation() const {
+    const loader_options& o = options();
     const index_t pad = o.augment.pad_crop;
     if (pad < 0 || (o.augment.reflect && pad >= std::min(set_->height, set_->width))) {
       detail::throw_error<value_error>({"loader: cannot pad images of ", set_->height, " x ", set_->width,
                                         " pixels by ", pad,
                                         o.augment.reflect ? " reflected pixels" : " pixels"});
     }
-    const auto channels = o.normalize.mean.empty() && o.normalize.deviation.empty()
-                              ? 0
-                              : static_cast<std::size_t>(set_->channels);
-    if (o.normalize.mean.size() != channels || o.normalize.deviation.size() != channels) {
-      detail::throw_error<shape_error>({"loader: normalization has ", o.normalize.mean.size(), " means and ",
-                                        o.normalize.deviation.size(), " deviations for ", set_->channels,
-                                        " channels"});
-    }
-    for (std::size_t c = 0; c < channels; ++c) {
-      const float deviation = o.normalize.deviation[c];
-      if (!std::isfinite(o.normalize.mean[c]) || !(deviation > 0.0F && std::isfinite(deviation))) {
-        detail::throw_error<value_error>({"loader: channel ", c, " has mean ",
-                                          detail::shortest_number(o.normalize.mean[c]), " and deviation ",
-                                          detail::shortest_number(deviation)});
-      }
-    }
-  }
-
-  // table_[256 c + v] = (v - mean[c]) / deviation[c], computed in double.
-  void fill_table() {
-    for (std::size_t c = 0; c < static_cast<std::size_t>(set_->channels); ++c) {
-      const bool plain = options_.normalize.mean.empty();
-      const double mean = plain ? 0.0 : static_cast<double>(options_.normalize.mean[c]);
-      const double deviation = plain ? 1.0 : static_cast<double>(options_.normalize.deviation[c]);
-      for (int v = 0; v < 256; ++v) table_.push_back(static_cast<float>((v - mean) / deviation));
+    if (o.augment.smallest_area != 1.0) {
+      detail::throw_error<value_error>({"loader: images of one size are cut by pad_crop; smallest_area is ",
+                                        detail::shortest_number(o.augment.smallest_area), ", not 1"});
     }
   }
 
   const image_set* set_;
-  loader_options options_;
   std::vector<float> table_;
-  std::vector<std::uint32_t> order_;
-  index_t order_epoch_ = -1;
 };
 
 PUFFERFISH_NAMESPACE_END

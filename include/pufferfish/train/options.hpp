@@ -273,6 +273,7 @@ struct epoch_result {
   double train_accuracy = 0.0;  ///< percent, of augmented samples, while training
   double test_loss = 0.0;
   double test_accuracy = 0.0;  ///< percent
+  double test_top5 = 0.0;      ///< evaluation::top5_accuracy(); 0 where it is not counted
   double seconds = 0.0;        ///< training steps, without evaluation
   double step_ms = 0.0;        ///< median over the epoch's steps
   double exchange_ms = 0.0;    ///< mean part of a step in which the exchange outlasted the backward pass

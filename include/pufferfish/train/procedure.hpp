@@ -4,6 +4,7 @@
 /// \file
 /// `procedure`: the Pufferfish training procedure for image classifiers.
 
+#include <memory>
 #include <utility>
 
 #include <pufferfish/train/image_task.hpp>
@@ -29,6 +30,16 @@ class procedure : public training_run<image_task<T, Device>, Comm> {
   /// and value_error on ranks whose images do fit. Other errors as training_run.
   procedure(network<T, Device> net, Comm& comm, const image_set& train, const image_set& test,
             const training_options& options, const machine_options& machine = {})
+      : procedure(
+            detail::all_or_none(
+                comm, "procedure",
+                [&] { return image_task<T, Device>(net, train, test, options, comm.rank(), comm.size()); }),
+            std::move(net), comm, options, machine) {}
+
+  /// Images from any source; throws its errors, too.
+  procedure(network<T, Device> net, Comm& comm, std::shared_ptr<const image_source<T, Device>> train,
+            std::shared_ptr<const image_source<T, Device>> test, const training_options& options,
+            const machine_options& machine = {})
       : procedure(
             detail::all_or_none(
                 comm, "procedure",

@@ -86,6 +86,7 @@ struct training_record {
       add_line(text, "epoch", e.epoch, e.low_rank, e.learning_rate, e.train_loss, e.train_accuracy,
                e.test_loss, e.test_accuracy, e.seconds, e.step_ms, e.exchange_ms);
       add_line(text, "size", e.parameters, e.macs, e.bytes_per_step);
+      if (e.test_top5 > 0.0) add_line(text, "top5", e.test_top5);
     }
     if (switched) {
       add_line(text, "switch", switched->epoch, switched->milliseconds, switched->factors.parameters_before,
@@ -149,6 +150,8 @@ struct training_record {
     } else if (kind == "size" && !history.empty()) {  // older files have none
       epoch_result& e = history.back();
       line.read(e.parameters, e.macs, e.bytes_per_step);
+    } else if (kind == "top5" && !history.empty()) {
+      line.read(history.back().test_top5);
     } else if (kind == "switch") {
       switch_result& s = switched.emplace();
       line.read(s.epoch, s.milliseconds, s.factors.parameters_before, s.factors.parameters_after);

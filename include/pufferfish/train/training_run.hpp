@@ -294,6 +294,7 @@ class training_run {
     }
     result.test_loss = tested.loss();
     result.test_accuracy = tested.accuracy();
+    result.test_top5 = tested.top5_accuracy();
     result.parameters = run_.net.parameter_count();
     if constexpr (requires { run_.task.macs(run_.net); }) result.macs = run_.task.macs(run_.net);
     run_.record.history.push_back(result);

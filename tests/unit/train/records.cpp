@@ -40,6 +40,7 @@ training_record record_with(const std::vector<std::string>& names) {
   epoch.train_loss = std::numeric_limits<double>::quiet_NaN();
   epoch.test_loss = std::numeric_limits<double>::infinity();
   epoch.step_ms = 1e-300;
+  epoch.test_top5 = 87.5;
   epoch.parameters = 25146, epoch.macs = 448128, epoch.bytes_per_step = 100584;
   record.history.push_back(epoch);
   record.switched.emplace();
@@ -71,6 +72,7 @@ TEST_CASE("training record: hostile layer names, NaN and infinity come back") {
   CHECK(back.to_text() == text);
   CHECK(back.history[0].parameters == 25146);
   CHECK(back.history[0].bytes_per_step == 100584);
+  CHECK(back.history[0].test_top5 == 87.5);
   CHECK(back.finite_steps == 17);
   REQUIRE(back.switched->factors.layers.size() == hostile_names.size());
   for (std::size_t i = 0; i < hostile_names.size(); ++i) {

@@ -24,6 +24,7 @@
 #include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/gpu/train/augment.hpp>
 #include <pufferfish/gpu/train/host_rows.hpp>
+#include <pufferfish/gpu/train/byte_stage.hpp>
 #include <pufferfish/gpu/train/input_place.hpp>
 #include <pufferfish/gpu/train/step_results.hpp>
 #include <pufferfish/train/run/steps.hpp>
@@ -37,6 +38,7 @@ struct device_parts<device::gpu> {
   using machine_options = gpu::context_options;
   using image_source = gpu::image_loader;
   using input_place = gpu::input_place;
+  using byte_stage = gpu::byte_stage;
 
   /// Throws state_error for parameters that are not on the context's device.
   static void check_place(const context<device::gpu>& ctx, const void* parameters) {

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: threads that prepare the items of a batch while the program computes.
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/helper_thread.hpp>
+#include <pufferfish/core/needs_exceptions.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Runs batches of calls on its own threads. Batches begin in the order in which they were started.
+/// One thread starts batches and waits for them.
+class batch_threads {
+ public:
+  /// One batch: run(i, thread) for i = 0 .. count - 1, with `thread` below the number of threads. A batch
+  /// that is started has at least one item.
+  struct batch {
+    index_t count = 0;
+    std::function<void(index_t, std::size_t)> run;
+    index_t next = 0, finished = 0;
+    std::exception_ptr failure;  // the first one
+  };
+
+  /// Throws backend_error if the system cannot start `threads` threads.
+  explicit batch_threads(std::size_t threads) : threads_(threads) {
+    try {
+      for (std::size_t i = 0; i < threads; ++i) {
+        threads_[i].start([] { return "loader: cannot start a thread that decodes images"; },
+                          [this, i] { work(i); });
+      }
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+  batch_threads(const batch_threads&) = delete;
+  batch_threads& operator=(const batch_threads&) = delete;
+  /// Items that have not begun are dropped.
+  ~batch_threads() { stop(); }
+
+  void start(std::shared_ptr<batch> started) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      waiting_.push_back(std::move(started));
+    }
+    wake_.notify_all();
+  }
+
+  /// Returns when all items of the batch have ended. Rethrows the first exception of one.
+  void wait(const batch& started) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [&] { return started.finished == started.count; });
+    if (started.failure) std::rethrow_exception(started.failure);
+  }
+
+ private:
+  void work(std::size_t thread) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
+      if (ends_) return;
+      const std::shared_ptr<batch> now = waiting_.front();
+      const index_t item = now->next++;
+      if (now->next >= now->count) waiting_.pop_front();
+      lock.unlock();
+      std::exception_ptr failure;
+      try {
+        now->run(item, thread);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lock.lock();
+      if (failure && !now->failure) now->failure = failure;
+      if (++now->finished == now->count) done_.notify_all();
+    }
+  }
+
+  void stop() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ends_ = true;
+    }
+    wake_.notify_all();
+    for (helper_thread& thread : threads_) thread.join();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::deque<std::shared_ptr<batch>> waiting_;
+  bool ends_ = false;
+  std::vector<helper_thread> threads_;
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

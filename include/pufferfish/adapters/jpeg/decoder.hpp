@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `jpeg_decoder`: JPEG files to RGB pixels, by libjpeg-turbo's TurboJPEG interface.
+
+#include <turbojpeg.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/view.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// 8-bit image, height x width x 3 values: red, green, blue.
+struct rgb_image {
+  index_t height = 0;
+  index_t width = 0;
+  std::vector<std::uint8_t> pixels;
+};
+
+/// Decodes JPEG images in memory. One thread at a time; it keeps its working memory from image to image.
+/// \code
+///   jpeg_decoder decoder;
+///   rgb_image image;
+///   decoder.decode(read_file("cat.jpg"), "cat.jpg", {1, 1}, image);
+/// \endcode
+class jpeg_decoder {
+ public:
+  /// Files whose headers ask for more pixels are refused, because a few bytes could take all memory.
+  static constexpr std::int64_t most_pixels = std::int64_t{1} << 28;
+
+  /// numerator / denominator of the original size.
+  using scale = tjscalingfactor;
+
+  /// Throws backend_error without memory.
+  jpeg_decoder() : handle_(tjInitDecompress()) {
+    if (handle_ == nullptr) detail::throw_error<backend_error>({"jpeg_decoder: ", tjGetErrorStr2(nullptr)});
+  }
+
+  /// {height, width} of an image, from its header. `name` begins the texts of errors. Throws io_error for
+  /// bytes that are no JPEG image.
+  extents<2> size_of(std::span<const std::uint8_t> bytes, const std::string& name) {
+    const header seen = header_of(bytes, name);
+    return {seen.height, seen.width};
+  }
+
+  /// The smallest scale of 1, 7/8 .. 1/8 at which a part of height x width pixels has at least
+  /// needed x needed pixels; 1 if none has.
+  static scale scale_for(double height, double width, index_t needed) {
+    int eighths = 8;
+    const auto fits = [&](int n) { return std::min(height, width) * n / 8.0 >= static_cast<double>(needed); };
+    while (eighths > 1 && fits(eighths - 1)) --eighths;
+    return {eighths, 8};
+  }
+
+  /// Decodes an image to RGB, reduced by `by` while it is decoded, which is faster than to decode it whole:
+  /// {n, 8} with n in 1 .. 8. The result has ceil(size n / 8) pixels a side. Grey images and those in CMYK
+  /// are converted, an orientation in the file's metadata is not applied. Throws io_error for bytes that are
+  /// no JPEG image or that end too early, and for an image of more than most_pixels.
+  void decode(std::span<const std::uint8_t> bytes, const std::string& name, scale by, rgb_image& image) {
+    const header seen = header_of(bytes, name);
+    const int width = TJSCALED(seen.width, by), height = TJSCALED(seen.height, by);
+    const bool inks = seen.colors == TJCS_CMYK || seen.colors == TJCS_YCCK;
+    std::vector<std::uint8_t>& target = inks ? inks_ : image.pixels;
+    const std::size_t pixels = static_cast<std::size_t>(width) * static_cast<std::size_t>(height);
+    target.resize(pixels * (inks ? 4 : 3));
+    if (tjDecompress2(handle_.get(), bytes.data(), static_cast<unsigned long>(bytes.size()), target.data(),
+                      width, 0, height, inks ? TJPF_CMYK : TJPF_RGB, TJFLAG_ACCURATEDCT) != 0) {
+      check_complete(name);
+    }
+    image.height = height;
+    image.width = width;
+    if (inks) take_inks(image, pixels);
+  }
+
+ private:
+  struct header {
+    int width = 0, height = 0, sampling = 0, colors = 0;
+  };
+  struct closer {
+    void operator()(void* handle) const { tjDestroy(handle); }
+  };
+
+  header header_of(std::span<const std::uint8_t> bytes, const std::string& name) {
+    header seen;
+    if (tjDecompressHeader3(handle_.get(), bytes.data(), static_cast<unsigned long>(bytes.size()),
+                            &seen.width, &seen.height, &seen.sampling, &seen.colors) != 0 &&
+        tjGetErrorCode(handle_.get()) != TJERR_WARNING) {
+      detail::throw_error<io_error>(
+          {name, ": not a JPEG image: ", tjGetErrorStr2(handle_.get()), "; convert the file or remove it"});
+    }
+    if (std::int64_t{seen.width} * seen.height > most_pixels) {
+      detail::throw_error<io_error>(
+          {name, ": ", seen.height, " x ", seen.width, " pixels; at most ", most_pixels, " are read"});
+    }
+    return seen;
+  }
+
+  // Decoders report what they could repair as a warning. An image that ends too early is refused, because the
+  // missing part would be grey.
+  void check_complete(const std::string& name) {
+    const std::string text = tjGetErrorStr2(handle_.get());
+    const bool warning = tjGetErrorCode(handle_.get()) == TJERR_WARNING;
+    if (warning && text.find("Premature") == std::string::npos) return;
+    detail::throw_error<io_error>({name, ": cannot be decoded: ", text, "; replace the file or remove it"});
+  }
+
+  // Programs store CMYK inverted: 255 is no ink. Red is then cyan times black, and so on.
+  void take_inks(rgb_image& image, std::size_t pixels) const {
+    image.pixels.resize(3 * pixels);
+    for (std::size_t p = 0; p < pixels; ++p) {
+      for (std::size_t c = 0; c < 3; ++c) {
+        const unsigned product = unsigned{inks_[4 * p + c]} * inks_[4 * p + 3];
+        image.pixels[3 * p + c] = static_cast<std::uint8_t>((product + 127) / 255);
+      }
+    }
+  }
+
+  std::unique_ptr<void, closer> handle_;
+  std::vector<std::uint8_t> inks_;
+};
+
+PUFFERFISH_NAMESPACE_END

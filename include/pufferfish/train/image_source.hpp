@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `image_source`: where the labelled images of a training run come from. `images_in_memory` serves an
+/// image_set; adapters/jpeg.hpp serves folders of JPEG files; a program may derive its own.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/core/hash.hpp>
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/view.hpp>
+#include <pufferfish/io/image_set.hpp>
+#include <pufferfish/train/device_parts.hpp>
+#include <pufferfish/train/loader.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Serves the batches of an image_source to one rank. Used by one thread at a time.
+template <class T, class Device = device::cpu>
+class image_batches {
+ public:
+  virtual ~image_batches() = default;
+
+  /// Global batches an epoch, the last smaller one included.
+  virtual index_t steps_per_epoch() const = 0;
+  /// Most samples that any rank gets in a step.
+  virtual index_t max_local_batch() const = 0;
+  /// Fills rows 0 .. count - 1 of `images` (N x height x width x channels, dense, in the memory of Device)
+  /// and of `labels` with this rank's part of a global batch, in the order of the context's work. The parts
+  /// of all ranks together must not depend on the number of ranks. Equal arguments give equal batches.
+  virtual batch_place load(context<Device>& ctx, index_t epoch, index_t step, const tensor_view<T, 4>& images,
+                           std::span<std::int32_t> labels) = 0;
+};
+
+/// A set of labelled images of one size, at the moment of being served.
+/// \code
+///   auto train = std::make_shared<images_in_memory<float>>(train_set);
+///   auto test = std::make_shared<images_in_memory<float>>(test_set);
+///   procedure<float, mpi::communicator> run(std::move(net), comm, train, test, options);
+/// \endcode
+template <class T, class Device = device::cpu>
+class image_source {
+ public:
+  virtual ~image_source() = default;
+
+  /// Number, height, width and channels.
+  virtual extents<4> images() const = 0;
+  virtual index_t classes() const = 0;
+  /// The class of each sample, in 0 .. classes() - 1.
+  virtual std::span<const std::int32_t> labels() const = 0;
+  /// Mean and deviation by which batches are normalized where this is the training set.
+  virtual normalization normalize() const = 0;
+  /// Copies of these samples, in this order, without augmentation.
+  virtual image_set chosen(const std::vector<index_t>& samples) const = 0;
+  /// A line that tells this set from others; a checkpoint resumes only with sets of the same lines.
+  virtual std::string describe() const = 0;
+  /// Throws value_error for options that cannot be met. The source must outlive the result.
+  virtual std::unique_ptr<image_batches<T, Device>> batches(loader_options options) const = 0;
+};
+
+/// The images of an image_set, which must outlive the object unchanged.
+/// describe() hashes all pixels. batches() copies the set to the device; each call makes a new copy.
+template <class T, class Device = device::cpu>
+class images_in_memory final : public image_source<T, Device> {
+ public:
+  /// Throws value_error for an empty set and for labels out of range, shape_error for numbers of pixels or
+  /// labels that do not fit.
+  explicit images_in_memory(const image_set& set) : set_(&set) {
+    detail::check_image_set(set, "images_in_memory");
+  }
+  explicit images_in_memory(image_set&&) = delete;
+
+  extents<4> images() const override { return {set_->count, set_->height, set_->width, set_->channels}; }
+  index_t classes() const override { return set_->classes; }
+  std::span<const std::int32_t> labels() const override { return set_->labels; }
+  normalization normalize() const override { return measure_normalization(*set_); }
+
+  image_set chosen(const std::vector<index_t>& samples) const override {
+    image_set some{static_cast<index_t>(samples.size()),
+                   set_->height,
+                   set_->width,
+                   set_->channels,
+                   set_->classes,
+                   {},
+                   {}};
+    const index_t size = set_->height * set_->width * set_->channels;
+    for (const index_t sample : samples) {
+      const auto first = set_->pixels.begin() + sample * size;
+      some.pixels.insert(some.pixels.end(), first, first + size);
+      some.labels.push_back(set_->labels[static_cast<std::size_t>(sample)]);
+    }
+    return some;
+  }
+
+  std::string describe() const override {
+    const std::uint64_t content = hasher()
+                                      .values(std::span<const std::uint8_t>(set_->pixels))
+                                      .values(std::span<const std::int32_t>(set_->labels))
+                                      .digest();
+    return detail::message({set_->count, " images of ", extents<3>{set_->height, set_->width, set_->channels},
+                            ", ", set_->classes, " classes, digest ", detail::hexadecimal(content)});
+  }
+
+  std::unique_ptr<image_batches<T, Device>> batches(loader_options options) const override {
+    return std::make_unique<served>(*set_, std::move(options));
+  }
+
+ private:
+  class served final : public image_batches<T, Device> {
+   public:
+    served(const image_set& set, loader_options options) : loader_(set, std::move(options)) {}
+    index_t steps_per_epoch() const override { return loader_.steps_per_epoch(); }
+    index_t max_local_batch() const override { return loader_.max_local_batch(); }
+    batch_place load(context<Device>& ctx, index_t epoch, index_t step, const tensor_view<T, 4>& images,
+                     std::span<std::int32_t> labels) override {
+      return loader_.load(ctx, epoch, step, images, labels);
+    }
+
+   private:
+    typename detail::device_parts<Device>::image_source loader_;
+  };
+
+  const image_set* set_;
+};
+
+PUFFERFISH_NAMESPACE_END
