@@ -121,10 +121,16 @@ TEST_CASE("jpeg decoder: other bytes, empty files and files cut short are refuse
                        doctest::Contains("a.jpg: not a JPEG image"), io_error);
   CHECK_THROWS_AS(decoder.decode({}, "a.jpg", {8, 8}, image), io_error);
   const auto whole = encoded(64, 64, 2);
+  decoder.decode(whole, "b.jpg", {8, 8}, image);  // a decoder that has worked before
+  CHECK_THROWS_AS(decoder.size_of(std::span(whole).first(40), "a.jpg"), io_error);
   for (std::size_t size = 1; size + 2 < whole.size(); size += 1 + size / 9) {
     CAPTURE(size);
     CHECK_THROWS_AS(decoder.decode(std::span(whole).first(size), "a.jpg", {8, 8}, image), io_error);
   }
+  auto padded = whole;  // bytes that mean nothing, between two markers
+  padded.insert(padded.end() - 2, 5, std::uint8_t{0});
+  decoder.decode(padded, "b.jpg", {8, 8}, image);
+  CHECK(image.pixels.size() == 64U * 64U * 3U);
   auto huge = whole;  // a header that claims 65,500 x 65,500 pixels
   const std::uint8_t start[] = {0xff, 0xc0};
   const auto frame = std::search(huge.begin(), huge.end(), std::begin(start), std::end(start));

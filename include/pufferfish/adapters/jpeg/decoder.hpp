@@ -74,7 +74,7 @@ class jpeg_decoder {
     target.resize(pixels * (inks ? 4 : 3));
     if (tjDecompress2(handle_.get(), bytes.data(), static_cast<unsigned long>(bytes.size()), target.data(),
                       width, 0, height, inks ? TJPF_CMYK : TJPF_RGB, TJFLAG_ACCURATEDCT) != 0) {
-      check_complete(name);
+      check_harmless(name, "cannot be decoded");
     }
     image.height = height;
     image.width = width;
@@ -92,10 +92,11 @@ class jpeg_decoder {
   header header_of(std::span<const std::uint8_t> bytes, const std::string& name) {
     header seen;
     if (tjDecompressHeader3(handle_.get(), bytes.data(), static_cast<unsigned long>(bytes.size()),
-                            &seen.width, &seen.height, &seen.sampling, &seen.colors) != 0 &&
-        tjGetErrorCode(handle_.get()) != TJERR_WARNING) {
-      detail::throw_error<io_error>(
-          {name, ": not a JPEG image: ", tjGetErrorStr2(handle_.get()), "; convert the file or remove it"});
+                            &seen.width, &seen.height, &seen.sampling, &seen.colors) != 0) {
+      check_harmless(name, "not a JPEG image");
+    }
+    if (seen.width < 1 || seen.height < 1) {  // a file that ends before its image begins is no error there
+      detail::throw_error<io_error>({name, ": not a JPEG image: it has no pixels"});
     }
     if (std::int64_t{seen.width} * seen.height > most_pixels) {
       detail::throw_error<io_error>(
@@ -104,13 +105,15 @@ class jpeg_decoder {
     return seen;
   }
 
-  // Decoders report what they could repair as a warning. An image that ends too early is refused, because the
-  // missing part would be grey.
-  void check_complete(const std::string& name) {
+  // The decoder reports what it could repair like an error, and the last message tells them apart: of an
+  // image that ends too early or has damaged data some pixels would be wrong.
+  void check_harmless(const std::string& name, const char* what) {
     const std::string text = tjGetErrorStr2(handle_.get());
-    const bool warning = tjGetErrorCode(handle_.get()) == TJERR_WARNING;
-    if (warning && text.find("Premature") == std::string::npos) return;
-    detail::throw_error<io_error>({name, ": cannot be decoded: ", text, "; replace the file or remove it"});
+    for (const char* harmless :
+         {"extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform"}) {
+      if (text.find(harmless) != std::string::npos) return;
+    }
+    detail::throw_error<io_error>({name, ": ", what, ": ", text, "; replace the file or remove it"});
   }
 
   // Programs store CMYK inverted: 255 is no ink. Red is then cyan times black, and so on.
