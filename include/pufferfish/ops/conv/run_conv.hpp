@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include <pufferfish/ops/conv/correlation_operands.hpp>
+#include <pufferfish/ops/conv/few_pixels.hpp>
 #include <pufferfish/ops/conv/image_tasks.hpp>
 #include <pufferfish/ops/conv/winograd_weight.hpp>
 #include <pufferfish/ops/linear/linear.hpp>
@@ -168,6 +169,15 @@ void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tenso
     if (winograd_pays<T>(ctx, shape, x.shape(), y.shape())) {
       return run_by_tiles<T>(ctx, shape.padding, x, w, false, y, false, tasks, after);
     }
+  }
+  if (const auto& kernels = conv_kernels<T>(); few_pixels_pay<T>(shape, y.shape(), kernels)) {
+    few_pixels_forward<T>(ctx, shape, x, w, y, kernels);
+    for (index_t task = 0; task < tasks.count(); ++task) {
+      const range images = tasks.image_range(task), lines = tasks.line_range(task);
+      after(task, (images.begin * tasks.lines + lines.begin) * y.extent(2),
+            images.length() * lines.length() * y.extent(2));
+    }
+    return;
   }
   scratch_frame frame(ctx.scratch());
   const auto work = prepare_forward<T>(ctx, shape, x, w, y, frame);

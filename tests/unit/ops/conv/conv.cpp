@@ -122,6 +122,33 @@ TEST_CASE_TEMPLATE("convolution: many channels over few pixels, with the weight 
   }
 }
 
+TEST_CASE_TEMPLATE("convolution: few pixels with a large weight, the same bits for any number of threads", T,
+                   float, double) {
+  cpu_context one({1, 0}), three({3, 0});
+  picker pick(11);
+  int done = 0;
+  for (std::uint64_t round = 0; round < 60; ++round) {
+    const index_t kernel = pick(2, 3);
+    const conv_shape shape{
+        pick(40, 150), 16 * pick(4, 9), {kernel, kernel}, {pick(1, 2), pick(1, 2)}, {pick(0, 1), pick(0, 1)},
+        {1, 1}};
+    const extents<4> input{pick(1, 3), pick(2, 8), pick(2, 8), shape.in_channels};
+    const extents<4> output = shape.output(input, "test");
+    const auto& kernels = ops::detail::conv_kernels<T>();
+    if (volume<4>(output) == 0 || !ops::detail::few_pixels_pay<T>(shape, output, kernels)) continue;
+    ++done;
+    check_against_reference<T>(one, shape, input, output, round);
+    tensor<T, 4> x(input), y(output), again(output),
+        w({kernel, kernel, shape.in_channels, shape.out_channels});
+    fill_normal<T>(x.flat(), 1.0, {1, round});
+    fill_normal<T>(w.flat(), 1.0, {3, round});
+    ops::detail::few_pixels_forward<T>(one, shape, x, w.data(), y, kernels);
+    ops::detail::few_pixels_forward<T>(three, shape, x, w.data(), again, kernels);
+    CHECK(std::equal(y.data(), y.data() + y.size(), again.data()));
+  }
+  CHECK(done > 15);
+}
+
 TEST_CASE("convolution: stride beyond the kernel, padding beyond the image") {
   cpu_context ctx({2, 0});
   std::uint64_t round = 0;
