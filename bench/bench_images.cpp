@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Times the reading of training images from JPEG files: random windows and the middle, scaled to the size of
-// the network's images. The files are made here, or lie in a folder of classes. bench/peer_images.py times
+// the network's images. The files are made here, or are in a folder of classes. bench/peer_images.py times
 // Pillow, which torchvision uses, with the same files.
 
 #include <turbojpeg.h>

@@ -3,8 +3,8 @@
 // Times every different convolution of ResNet-18 and VGG-19 (CIFAR), dense and low-rank (a quarter of the
 // output channels; the rank as a run-time number and, where compiled, in the type), forward and backward.
 // Results are percentages of the least possible time (common/roofline.hpp): `percent` is the median run
-// relative to the peak measured right before or after it, `best` the fastest run relative to the best peak of all. The two
-// differ on a machine whose cores are shared.
+// relative to the peak measured right before or after it, `best` the fastest run relative to the best peak of
+// all. The two differ on a machine whose cores are shared.
 //
 // Directions of low-rank layers: `grad_weight` is a backward pass without the gradient of the input,
 // `backward` a complete one, `grad_input` their difference.

@@ -57,9 +57,8 @@ inline void add_folder_options(CLI::App& app, image_options& o, std::vector<opti
   app.add_option("--image-resize", o.image_resize,
                  "Shorter side of an image before its middle is cut out, in tests")
       ->check(CLI::Range(1, 8192));
-  app.add_option(
-         "--smallest-area", o.smallest_area,
-         "Smallest share of an image in a random window, in training; 1: its middle")
+  app.add_option("--smallest-area", o.smallest_area,
+                 "Smallest share of an image in a random window, in training; 1: its middle")
       ->check(CLI::Range(0.001, 1.0));
   app.add_option("--decode-threads", o.decode_threads, "Threads that read images; 0: all")
       ->check(CLI::Range(0, 1024));

@@ -112,7 +112,7 @@ class window_scaler {
   /// Scales a window to height x width x 3 values at `to`, by a triangle filter along each axis whose half
   /// width is one pixel of the larger of source and result: bilinear where it enlarges, an average over all
   /// pixels where it reduces. `pixels`: source_height x source_width x 3, dense; not overlapping `to`. The
-  /// window lies in the image. Results are rounded to the nearest whole value.
+  /// window is within the image. Results are rounded to the nearest whole value.
   void run(std::span<const std::uint8_t> pixels, index_t source_height, index_t source_width,
            const image_window& window, index_t height, index_t width, std::uint8_t* to) {
     detail::fill_filter(rows_, window.top, window.height, height, source_height, false);

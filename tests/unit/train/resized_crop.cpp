@@ -91,7 +91,7 @@ TEST_CASE("central window: a square of the share in the middle") {
   CHECK(cut.left == doctest::Approx(118.75));
 }
 
-TEST_CASE("random window: lies in the image, has the stated shares and ratios, and repeats") {
+TEST_CASE("random window: is within the image, has the stated shares and ratios, and repeats") {
   const random_stream random(3, 4);
   double least = 1.0, most = 0.0, sum = 0.0;
   int flipped = 0;

@@ -23,8 +23,8 @@
 #include <pufferfish/gpu/optim/optimizer.hpp>
 #include <pufferfish/gpu/runtime/graph.hpp>
 #include <pufferfish/gpu/train/augment.hpp>
-#include <pufferfish/gpu/train/host_rows.hpp>
 #include <pufferfish/gpu/train/byte_stage.hpp>
+#include <pufferfish/gpu/train/host_rows.hpp>
 #include <pufferfish/gpu/train/input_place.hpp>
 #include <pufferfish/gpu/train/step_results.hpp>
 #include <pufferfish/train/run/steps.hpp>
