@@ -4,11 +4,10 @@
 // gradients:
 //   build/examples/plan --model resnet18_cifar --ranks 8 64 --gbit 1
 //   build/examples/plan --model resnet18_cifar --weights trained.safetensors --statistics seen.safetensors
+//   build/examples/plan --model resnet50.onnx --statistics seen.safetensors
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,7 +16,6 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <pufferfish/distributed/exchange/bucket.hpp>
 #include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/models/transformer.hpp>
 #include <pufferfish/models/weights.hpp>
@@ -27,89 +25,27 @@
 #include "common/models.hpp"
 #include "common/plot.hpp"
 #include "common/session.hpp"
-#include "common/step_prediction.hpp"
+#include "common/training_form.hpp"
+#ifdef PUFFERFISH_EXAMPLES_ONNX
+#include "common/onnx_forms.hpp"
+#endif
 
 namespace {
 
 using namespace examples;
 using pufferfish::factorize_policy;
-using pufferfish::model_cost;
 
-constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-
-struct options {
+struct options : step_options {
   model_choice model{.name = "resnet18_cifar"};
   std::vector<index_t> image{32, 32, 3};
   index_t classes = 10;
   std::string weights, statistics, json, plot;
+  std::vector<std::string> input_shapes;
   std::vector<double> budgets{0.7, 0.5, 0.35, 0.25};
   std::vector<std::string> compressors{"none", "bf16", "powersgd", "signum"};
-  index_t compress_rank = 4;
   std::vector<int> ranks{2, 8, 64};
-  double gbit = 1.0, latency_us = 50.0, gmacs = 70.0, speedup = 2.0;
-  index_t batch = 32;
+  double gbit = 1.0, latency_us = 50.0, speedup = 2.0;
 };
-
-/// A form of the network.
-struct form {
-  std::string name;
-  index_t parameters = 0, macs = 0;  ///< multiply-adds of one sample's forward pass
-  double memory = nan;               ///< bytes
-  double predicted_loss = nan;
-  step_work work;
-};
-
-/// The cost of a network for one sample, and the elements of all layers' outputs; NaN: not counted.
-struct sample_cost {
-  model_cost layers;
-  double outputs = nan;
-};
-
-/// Bytes of both sums of PowerSGD: out x r factors with the tensors that factors would not make smaller, and
-/// in x r factors.
-template <class Store>
-std::array<double, 2> powersgd_bytes(const Store& store, index_t rank) {
-  std::array<double, 2> bytes{};
-  for (const auto& entry : store.parameters()) {
-    const pufferfish::logical_layout& layout = entry.thing->layout();
-    const index_t size = layout.size(), rows = layout.shape[0], cols = size / rows;
-    const index_t r = std::min({rank, rows, cols});
-    const bool smaller = layout.dims > 1 && r * (rows + cols) < rows * cols;
-    bytes[0] += 4.0 * static_cast<double>(smaller ? r * rows : size);
-    bytes[1] += smaller ? 4.0 * static_cast<double>(r * cols) : 0.0;
-  }
-  return bytes;
-}
-
-/// The buckets of the exchange. The arena of gradients has the order of the backward pass, so its first n
-/// elements are complete when the layers at the end that have n parameters are.
-template <class Net>
-std::vector<bucket> buckets_of(const Net& net, const model_cost& cost) {
-  std::vector<bucket> buckets;
-  const double all = std::max(1.0, static_cast<double>(cost.total().macs));
-  auto layer = cost.layers.rbegin();
-  index_t parameters = 0;
-  double macs = 0.0;
-  for (const pufferfish::gradient_bucket& one : pufferfish::cut_buckets(net.store())) {
-    for (; parameters < one.offset + one.size && layer != cost.layers.rend(); ++layer) {
-      parameters += layer->parameters;
-      macs += static_cast<double>(layer->macs);
-    }
-    buckets.push_back({4.0 * static_cast<double>(one.size), macs / all});
-  }
-  return buckets;
-}
-
-/// Memory of a step: values, gradients and momentum of all parameters, and the outputs of all layers.
-template <class Net>
-form form_of(const options& o, const std::string& name, const Net& net, const sample_cost& cost) {
-  const pufferfish::layer_cost total = cost.layers.total();
-  const auto parameters = static_cast<double>(total.parameters), batch = static_cast<double>(o.batch);
-  form made{name, total.parameters, total.macs, 4.0 * (3.0 * parameters + batch * cost.outputs), nan, {}};
-  made.work = {parameters, 3.0 * static_cast<double>(total.macs) * batch / (1e9 * o.gmacs), 70.0 / o.gmacs,
-               buckets_of(net, cost.layers), powersgd_bytes(net.store(), o.compress_rank)};
-  return made;
-}
 
 /// The ranks of the largest rank ratio with which the network has at most `most` parameters. Throws
 /// rank_error if rank 1 in all layers is too much.
@@ -158,16 +94,16 @@ std::vector<form> forms_of(const options& o, Net dense, const factorize_policy& 
       if (layer.name.ends_with(".weight")) layer.name.resize(layer.name.size() - 7);
     }
   }
-  std::vector<form> forms{form_of(o, "dense", dense, cost(dense))};
+  std::vector<form> forms{form_of(o, "dense", sizes_of(dense.store()), cost(dense))};
   const auto add = [&](const std::string& name, const factorize_policy& policy, bool decompose, auto ranks) {
     Net net = dense;
-    double loss = nan;
+    double loss = not_counted;
     if (decompose) {
       loss = factorize(net, policy, seen ? &*seen : nullptr).predicted_loss();
     } else {
       apply_ranks(net, ranks());
     }
-    forms.push_back(form_of(o, name, net, cost(net)));
+    forms.push_back(form_of(o, name, sizes_of(net.store()), cost(net)));
     forms.back().predicted_loss = loss;
   };
   add("hybrid", hybrid, !o.weights.empty(), [&] { return planned_ranks(dense, hybrid); });
@@ -177,23 +113,26 @@ std::vector<form> forms_of(const options& o, Net dense, const factorize_policy& 
     add(format("budget %g", budget), policy, !o.weights.empty(),
         [&] { return even_ranks(dense, budgets, budget * static_cast<double>(dense.parameter_count())); });
   }
-  std::stable_sort(forms.begin() + 1, forms.end(),
-                   [](const form& a, const form& b) { return a.parameters > b.parameters; });
-  return forms;
+  return in_order(std::move(forms));
 }
+
+bool is_onnx(const options& o) { return o.model.name.ends_with(".onnx"); }
 
 std::vector<form> forms_of(const options& o) {
   using namespace pufferfish;
+#ifdef PUFFERFISH_EXAMPLES_ONNX
+  if (is_onnx(o)) return onnx_forms(o, o.model.name, input_shapes(o.input_shapes), o.statistics, o.budgets);
+#endif
   if (o.model.name == "lstm_wikitext2") {
     return forms_of(o, model<lstm_lm<float>>(lstm_lm<float>(lstm_lm_options{})), lstm_lm_policy(),
                     lstm_lm_policy(), [](const auto& net) {
-                      return sample_cost{net.root().cost(1), nan};
+                      return sample_cost{net.root().cost(1), not_counted};
                     });
   }
   if (o.model.name == "transformer_multi30k") {
     return forms_of(o, model<transformer<float>>(transformer<float>(transformer_options{})),
                     transformer_policy(), transformer_policy(), [](const auto& net) {
-                      return sample_cost{net.root().cost(20, 20), nan};
+                      return sample_cost{net.root().cost(20, 20), not_counted};
                     });
   }
   extents<4> image{1, o.image[0], o.image[1], o.image[2]};
@@ -252,7 +191,11 @@ std::string table_of(const options& o, const std::vector<way>& ways) {
   std::vector<std::string> head{"network", "compressor", "parameters",  "of dense",
                                 "MACs",    "memory, MB", "bytes a step"};
   for (const int ranks : o.ranks) head.push_back(format("ms, %d ranks", ranks));
-  if (!o.statistics.empty()) head.emplace_back("predicted loss");
+  // Statistics of outputs only say how much of them factors keep.
+  const bool kept = std::any_of(ways.begin(), ways.end(), [](const way& one) {
+    return !std::isnan(one.network->kept) && std::isnan(one.network->predicted_loss);
+  });
+  if (!o.statistics.empty()) head.emplace_back(kept ? "least of outputs" : "predicted loss");
   text_table table(head);
   const form& dense = *ways.front().network;
   const form* before = nullptr;
@@ -270,7 +213,8 @@ std::string table_of(const options& o, const std::vector<way>& ways) {
     }
     row.push_back(grouped(std::llround(payload(net.work, one.compressor))));
     for (const double seconds : one.seconds) row.push_back(format("%.1f", 1e3 * seconds));
-    if (before != &net && !std::isnan(net.predicted_loss)) row.push_back(format("%.3g", net.predicted_loss));
+    const double shown = kept ? net.kept : net.predicted_loss;
+    if (before != &net && !std::isnan(shown)) row.push_back(format(kept ? "%.4f" : "%.3g", shown));
     before = &net;
     table.add(row);
   }
@@ -327,6 +271,7 @@ nlohmann::ordered_json to_json(const options& o, const std::vector<way>& ways) {
                     {"macs", one.network->macs},
                     {"memory_bytes", one.network->memory},
                     {"predicted_loss", one.network->predicted_loss},
+                    {"outputs_kept", one.network->kept},
                     {"payload_bytes", payload(one.network->work, one.compressor)},
                     {"compute_seconds", one.network->work.compute},
                     {"seconds", one.seconds},
@@ -339,7 +284,7 @@ nlohmann::ordered_json to_json(const options& o, const std::vector<way>& ways) {
 }
 
 void work(const options& o) {
-  if (!o.statistics.empty() && o.weights.empty())
+  if (!o.statistics.empty() && o.weights.empty() && !is_onnx(o))
     throw pufferfish::value_error("--statistics needs --weights");
   check_writable(o.json);
   const console out(0, o.json, progress_style::none);
@@ -361,7 +306,14 @@ int main(int argc, char** argv) {
   names.insert(names.end(), {"lstm_wikitext2", "transformer_multi30k"});
   CLI::Option* const name = app.get_option("--model");
   name->get_validator(0)->active(false);  // knows image models only
+#ifdef PUFFERFISH_EXAMPLES_ONNX
+  const CLI::Validator onnx_file(
+      [](const std::string& text) { return text.ends_with(".onnx") ? "" : "not FILE.onnx"; }, "FILE.onnx");
+  name->check(CLI::IsMember(names) | onnx_file);
+  app.add_option("--input-shape", o.input_shapes, "NAME=1x3x224x224: shape of an input of an ONNX model");
+#else
   name->check(CLI::IsMember(names));
+#endif
   app.add_option("--image", o.image, "Height, width and channels of the images of a small model")
       ->expected(3)
       ->check(CLI::Range(1, 65536));
@@ -394,5 +346,12 @@ int main(int argc, char** argv) {
   app.add_option("--plot", o.plot, "Draw the time of a step against the budget (.svg or .png; needs gnuplot)")
       ->check(check_plot_name);
   app.add_option("--json", o.json, "Write results to a file, or - for standard output");
-  return run_on_first(app, argc, argv, [&o] { work(o); });
+  return run_on_first(app, argc, argv, [&] {
+    for (const char* own :
+         {"--weights", "--width", "--blocks", "--stem-stride", "--no-batch-norm", "--image", "--classes"}) {
+      if (is_onnx(o) && app.count(own) > 0)
+        throw pufferfish::value_error(format("%s is for networks by name, not for ONNX models", own));
+    }
+    work(o);
+  });
 }
