@@ -15,34 +15,23 @@
 #include <CLI/CLI.hpp>
 
 #include <pufferfish/weights/merge.hpp>
-#include <pufferfish/weights/statistics.hpp>
 
-#include "common/console.hpp"
-#include "common/session.hpp"
-#include "common/weight_table.hpp"
+#include "common/weight_options.hpp"
 
 namespace {
 
 using namespace examples;
 
-struct options {
-  std::string in, out, json;
-  std::optional<double> ratio, energy;
+struct options : weight_options {
   std::optional<index_t> budget;
-  index_t keep_first = 1;
-  bool keep_last = true;
-  std::string include, exclude;
   bool factorize_embeddings = false;
   std::optional<index_t> embedding_rank;
   std::string embedding_names;
   bool factorize_projections = false;
   std::vector<std::string> groups;
   std::string method = "auto";
-  std::string statistics, truncation;
   bool merge = false;
   bool all = false;
-  bool overwrite = false;
-  int threads = 0;
 };
 
 /// The numbers of groups given by --groups, by names of weights. Throws value_error for text that is not
@@ -77,21 +66,10 @@ std::map<std::string, index_t> groups_of(const options& o) {
   return groups;
 }
 
-/// `statistics`: the statistics given by --statistics, or nullptr.
-pufferfish::weight_policy policy_of(const options& o, const pufferfish::network_statistics* statistics) {
-  pufferfish::weight_policy policy;
-  policy.statistics = statistics;
-  for (const auto kind : {pufferfish::truncation::plain, pufferfish::truncation::data_aware,
-                          pufferfish::truncation::two_sided}) {
-    if (o.truncation == to_string(kind)) policy.truncate = kind;
-  }
-  if (o.ratio) policy.rank = pufferfish::rank_ratio{*o.ratio};
-  if (o.energy) policy.rank = pufferfish::energy_kept{*o.energy};
+pufferfish::weight_policy policy_of(const options& o,
+                                    const std::optional<pufferfish::network_statistics>& statistics) {
+  pufferfish::weight_policy policy = examples::policy_of(o, statistics);
   policy.budget = o.budget.value_or(0);
-  policy.keep_first = o.keep_first;
-  policy.keep_last = o.keep_last;
-  policy.include = matcher("--include", o.include);
-  policy.exclude = matcher("--exclude", o.exclude);
   policy.embeddings_dense = !o.factorize_embeddings;
   if (o.embedding_rank) policy.embedding_rank = pufferfish::fixed_rank{*o.embedding_rank};
   policy.embedding = matcher("--embedding-names", o.embedding_names);
@@ -103,35 +81,25 @@ pufferfish::weight_policy policy_of(const options& o, const pufferfish::network_
   if (o.method == "gram") policy.method = pufferfish::svd_method::gram;
   if (o.method == "jacobi") policy.method = pufferfish::svd_method::jacobi;
   if (o.method == "randomized") policy.method = pufferfish::svd_method::randomized;
-  policy.threads = threads_for(o.threads, 1);
   return policy;
 }
 
 void work(const options& o) {
-  check_new(o.out, o.overwrite);
-  check_writable(o.json);
+  const auto statistics = begin(o);
   const console out(0, o.json, progress_style::automatic);
-  std::optional<pufferfish::network_statistics> statistics;
-  if (!o.statistics.empty()) statistics = pufferfish::read_statistics(o.statistics);
-  const pufferfish::network_statistics* const seen = statistics ? &*statistics : nullptr;
   weight_report report;
   {
     bar show(out);
     const auto observer = [&show](const weight_result& tensor, double share) { show(tensor, share); };
     report = o.merge ? pufferfish::merge_weights(o.in, o.out, threads_for(o.threads, 1), observer)
-                     : pufferfish::factorize_weights(o.in, o.out, policy_of(o, seen), observer);
+                     : pufferfish::factorize_weights(o.in, o.out, policy_of(o, statistics), observer);
   }
   std::size_t count = 0;
   for (const weight_result& r : report.tensors) count += r.factorized ? 1 : 0;
   const table_options shown{o.merge, !o.statistics.empty(), o.all};
   out.write(table_of(shown, report));
-  out.line(format("%zu weights %s: %s -> %s parameters (%.1f %%) in %.1f s", count,
-                  o.merge ? "merged" : "factorized", grouped(report.parameters_before).c_str(),
-                  grouped(report.parameters_after).c_str(),
-                  report.parameters_before > 0 ? 100.0 * static_cast<double>(report.parameters_after) /
-                                                     static_cast<double>(report.parameters_before)
-                                               : 100.0,
-                  report.seconds));
+  out.line(
+      format("%zu weights %s: %s", count, o.merge ? "merged" : "factorized", sizes_text(report).c_str()));
   write_json(o.json, to_json(shown, o.in, o.out, report));
 }
 
@@ -143,24 +111,10 @@ int main(int argc, char** argv) {
                "factorize_weights");
   app.add_option("input", o.in, "Weights: a safetensors file")->required();
   app.add_option("output", o.out, "The safetensors file to write")->required();
-  CLI::Option* ratio = app.add_option("--rank-ratio", o.ratio,
-                                      "Rank: this part of a matrix's smaller side; 0.25 if nothing is said")
-                           ->check(CLI::Range(0.0, 1.0));
-  CLI::Option* energy =
-      app.add_option("--energy", o.energy, "Rank: the least that keeps this part of ||A||^2")
-          ->check(CLI::Range(0.0, 1.0));
-  CLI::Option* budget =
+  CLI::Option* const budget =
       app.add_option("--budget", o.budget, "Ranks: the best for this number of parameters in the whole file")
           ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 60));
-  ratio->excludes(energy)->excludes(budget);
-  energy->excludes(budget);
-  CLI::Option* first = app.add_option("--keep-first", o.keep_first, "Layers at the start that stay dense")
-                           ->check(CLI::Range(0, 1000000))
-                           ->capture_default_str();
-  CLI::Option* last =
-      app.add_flag("--keep-last,!--factorize-last", o.keep_last, "The last layer stays dense (it does)");
-  CLI::Option* include = app.add_option("--include", o.include, "Only weights whose name matches this regex");
-  CLI::Option* exclude = app.add_option("--exclude", o.exclude, "No weight whose name matches this regex");
+  std::vector<CLI::Option*> choices = add_choices(app, o, budget);
   CLI::Option* embeddings =
       app.add_flag("--factorize-embeddings", o.factorize_embeddings, "Factorize embeddings, too");
   CLI::Option* embedding_rank =
@@ -183,20 +137,10 @@ int main(int argc, char** argv) {
   app.add_option("--svd", o.method, "How matrices are decomposed")
       ->check(CLI::IsMember({"auto", "gram", "jacobi", "randomized"}))
       ->capture_default_str();
-  CLI::Option* statistics =
-      app.add_option("--statistics", o.statistics,
-                     "Safetensors with what the weights met; factors then keep the loss small");
-  CLI::Option* truncation = app.add_option("--truncation", o.truncation,
-                                           "What factors keep; else the most that --statistics allows")
-                                ->check(CLI::IsMember({"plain", "data-aware", "two-sided"}));
   CLI::Option* merge = app.add_flag("--merge", o.merge, "The way back: factors become dense weights");
-  for (CLI::Option* other : {ratio, energy, budget, first, last, include, exclude, embeddings, embedding_rank,
-                             embedding_names, projections, groups, statistics, truncation}) {
-    merge->excludes(other);
-  }
-  app.add_flag("--overwrite", o.overwrite, "Replace the output if it exists already; it may be the input");
+  choices.insert(choices.end(), {embeddings, embedding_rank, embedding_names, projections, groups});
+  for (CLI::Option* other : choices) merge->excludes(other);
   app.add_flag("--all", o.all, "Show every tensor, not only weight matrices");
-  app.add_option("--threads", o.threads, "Threads; 0: all cores")->check(CLI::Range(0, 4096));
-  app.add_option("--json", o.json, "Write what was done to this file; - is standard output");
+  add_output_options(app, o);
   return run_on_first(app, argc, argv, [&o] { work(o); });
 }
