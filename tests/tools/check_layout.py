@@ -38,7 +38,7 @@ UMBRELLAS = {
 # Third parties that a folder's own headers may name.
 MAY_NAME = {"io": {"zlib", "json"}, "linalg": {"eigen"}, "distributed": {"mpi"}, "gpu": {"cuda", "mpi", "nccl"},
             "adapters": {"eigen", "torch", "dlib", "onnx", "jpeg"}}
-MAX_LINES = 500
+MAX_LINES = 350
 MAX_FILES = 30  # of a folder
 # Numbers as text and back, in the locale of the process.
 FOLLOWS_LOCALE = re.compile(r"\b(strto[dfl]d?|sto[df]|stold|atof|v?sn?printf)\(")

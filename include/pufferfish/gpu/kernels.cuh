@@ -16,6 +16,7 @@
 #include <pufferfish/gpu/kernels/conv/conv.cuh>
 #include <pufferfish/gpu/kernels/conv/grouped_conv.cuh>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.cuh>
+#include <pufferfish/gpu/kernels/conv/low_rank_conv_gradient.cuh>
 #include <pufferfish/gpu/kernels/copy/elements.cuh>
 #include <pufferfish/gpu/kernels/copy/rows.cuh>
 #include <pufferfish/gpu/kernels/copy/transpose.cuh>

@@ -213,14 +213,11 @@ class matrix_truncation {
     squared_norm_ = svd_->squared_norm;
   }
   svd_result plain_svd(const svd_options& method) const {
-    if (weight_.is_float) {
-      return svd(tensor_view<const float, 2>(static_cast<const float*>(weight_.data), weight_.extent,
-                                             weight_.stride),
-                 method);
-    }
-    return svd(tensor_view<const double, 2>(static_cast<const double*>(weight_.data), weight_.extent,
-                                            weight_.stride),
-               method);
+    const auto of = [&]<class T>(const T* data) {
+      return svd(tensor_view<const T, 2>(data, weight_.extent, weight_.stride), method);
+    };
+    return weight_.is_float ? of(static_cast<const float*>(weight_.data))
+                            : of(static_cast<const double*>(weight_.data));
   }
 
   // A_r = L^-T P_r and B_r^T = L P_r.

@@ -32,6 +32,7 @@
 #include <utility>
 
 #include <pufferfish/core/tensor.hpp>
+#include <pufferfish/lowrank/layers/lstm_kept.hpp>
 #include <pufferfish/lowrank/layers/recurrent.hpp>
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/ops/copy/rows.hpp>
@@ -46,13 +47,7 @@ namespace detail {
 template <class T, class Side>
 class lstm_core : public recurrent_layer<T> {
  public:
-  /// Values that a forward pass keeps for its backward pass; rows are ordered by step, then by sequence.
-  struct kept_values {
-    tensor_view<T, 2> h_before, c_before;  ///< batch x hidden, the initial state; null: zeros
-    tensor_view<T, 2> input, hidden;       ///< kept by the sides; input_kept_width(), hidden_kept_width()
-    tensor_view<T, 2> gates, cells;        ///< activations, 4 hidden wide; cells after each step, hidden wide
-    tensor_view<T, 2> merged;  ///< hidden x 4 hidden, if the hidden side merges factors; else null
-  };
+  using kept_values = lstm_kept<T>;
   bool is_moved_from() const { return bias_.is_moved_from(); }
   index_t input_kept_width() const { return input_side_.kept_width(); }
   index_t hidden_kept_width() const { return hidden_side_.kept_width(); }
@@ -64,9 +59,11 @@ class lstm_core : public recurrent_layer<T> {
     check_views(x, y);
     this->check_state(x.extent(1), before);
     this->check_state(x.extent(1), recurrent_state<const T>(after));
-    const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
+    const lstm_shapes size{x.extent(0), x.extent(1), this->hidden_size()};
     scratch_frame frame(ctx.scratch());
-    const kept_values kept = take(ctx, frame, size, !before.is_null());
+    const index_t merged = hidden_side_.template merges<Device>(size.steps, size.batch) ? size.hidden : 0;
+    const auto kept = kept_values::take(ctx, frame, size, !before.is_null(),
+                                        {input_kept_width(), hidden_kept_width(), merged});
     if (!before.is_null()) {
       ops::copy_rows<T>(ctx, before.h, kept.h_before);
       ops::copy_rows<T>(ctx, before.c, kept.c_before);
@@ -84,7 +81,7 @@ class lstm_core : public recurrent_layer<T> {
       throw_error<shape_error>({this->describe(), ": the gradient of the output is ", dy.shape(),
                                 ", the output ", views.y.shape()});
     }
-    give_back(ctx, views.kept);
+    views.kept.give_back(ctx);
     compute_backward(ctx, views, dy, dx, from_after, to_before);
   }
 
@@ -200,39 +197,16 @@ class lstm_core : public recurrent_layer<T> {
     this->check_state(dy.extent(1), recurrent_state<const T>(to_before));
   }
 
-  struct shapes {
-    index_t steps, batch, hidden;
-
-    index_t rows() const { return steps * batch; }
-    /// A sequence as rows, step after step; and the rows of one step.
-    template <class U>
-    tensor_view<U, 2> rows_of(const tensor_view<U, 3>& sequence) const {
-      return sequence.reshape(extents<2>{rows(), sequence.extent(2)});
-    }
-    template <class U>
-    tensor_view<U, 2> at(const tensor_view<U, 2>& all, index_t step) const {
-      return all.slice(0, step * batch, batch);
-    }
-    template <class U>
-    tensor_view<U, 2> step_of(const tensor_view<U, 3>& sequence, index_t step) const {
-      return at(rows_of(sequence), step);
-    }
-  };
-
   struct kept_views {
     tensor_view<const T, 3> x, y;
     kept_values kept;
   };
 
-  static tensor_view<T, 2> cell(const kept_values& kept, const shapes& size, index_t step) {
-    return kept.cells.extent(0) == size.rows() ? size.at(kept.cells, step) : kept.cells;
-  }
-
   // The input side of all steps is one product; the hidden side is one small product per step.
   template <class Device>
   void compute_forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
-    const shapes size{x.extent(0), x.extent(1), this->hidden_size()};
+    const lstm_shapes size{x.extent(0), x.extent(1), this->hidden_size()};
     scratch_frame frame(ctx.scratch());
     input_side_.forward(ctx, size.rows_of(x), bias_.template as<T>(), kept.input, kept.gates);
     const typename Side::template forward_steps<Device> add_hidden(ctx, frame, hidden_side_, size.steps,
@@ -240,13 +214,13 @@ class lstm_core : public recurrent_layer<T> {
     for (index_t t = 0; t < size.steps; ++t) {
       const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
       if (!h.is_null()) add_hidden(ctx, h, size.at(kept.hidden, t), size.at(kept.gates, t));
-      ops::lstm_forward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : cell(kept, size, t - 1),
-                           cell(kept, size, t), size.step_of(y, t));
+      ops::lstm_forward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : kept.cell(size, t - 1),
+                           kept.cell(size, t), size.step_of(y, t));
     }
     if (!after.is_null()) {
       store(ctx, size.steps == 0 ? tensor_view<const T, 2>(kept.h_before) : size.step_of(y, size.steps - 1),
             after.h);
-      store(ctx, size.steps == 0 ? kept.c_before : cell(kept, size, size.steps - 1), after.c);
+      store(ctx, size.steps == 0 ? kept.c_before : kept.cell(size, size.steps - 1), after.c);
     }
   }
 
@@ -257,7 +231,7 @@ class lstm_core : public recurrent_layer<T> {
                         const tensor_view<T, 3>& dx, const recurrent_state<const T>& from_after,
                         const recurrent_state<T>& to_before) const {
     const kept_values& kept = views.kept;
-    const shapes size{views.x.extent(0), views.x.extent(1), this->hidden_size()};
+    const lstm_shapes size{views.x.extent(0), views.x.extent(1), this->hidden_size()};
     scratch_frame frame(ctx.scratch());
     const extents<2> state_shape{size.batch, size.hidden};
     const tensor_view<T, 2> dh = frame.take<T>(state_shape), dc = frame.take<T>(state_shape);
@@ -275,9 +249,9 @@ class lstm_core : public recurrent_layer<T> {
     for (index_t t = size.steps; t-- > 0;) {
       const bool last = t + 1 == size.steps && from_after.is_null();
       const tensor_view<const T, 2> nothing;
-      ops::lstm_backward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : cell(kept, size, t - 1),
-                            cell(kept, size, t), size.step_of(dy, t), last ? nothing : dh,
-                            last ? nothing : dc, dc);
+      ops::lstm_backward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : kept.cell(size, t - 1),
+                            kept.cell(size, t), size.step_of(dy, t), last ? nothing : dh, last ? nothing : dc,
+                            dc);
       if (t > 0 || wanted || !kept.h_before.is_null()) {
         through_hidden(ctx, size.at(kept.gates, t), size.at(dkept, t),
                        t > 0 || wanted ? dh : tensor_view<T, 2>());
@@ -297,40 +271,9 @@ class lstm_core : public recurrent_layer<T> {
     if (!dx.is_null()) input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx));
   }
 
-  /// Allocates on the tape in training; else in scratch memory, with cells for one step only.
-  template <class Device>
-  kept_values take(context<Device>& ctx, scratch_frame& frame, const shapes& size, bool state) const {
-    const bool training = ctx.training();
-    const auto block = [&](index_t rows, index_t columns) {
-      const extents<2> shape{rows, columns};
-      return training ? ctx.tape().template push<T>(shape) : frame.take<T>(shape);
-    };
-    kept_values kept;
-    if (state) {
-      kept.h_before = block(size.batch, size.hidden);
-      kept.c_before = block(size.batch, size.hidden);
-    }
-    kept.input = block(size.rows(), input_side_.kept_width());
-    kept.hidden = block(size.rows(), hidden_side_.kept_width());
-    kept.cells = block(training ? size.rows() : size.batch, size.hidden);
-    kept.gates = block(size.rows(), lstm_gates * size.hidden);
-    if (hidden_side_.template merges<Device>(size.steps, size.batch)) {
-      kept.merged = block(size.hidden, lstm_gates * size.hidden);
-    }
-    return kept;
-  }
-  // The popped blocks stay readable, since nothing is pushed before backward is done.
-  template <class Device>
-  static void give_back(context<Device>& ctx, const kept_values& kept) {
-    for (const tensor_view<T, 2>& block :
-         {kept.merged, kept.gates, kept.cells, kept.hidden, kept.input, kept.c_before, kept.h_before}) {
-      if (!block.is_null()) ctx.tape().template pop<T>(block.size());
-    }
-  }
-
   // Step t multiplied the state before it: h_before for t = 0, else y of step t - 1.
   template <class Device, class Steps>
-  void backward_hidden_weight(context<Device>& ctx, const shapes& size, const kept_views& views,
+  void backward_hidden_weight(context<Device>& ctx, const lstm_shapes& size, const kept_views& views,
                               const Steps& single_steps, const tensor_view<const T, 2>& dz,
                               const tensor_view<T, 2>& dkept) const {
     const tensor_view<const T, 2> y = size.rows_of(views.y);

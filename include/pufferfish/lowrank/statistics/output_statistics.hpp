@@ -15,9 +15,8 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/tensor.hpp>
-#include <pufferfish/linalg/gemm/double_product.hpp>
-#include <pufferfish/linalg/vector_loops.hpp>
 #include <pufferfish/lowrank/statistics/layer_times.hpp>
+#include <pufferfish/lowrank/statistics/moment_sums.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -101,9 +100,9 @@ class output_statistics {
     } else {
       tensor<double, 2> unscaled;
       tensor<double, 2>& to = weight == 1.0 ? gradient_moment_ : unscaled;
-      start(to, outputs_);
+      detail::start_moment(to, outputs_);
       detail::add_product_tn(dy, dy, to.view(), detail::product_part::lower);
-      add_lower(weight, unscaled, gradient_moment_);
+      detail::add_lower(weight, unscaled, gradient_moment_);
     }
     counts_[gradient_rows] += static_cast<double>(dy.extent(0));
   }
@@ -135,14 +134,14 @@ class output_statistics {
                                         " cannot be added to ", outputs_, " x ", inputs_});
     }
     const double squares = samples * samples;
-    add_lower(1.0, other.output_moment_, output_moment_);
-    add_lower(1.0, other.input_moment_, input_moment_);
-    add_lower(squares, other.gradient_moment_, gradient_moment_);
-    add_lower(1.0, other.tied_moment_, tied_moment_);
-    add(1.0, other.output_sum_, output_sum_);
-    add(1.0, other.input_sum_, input_sum_);
-    add(1.0, other.token_counts_, token_counts_);
-    add(squares, other.gradient_squares_, gradient_squares_);
+    detail::add_lower(1.0, other.output_moment_, output_moment_);
+    detail::add_lower(1.0, other.input_moment_, input_moment_);
+    detail::add_lower(squares, other.gradient_moment_, gradient_moment_);
+    detail::add_lower(1.0, other.tied_moment_, tied_moment_);
+    detail::add_list(1.0, other.output_sum_, output_sum_);
+    detail::add_list(1.0, other.input_sum_, input_sum_);
+    detail::add_list(1.0, other.token_counts_, token_counts_);
+    detail::add_list(squares, other.gradient_squares_, gradient_squares_);
     detail::add_scaled(1.0, other.counts_.data(), counts_.data(), count_size);
   }
 
@@ -211,15 +210,17 @@ class output_statistics {
   /// Means over the rows, both triangles: of y y^T [outputs x outputs], of x x^T [inputs x inputs], and of
   /// samples^2 dy dy^T [outputs x outputs]. The factor samples^2, with the batch size, undoes the mean
   /// over samples in the loss.
-  tensor<double, 2> output_moment() const { return mean(output_moment_, counts_[output_rows]); }
-  tensor<double, 2> input_moment() const { return mean(input_moment_, counts_[input_rows]); }
-  tensor<double, 2> gradient_moment() const { return mean(gradient_moment_, counts_[gradient_rows]); }
+  tensor<double, 2> output_moment() const { return detail::mean(output_moment_, counts_[output_rows]); }
+  tensor<double, 2> input_moment() const { return detail::mean(input_moment_, counts_[input_rows]); }
+  tensor<double, 2> gradient_moment() const { return detail::mean(gradient_moment_, counts_[gradient_rows]); }
   /// Mean of h h^T for an output layer tied to an embedding; empty if there is none.
-  tensor<double, 2> tied_moment() const { return mean(tied_moment_, counts_[tied_rows]); }
+  tensor<double, 2> tied_moment() const { return detail::mean(tied_moment_, counts_[tied_rows]); }
   /// Column means; means of squared gradients, if only squares are stored; empty if nothing was added.
-  std::vector<double> output_mean() const { return mean(output_sum_, counts_[output_rows]); }
-  std::vector<double> input_mean() const { return mean(input_sum_, counts_[input_rows]); }
-  std::vector<double> gradient_squares() const { return mean(gradient_squares_, counts_[gradient_rows]); }
+  std::vector<double> output_mean() const { return detail::mean(output_sum_, counts_[output_rows]); }
+  std::vector<double> input_mean() const { return detail::mean(input_sum_, counts_[input_rows]); }
+  std::vector<double> gradient_squares() const {
+    return detail::mean(gradient_squares_, counts_[gradient_rows]);
+  }
   /// Share of each token among the inputs. Half an occurrence is added to every count: a word that did not
   /// occur in the batches is rare, not impossible.
   std::vector<double> token_shares() const {
@@ -251,10 +252,10 @@ class output_statistics {
   /// value_error for an unknown name.
   void make(const std::string& name) {
     if (name == "counts") return;
-    if (name == "output_moment") return start(output_moment_, outputs_);
-    if (name == "input_moment") return start(input_moment_, inputs_);
-    if (name == "gradient_moment") return start(gradient_moment_, outputs_);
-    if (name == "tied_moment") return start(tied_moment_, outputs_);
+    if (name == "output_moment") return detail::start_moment(output_moment_, outputs_);
+    if (name == "input_moment") return detail::start_moment(input_moment_, inputs_);
+    if (name == "gradient_moment") return detail::start_moment(gradient_moment_, outputs_);
+    if (name == "tied_moment") return detail::start_moment(tied_moment_, outputs_);
     if (name == "output_sum") return output_sum_.resize(static_cast<std::size_t>(outputs_));
     if (name == "input_sum") return input_sum_.resize(static_cast<std::size_t>(inputs_));
     if (name == "token_counts") return token_counts_.resize(static_cast<std::size_t>(inputs_));
@@ -269,26 +270,8 @@ class output_statistics {
   enum count { output_rows, input_rows, gradient_rows, tied_rows, all_rows, all_samples, all_tied, counts };
   static_assert(counts == count_size);
 
-  static void start(tensor<double, 2>& moment, index_t size) {
-    if (moment.size() == 0) moment = tensor<double, 2>({size, size});
-  }
   static std::span<double> span_of(tensor<double, 2>& moment) {
     return {moment.data(), static_cast<std::size_t>(moment.size())};
-  }
-
-  // to += factor * from, for the lower triangles of moments, and for lists. An empty `from` adds nothing.
-  static void add_lower(double factor, const tensor<double, 2>& from, tensor<double, 2>& to) {
-    if (from.size() == 0) return;
-    const index_t n = from.extent(0);
-    start(to, n);
-    for (index_t i = 0; i < n; ++i) {
-      detail::add_scaled(factor, from.data() + i * n, to.data() + i * n, i + 1);
-    }
-  }
-  static void add(double factor, const std::vector<double>& from, std::vector<double>& to) {
-    if (from.empty()) return;
-    to.resize(from.size());
-    detail::add_scaled(factor, from.data(), to.data(), static_cast<index_t>(from.size()));
   }
 
   static void check(const char* what, const extents<2>& shape, index_t columns) {
@@ -306,27 +289,7 @@ class output_statistics {
       detail::throw_error<shape_error>({"output_statistics: ", what, " of ", columns,
                                         " columns; their second moment is kept up to ", largest_moment});
     }
-    start(moment, columns);
-    detail::add_product_tn(rows, rows, moment.view(), detail::product_part::lower);
-    sum.resize(static_cast<std::size_t>(columns));
-    for (index_t i = 0; i < rows.extent(0); ++i) {
-      for (index_t j = 0; j < columns; ++j) {
-        sum[static_cast<std::size_t>(j)] += static_cast<double>(rows(i, j));
-      }
-    }
-  }
-
-  static tensor<double, 2> mean(const tensor<double, 2>& moment, double rows) {
-    const index_t n = moment.extent(0);
-    tensor<double, 2> result({n, n});
-    for (index_t i = 0; i < n; ++i) {
-      for (index_t j = 0; j <= i; ++j) result(i, j) = result(j, i) = rows > 0.0 ? moment(i, j) / rows : 0.0;
-    }
-    return result;
-  }
-  static std::vector<double> mean(std::vector<double> sum, double rows) {
-    for (double& value : sum) value = rows > 0.0 ? value / rows : 0.0;
-    return sum;
+    detail::add_rows(rows, moment, sum);
   }
 
   index_t outputs_ = 0, inputs_ = 0;

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the shapes of an LSTM's sequences, and the values that its forward pass keeps for the backward
+/// pass.
+
+#include <pufferfish/core/context.hpp>
+#include <pufferfish/core/tensor.hpp>
+#include <pufferfish/ops/recurrent/lstm.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+struct lstm_shapes {
+  index_t steps, batch, hidden;
+
+  index_t rows() const { return steps * batch; }
+  /// A sequence as rows, step after step; and the rows of one step.
+  template <class U>
+  tensor_view<U, 2> rows_of(const tensor_view<U, 3>& sequence) const {
+    return sequence.reshape(extents<2>{rows(), sequence.extent(2)});
+  }
+  template <class U>
+  tensor_view<U, 2> at(const tensor_view<U, 2>& all, index_t step) const {
+    return all.slice(0, step * batch, batch);
+  }
+  template <class U>
+  tensor_view<U, 2> step_of(const tensor_view<U, 3>& sequence, index_t step) const {
+    return at(rows_of(sequence), step);
+  }
+};
+
+/// Values that a forward pass keeps for its backward pass; rows are ordered by step, then by sequence.
+template <class T>
+struct lstm_kept {
+  tensor_view<T, 2> h_before, c_before;  ///< batch x hidden, the initial state; null: zeros
+  tensor_view<T, 2> input, hidden;       ///< kept by the sides; input_kept_width(), hidden_kept_width()
+  tensor_view<T, 2> gates, cells;        ///< activations, 4 hidden wide; cells after each step, hidden wide
+  tensor_view<T, 2> merged;              ///< hidden x 4 hidden, if the hidden side merges factors; else null
+
+  /// Widths of `input` and `hidden`; rows of `merged`, 0 for none.
+  struct widths {
+    index_t input, hidden, merged;
+  };
+
+  /// Allocates on the tape in training; else in scratch memory, with cells for one step only. `state`:
+  /// whether there is an initial state.
+  template <class Device>
+  static lstm_kept take(context<Device>& ctx, scratch_frame& frame, const lstm_shapes& size, bool state,
+                        const widths& width) {
+    const bool training = ctx.training();
+    const auto block = [&](index_t rows, index_t columns) {
+      const extents<2> shape{rows, columns};
+      return training ? ctx.tape().template push<T>(shape) : frame.take<T>(shape);
+    };
+    lstm_kept kept;
+    if (state) {
+      kept.h_before = block(size.batch, size.hidden);
+      kept.c_before = block(size.batch, size.hidden);
+    }
+    kept.input = block(size.rows(), width.input);
+    kept.hidden = block(size.rows(), width.hidden);
+    kept.cells = block(training ? size.rows() : size.batch, size.hidden);
+    kept.gates = block(size.rows(), lstm_gates * size.hidden);
+    if (width.merged > 0) kept.merged = block(width.merged, lstm_gates * size.hidden);
+    return kept;
+  }
+  /// Pops the blocks from the tape. They stay readable until something is pushed.
+  template <class Device>
+  void give_back(context<Device>& ctx) const {
+    for (const tensor_view<T, 2>& block : {merged, gates, cells, hidden, input, c_before, h_before}) {
+      if (!block.is_null()) ctx.tape().template pop<T>(block.size());
+    }
+  }
+
+  /// Cells after step `step`; cells of the last step, if only one step's are kept.
+  tensor_view<T, 2> cell(const lstm_shapes& size, index_t step) const {
+    return cells.extent(0) == size.rows() ? size.at(cells, step) : cells;
+  }
+};
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END
