@@ -101,7 +101,7 @@ struct memory_of<device::cpu> {
 
 /// A fixed number of trivially copyable elements in the memory of a source. The source must outlive the
 /// block. Movable, not copyable.
-/// A moved-from block is empty. Move assignment exchanges the contents.
+/// Move construction leaves an empty block; move assignment exchanges the contents.
 ///
 /// \code
 /// memory_block<float> block(host_memory(), 1024);  // zeros

@@ -136,10 +136,11 @@ enum class gradient_source : unsigned char {
 ///
 /// A gradient that no layer has written since the last optimizer step counts as zero: the next exchange
 /// zeroes this rank's part before the sum, an optimizer whose target was made from the store zeroes it before
-/// the update. Weight decay and momentum still apply. Two exceptions: an arena that no layer has ever written
-/// is used as it is; so are, by optimizers and by exchanges on a device, all gradients in a step in which no
-/// layer has written any of the store's (a replayed graph). A program that writes single gradients itself
-/// calls set_gradient_origin(gradient_source::layer).
+/// the update. Weight decay and momentum still apply. There are two exceptions. The gradients of an arena
+/// that no layer has ever written are used as they are. In a step in which no layer has written any gradient
+/// of the store (a replayed graph), optimizers, and exchanges on a device, use all of its gradients as they
+/// are. A program that writes single gradients itself calls set_gradient_origin(gradient_source::layer).
+///
 /// Copies are deep, own their memory and belong to no network. After a move, the source throws state_error on
 /// access to its elements. The gradient and its counters are mutable through a const parameter, because a
 /// backward pass is const; one thread at a time may run backward passes that write the same parameter.

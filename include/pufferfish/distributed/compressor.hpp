@@ -50,7 +50,7 @@ struct compressor_message {
   /// rank; the exchange fills the others. Different ranks' blocks may have different lengths.
   rank_blocks* gathered = nullptr;
   /// With sends_length: the block of this rank, whose length no other rank knows. The exchange then sets the
-  /// lengths of `gathered` and fills all blocks. 8 more bytes travel per rank.
+  /// lengths of `gathered` and fills all blocks. This costs 8 more bytes per rank.
   std::span<const std::byte> own = {};
   bool sends_length = false;
   /// Block r of `to_ranks` goes to rank r, block r of `from_ranks` comes from rank r. The compressor has set
@@ -108,7 +108,8 @@ struct compressor_state {
 ///   pack()                                for results that depend on some elements only and are 0 elsewhere:
 ///                                         returns the positions of these elements, ascending, from the
 ///                                         first element of the range on. Later calls of encode and decode
-///                                         get an array of these elements alone. Payload and bits stay
+///                                         get an array of these elements alone. Payload and result
+///                                         are the same
 ///   is_mean()                             with pack(): whether the result is the mean of these elements
 /// Results depend only on the gradients, the place and the state, not on the number of threads. If a gradient
 /// is not finite, the only requirement is that the result is not finite either (signs cannot show it; see
@@ -264,7 +265,7 @@ class any_compressor {
     index_t payload_bytes() const override { return held.payload_bytes(); }
     std::vector<compressor_state<T>> states() override { return held.states(); }
     std::string describe() const override { return held.describe(); }
-    // A part() that a class has inherited is not of its own kind.
+    // An inherited part() returns the base class and does not count.
     static constexpr bool splits = requires(const C& one) {
       { one.part(index_t{}, index_t{}) } -> std::same_as<C>;
     };

@@ -31,7 +31,7 @@ struct stream_options {
 struct token_segment {
   index_t length = 0;          ///< tokens of each stream
   index_t first = 0;           ///< this rank's first stream among all
-  index_t streams = 0;         ///< this rank's streams; may be 0 where there are more ranks than streams
+  index_t streams = 0;         ///< this rank's streams; may be 0 if there are more ranks than streams
   index_t global_streams = 0;  ///< streams of all ranks
   bool starts = false;         ///< true for the first segment: reset the carried state
   std::span<const std::int32_t> inputs;   ///< [length x streams]
@@ -77,7 +77,7 @@ class token_streams {
     inputs_.resize(room);
     targets_.resize(room);
   }
-  /// Ids that do not outlive the object are refused by the compiler.
+  /// Deleted: a temporary vector of ids would not outlive the object.
   token_streams(std::vector<std::int32_t>&&, const stream_options&) = delete;
 
   const stream_options& options() const { return options_; }

@@ -22,14 +22,14 @@ constexpr const char* to_string(pruning_method method) {
   return method == pruning_method::magnitude ? "magnitude" : "GraSP";
 }
 
-/// A run prunes convolution and linear weights once, goes on training the remaining weights, and exchanges
+/// A run prunes convolution and linear weights once, continues to train the remaining weights, and exchanges
 /// only their gradients (compact_sum). A run that switches to low rank afterwards prunes the factors, right
 /// after the switch. PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
 /// All ranks have the same options.
 struct pruning_options {
   pruning_method method = pruning_method::grasp;
-  double ratio = 0.5;  ///< floor(ratio x prunable) weights are removed; 0 to below 1
-  index_t epoch = 0;   ///< at the start of this epoch, counted from 0
+  double ratio = 0.5;  ///< floor(ratio x prunable) weights are removed; in [0, 1)
+  index_t epoch = 0;   ///< the run prunes at the start of this epoch, counted from 0
   /// The remaining weights' gradients are sent as TernGrad codes instead of being summed as they are.
   std::optional<tern_grad_options> ternary = std::nullopt;
   index_t samples = 10;        ///< samples of each class, for GraSP

@@ -43,11 +43,11 @@ void by_way_of_host(gpu_context& ctx, std::span<T> values, Work&& work) {
 
 }  // namespace detail
 
-/// Copies root's elements, in the memory of its device, to all ranks' devices, before work that is put into
-/// the context's stream later. gpu::nccl copies in the order of the stream; other communicators copy through
-/// the host, which waits. Collective. Throws the errors of the communicator, and backend_error. T: trivially
-/// copyable. `values` has the same length on all ranks. Throws value_error for a root outside the group. With
-/// communicators other than gpu::nccl the call must not be captured.
+/// Copies root's elements, in the memory of its device, to the devices of all ranks. Work that is submitted
+/// to the context's stream later reads the copies. gpu::nccl copies in the order of the stream; other
+/// communicators copy through the host, which waits. Collective. Throws the errors of the communicator, and
+/// backend_error. T: trivially copyable. `values` has the same length on all ranks. Throws value_error for a
+/// root outside the group. With communicators other than gpu::nccl the call must not be captured.
 ///
 ///     gpu::broadcast(ctx, comm, net.store().values(), 0);      // all ranks have rank 0's parameters
 template <class Comm, class T>

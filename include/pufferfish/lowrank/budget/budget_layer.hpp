@@ -52,7 +52,7 @@ struct budget_options {
   double bytes_per_parameter = 4.0;  ///< exchanged in a step
 };
 
-/// Reason for a layer's ranks, or for which it stays dense.
+/// Why a layer has its ranks, or why it stays dense.
 enum class budget_reason {
   budget,    ///< low rank: further components gain less than they cost
   floor,     ///< low rank: the smallest ranks allowed by the options

@@ -33,7 +33,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// u', with t = tanh(u). tanh: 1 - y^2. sigmoid: y (1 - y).
 enum class activation_kind { gelu, gelu_tanh, tanh, sigmoid };
 
-/// True where the gradient is computed from the output y, false where it is computed from the input x.
+/// True if the gradient is computed from the output y, false if it is computed from the input x.
 constexpr bool keeps_output(activation_kind kind) {
   return kind == activation_kind::tanh || kind == activation_kind::sigmoid;
 }
