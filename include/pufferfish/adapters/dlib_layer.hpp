@@ -101,7 +101,7 @@ class dlib_layer {
   /// The context for the layer's passes; see share_context. Without it, the layer makes a context of its own
   /// with one thread. A copy of the layer does not get this context.
   void set_context(std::shared_ptr<cpu_context> ctx) { work_.context = std::move(ctx); }
-  /// How many tensors have been transposed between NCHW and NHWC so far.
+  /// Number of tensors that have been transposed between NCHW and NHWC so far.
   std::size_t layout_changes() const { return work_.layout_changes; }
   /// Releases the activation kept between forward and backward pass, and the context unless it is shared.
   void clean() {
@@ -281,7 +281,8 @@ class dlib_layer {
     ++work_.layout_changes;
     return images;
   }
-  /// Where to compute an NHWC tensor that from_nhwc moves to `nchw`: in place if possible, else in scratch.
+  /// Memory for an NHWC tensor that from_nhwc moves to `nchw`: `nchw` itself if both orders are the same,
+  /// else scratch memory.
   static tensor_view<float, 4> place_nhwc(scratch_frame& frame, float* nchw, const extents<4>& shape) {
     return same_in_both(shape) ? tensor_view<float, 4>(nchw, shape) : frame.take<float>(shape);
   }

@@ -38,8 +38,8 @@ struct exchange_place {
   double epoch_rate = 0.0;
 };
 
-/// What one round of an exchange sends. All parts are memory of the compressor, and each may be absent. All
-/// ranks send the same parts; lengths are equal on all ranks except that of `own`.
+/// The data that one round of an exchange sends. All parts are memory of the compressor, and each may be
+/// absent. All ranks send the same parts; lengths are equal on all ranks except that of `own`.
 template <class T>
 struct compressor_message {
   /// Replaced by the sum over all ranks, element by element.

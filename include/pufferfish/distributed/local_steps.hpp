@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// How many local steps ranks take between two exchanges of a rare_exchange: a number, a function of the
-/// learning rate, or a number that follows the measured spread of the ranks.
+/// Number of local steps that ranks take between two exchanges of a rare_exchange: a constant, a function of
+/// the learning rate, or a number that follows the measured spread of the ranks.
 
 #include <algorithm>
 #include <cmath>

@@ -69,7 +69,7 @@ class id_lists {
   std::vector<std::size_t> ends_;
 };
 
-/// What the constructor of sentence_pairs refuses.
+/// Limits for the sentences that the constructor of sentence_pairs accepts.
 struct sentence_limits {
   index_t vocabulary = 0;    ///< tokens outside 0 .. vocabulary - 1 are refused; 0: no token is
   index_t length = 0;        ///< sentences of more tokens are refused; 0: no length is

@@ -19,7 +19,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Hidden state and cell of every layer for a batch of sequences, carried from one segment to the next
 /// in the memory of the device. A value type that starts with zeros. Copying waits for the device.
-/// It has 2 * layers * batch * width elements. layer() of a state that was moved from throws state_error.
+/// A state has 2 * layers * batch * width elements. layer() of a state that was moved from throws
+/// state_error.
 template <class T, class Device = device::cpu>
 class lstm_lm_state {
  public:

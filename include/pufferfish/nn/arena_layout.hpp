@@ -17,7 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Where one named tensor is stored in its arena (elements).
+/// A named tensor and its offset in the arena, in elements.
 template <class Thing>
 struct stored_entry {
   std::string name;

@@ -115,7 +115,7 @@ tensor_view<T, 2> rows_in_memory(const std::string& who, const tensor_view<T, 4>
 /// is lambda times the product's nuclear norm.) Gradients:
 ///     of up:    lambda up (down down^T)
 ///     of down:  lambda (up^T up) down
-/// They are computed from two r x r products: a matrix out x in costs 2 r^2 (out + in) multiply-adds, and the
+/// Both are computed from two r x r products: a matrix out x in costs 2 r^2 (out + in) multiply-adds, and the
 /// out x in product is never formed.
 ///
 ///     frobenius_decay decay(net, {1e-4});

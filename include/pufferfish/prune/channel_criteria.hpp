@@ -127,7 +127,7 @@ std::vector<channel_scores> filter_norms(const model<Root, Device>& net,
   return result;
 }
 
-/// How many channels prune_channels removes, and how ties are settled.
+/// The rule for the number of channels that prune_channels removes, and for ties.
 enum class channel_rule {
   exact,     ///< floor(share x channels) of the smallest scores; ties: earlier layer, lower channel first
   reference  ///< all that are not above the score at position int(share x all scores) of the sorted scores:

@@ -19,7 +19,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How many weights a level of lottery tickets removes.
+/// The rule for the number of weights that a level of lottery tickets removes.
 enum class lottery_rule {
   exact,     ///< ceil(share x remaining prunable weights)
   reference  ///< ceil(share x (remaining prunable + unpruned weights)) + 1: the reference program counts the

@@ -25,7 +25,7 @@ enum class removal_rule {
             ///< Wang, Zhang and Grosse, ICLR 2020)
 };
 
-/// What a share of removed weights refers to.
+/// The number of weights to which a share of removed weights refers.
 enum class removal_share {
   of_remaining,  ///< ceil(share x remaining weights) more weights are removed
   of_whole       ///< weights are removed until floor(share x prunable weights) are pruned in all

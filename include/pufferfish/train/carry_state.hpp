@@ -18,7 +18,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What optimizer_memory::carry did to the states of the parameters, by names of parameters.
+/// The outcome of optimizer_memory::carry for the states of the parameters, by names of parameters.
 struct carried_state {
   std::vector<std::string> kept;       ///< of the new network: old states, bit for bit
   std::vector<std::string> projected;  ///< of the new network: computed from states of a dense layer

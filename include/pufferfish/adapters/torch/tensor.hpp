@@ -181,9 +181,9 @@ inline void train_as(const std::vector<Tensor>& parameters, const std::vector<Te
 
 /// Threads and scratch memory for calls of this thread, because libtorch's layers have no context argument.
 /// The context is kept between calls, so that later steps allocate no scratch; results do not depend on it.
-/// It has as many threads as libtorch (torch::set_num_threads); with -fopenmp, they are the same threads. The
-/// reference is valid until the next call in this thread, which may make a new context if the number of
-/// threads has changed.
+/// The context has as many threads as libtorch (torch::set_num_threads); with -fopenmp, both use the same
+/// threads. The reference is valid until the next call in this thread, which may make a new context if the
+/// number of threads has changed.
 inline cpu_context& thread_context() {
   thread_local std::unique_ptr<cpu_context> kept;
   const int threads = std::max(1, torch::get_num_threads());

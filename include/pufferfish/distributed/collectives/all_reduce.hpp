@@ -25,7 +25,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// What these algorithms require besides `communicator`: messages in order between pairs of ranks.
+/// Requirements of these algorithms besides `communicator`: messages in order between pairs of ranks.
 ///   start_send(span<const T>, to), start_receive(span<T>, from)
 /// return a collective_request; the memory belongs to the request until it is done, and T is trivially
 /// copyable.

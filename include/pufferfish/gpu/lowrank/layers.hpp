@@ -4,7 +4,7 @@
 /// \file
 /// Low-rank layers outside of a network, with their parameters on a device: `LowRankConv<T,
 /// Rank, device::gpu>`, and likewise the other kinds, with the constructors of the CPU's.
-/// They throw backend_error without a device.
+/// The constructors throw backend_error without a device.
 ///
 /// A rank that is known at run time is `dynamic_rank`. With T = gpu::bf16 or gpu::fp16 the layer computes in
 /// 16 bits, and its parameters are floats.

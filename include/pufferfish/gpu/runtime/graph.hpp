@@ -43,7 +43,7 @@ class executable_graph {
   executable_graph& operator=(const executable_graph&) = delete;
   ~executable_graph() {
     if (handle_ == nullptr) return;
-    // What failed in the graph is thrown by the context; a destructor has no caller to throw to.
+    // The context throws the failures of the graph; a destructor has no caller to throw to.
     if (launched_) static_cast<void>(cudaEventSynchronize(launched_->handle()));
     static_cast<void>(cudaGraphExecDestroy(handle_));
   }

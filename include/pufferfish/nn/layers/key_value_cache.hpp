@@ -95,8 +95,7 @@ class key_value_cache {
   }
 
   /// Appends one token to every row: row i of `keys` and of `values` to row i of the cache. Throws
-  /// shape_error if the number of rows differs or the cache is full.
-  /// It is also thrown if a width differs.
+  /// shape_error if the number of rows or a width differs, or if the cache is full.
   void append(context<Device>& ctx, const tensor_view<const T, 2>& keys,
               const tensor_view<const T, 2>& values) {
     if (keys.extent(0) != rows() || length_ >= capacity_) {

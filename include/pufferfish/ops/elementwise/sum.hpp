@@ -43,8 +43,8 @@ void add(context<Device>& ctx, std::span<const T> x, std::span<T> y) {
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, add);
 
-/// y_i = max(0, y_i + x_i) in one pass; a NaN stays a NaN. Spans of one length, else the assertion fails.
-/// They do not overlap. The gradient of both summands is relu_backward with the new y.
+/// y_i = max(0, y_i + x_i) in one pass; a NaN stays a NaN. The spans have one length, else the assertion
+/// fails, and do not overlap. The gradient of both summands is relu_backward with the new y.
 template <class T, class Device>
 void add_relu(context<Device>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "add_relu: lengths differ");

@@ -168,8 +168,8 @@ class group_finder {
   }
 
  private:
-  // What a layer reads: the group of its channels (index in groups_; none: channels that stay), and the last
-  // batch norm that has scaled them.
+  // The input of a layer: the group of its channels (index in groups_; none: channels that stay), and the
+  // last batch norm that has scaled them.
   struct flow {
     std::ptrdiff_t group = none;
     slot* norm = nullptr;

@@ -42,8 +42,8 @@ struct marked_group {
   const std::vector<bool>* keep;
 };
 
-/// Those of the groups of a model that a mask lists. Throws state_error, naming the layer, for one that
-/// produces no group, value_error for one that is listed twice, for a wrong number of marks, and if no
+/// The groups of a model that a mask lists. Throws state_error, naming the layer, for a listed layer that
+/// produces no group, value_error for a layer that is listed twice, for a wrong number of marks, and if no
 /// channel remains.
 template <class T, class Device>
 std::vector<marked_group<T, Device>> find_marked(std::vector<group_slots<T, Device>> groups,
