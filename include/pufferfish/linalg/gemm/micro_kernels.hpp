@@ -115,9 +115,11 @@ PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
 }
 
 /// Computes any number of rows with the largest kernels that fit. Only the first kernel call prefetches.
-/// `block` describes the first row; result rows do not overlap the operands.
+/// `block` describes the first row; result rows do not overlap the operands. Overwrites left_shift, result
+/// and the prefetch of `block`: the wide loads of a copy, right after the narrow stores that set the
+/// arguments, would wait for all earlier stores, the results of the previous block included.
 template <class T>
-void run_rows(const kernel_list<T>& kernels, block_arguments<T> block, index_t rows) {
+void run_rows(const kernel_list<T>& kernels, block_arguments<T>& block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
     for (; rows >= kernel->rows; rows -= kernel->rows) {
       kernel->run(block);

@@ -186,12 +186,12 @@ class gemm_operand {
     // Edge tile, wider than the result: computed into a temporary block, then copied to the result.
     constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
     alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
-    block.result = beside;
     block.result_step = most_columns * size;
     block.accumulate = 0;
     for (index_t row = 0; row < rows; row += most_rows) {
       const index_t count = std::min(most_rows, rows - row);
       block.left_shift = row * block.row_step;
+      block.result = beside;
       detail::run_rows(list, block, count);
       merge(beside, most_columns, c + row * c_stride, c_stride, count, width, accumulate);
     }

@@ -37,14 +37,14 @@ struct panel_cut {
 };
 
 /// Calls run(block, rows) for a block of which only `width` of `full` columns belong to the result. If width
-/// < full, up to 24 rows at a time go through a temporary block. run may not depend on where rows begin.
+/// < full, up to 24 rows at a time go through a temporary block. run may not depend on where rows begin. May
+/// overwrite what run_rows overwrites.
 template <class T, class Run>
-void run_clipped(const block_arguments<T>& whole, index_t width, index_t full, index_t rows, Run&& run) {
+void run_clipped(block_arguments<T>& whole, index_t width, index_t full, index_t rows, Run&& run) {
   if (width == full) return run(whole, rows);
   constexpr index_t most_rows = 24, most_columns = 4 * 64 / static_cast<index_t>(sizeof(T));
   alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
   block_arguments<T> block = whole;
-  block.result = beside;
   block.result_step = most_columns * static_cast<index_t>(sizeof(T));
   for (index_t first = 0; first < rows; first += most_rows) {
     const index_t count = std::min(most_rows, rows - first);
@@ -53,6 +53,7 @@ void run_clipped(const block_arguments<T>& whole, index_t width, index_t full, i
       std::copy_n(moved(target, i * whole.result_step), width, beside + i * most_columns);
     }
     block.left_shift = whole.left_shift + first * block.row_step;
+    block.result = beside;
     run(block, count);
     for (index_t i = 0; i < count; ++i) {
       std::copy_n(beside + i * most_columns, width, moved(target, i * whole.result_step));

@@ -191,7 +191,7 @@ struct correlation {
         block.row_step = in.image * size;
         block.result = result + vectors.begin * kernels->lanes;
         block.result_step = out.image * size;
-        run_panel(block, vectors, images.length(), [&](const block_arguments<T>& b, index_t count) {
+        run_panel(block, vectors, images.length(), [&](block_arguments<T>& b, index_t count) {
           run_rows(kernels->strided[vectors.length() - 1], b, count);
         });
       }
@@ -289,7 +289,7 @@ struct correlation {
         block.prefetch =
             moved(source(image, line, rows.taps - 1, 0, 0) + in.line, (panel * columns.taps + i) * bytes);
         block.prefetch_step = std::min<index_t>(64, bytes / (row_taps.length() * channels.length()) + 1);
-        run_panel(block, vectors, part.length(), [&](const block_arguments<T>& b, index_t count) {
+        run_panel(block, vectors, part.length(), [&](block_arguments<T>& b, index_t count) {
           run_rows(kernels->strided[vectors.length() - 1], b, count);
         });
       }

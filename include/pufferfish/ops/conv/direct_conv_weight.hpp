@@ -211,7 +211,6 @@ struct weight_gradient {
     arguments.accumulate = 1;
     for (index_t row = 0; row < left_channels; row += left.width) {
       for (index_t column = 0; column < right_channels; column += right.width) {
-        arguments.left_shift = row * left.rows * size;
         arguments.right_shift = column * right.rows * size;
         const index_t width = std::min(right.width, right_channels - column);
         const index_t vectors = (width + kernels->lanes - 1) / kernels->lanes;
@@ -223,9 +222,10 @@ struct weight_gradient {
           arguments.taps_end = arguments.taps + count;
           arguments.depth = valid_columns[cell % columns.taps].length();
           ahead.use(arguments);
+          arguments.left_shift = row * left.rows * size;
           arguments.result = sum + (cell * left_all + left_first + row) * right_all + right_first + column;
           run_clipped(arguments, width, vectors * kernels->lanes, std::min(left.width, left_channels - row),
-                      [&](const block_arguments<T>& b, index_t n) { run_rows(list, b, n); });
+                      [&](block_arguments<T>& b, index_t n) { run_rows(list, b, n); });
         }
       }
     }

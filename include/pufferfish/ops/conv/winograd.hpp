@@ -79,7 +79,7 @@ struct winograd_matrices {
 
 /// run_rows, in which every kernel continues to prefetch where the previous one has ended.
 template <class T>
-void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T> block, index_t rows) {
+void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T>& block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
     for (; rows >= kernel->rows; rows -= kernel->rows) {
       kernel->run(block);

@@ -95,7 +95,7 @@ class panel_kernels {
         0,    c,        c_step * size, accumulate ? 1 : 0};
     block.prefetch = soon.from;
     block.prefetch_step = soon.step;
-    if (columns % lanes == 0) return run(list, block, count);
+    if (columns % lanes == 0) return pufferfish::detail::run_rows(list, block, count);
     // If the last vector exceeds the result, the block is computed in a temporary array, then copied.
     constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
     alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
@@ -105,7 +105,7 @@ class panel_kernels {
       const index_t here = std::min(most_rows, count - row);
       block.left_shift = row * block.row_step;
       block.result = beside;
-      run(list, block, here);
+      pufferfish::detail::run_rows(list, block, here);
       for (index_t i = 0; i < here; ++i) {
         T* const to = c + (row + i) * c_step;
         const T* const from = beside + i * most_columns;
@@ -128,21 +128,6 @@ class panel_kernels {
   }
 
  private:
-  // Modifies the arguments in place: wide loads of a copy, right after the narrow stores that
-  // wrote it, would have to wait for every earlier store, the results of the last block included.
-  static void run(const pufferfish::detail::kernel_list<T>& list,
-                  pufferfish::detail::block_arguments<T>& block, index_t rows) {
-    for (const auto* kernel = list.by_rows; rows > 0; ++kernel) {
-      for (; rows >= kernel->rows; rows -= kernel->rows) {
-        kernel->run(block);
-        block.prefetch = nullptr;  // prefetched already
-        block.prefetch_step = 0;
-        block.left_shift += kernel->rows * block.row_step;
-        block.result = pufferfish::detail::moved(block.result, kernel->rows * block.result_step);
-      }
-    }
-  }
-
   const pufferfish::detail::kernel_table<T>* table_;
   void (*copy_)(const T*, index_t, index_t, index_t, index_t, T*, index_t);
   index_t vectors_, rows_;
