@@ -44,12 +44,6 @@ inline void check_conv(const char* what, const conv_shape& shape, const extents<
   }
 }
 
-/// NHWC images as a matrix of pixels x channels. Throws shape_error if the view is not dense.
-template <class T>
-tensor_view<T, 2> as_rows(const tensor_view<T, 4>& view) {
-  return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
-}
-
 template <class T>
 tensor_view<const T, 2> as_matrix(const conv_shape& shape, const T* w) {
   return {w, {shape.patch(), shape.out_channels}};

@@ -10,6 +10,8 @@
 #include <pufferfish/ops/conv/correlation_operands.hpp>
 #include <pufferfish/ops/conv/few_pixels.hpp>
 #include <pufferfish/ops/conv/image_tasks.hpp>
+#include <pufferfish/ops/conv/pixel_subset.hpp>
+#include <pufferfish/ops/conv/thin_weight_gradient.hpp>
 #include <pufferfish/ops/conv/winograd_weight.hpp>
 #include <pufferfish/ops/linear/linear.hpp>
 
@@ -97,12 +99,33 @@ void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, cons
   });
 }
 
+/// NHWC images as a matrix of pixels x channels. Throws shape_error if the view is not dense.
+template <class T>
+tensor_view<T, 2> as_rows(const tensor_view<T, 4>& view) {
+  return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
+}
+
+/// True if the pixels of an image form one line in a forward pass: 1x1 kernels, of stride 1 or with short
+/// output lines. Longer strided lines are read in place. (Measured on Zen 5 against the copy by images: 256
+/// -> 128 -> 512 at 8x8, stride 2, takes 0.68 of the time, but lines of 16 pixels 1.2 times as long.)
+inline bool joins_lines(const conv_shape& shape, const extents<4>& y) {
+  return is_product_of_pixels(shape) && (!skips_pixels(shape) || lines_too_short(y[2], y[0]));
+}
+
+/// Images as the lines of one image.
+template <class T>
+tensor_view<T, 4> images_as_lines(const tensor_view<T, 4>& x) {
+  return x.reshape(extents<4>{1, x.extent(0), x.extent(1) * x.extent(2), x.extent(3)});
+}
+
 /// The tasks of a forward convolution.
 template <class T>
 image_tasks forward_tasks(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& x,
                           const extents<4>& y) {
   if (winograd_pays<T>(ctx, shape, x, y)) return tasks_of(winograd_tiles(y[0], y[1], y[2]));
-  return {y[0], y[1], y[2], shape.patch() * shape.out_channels * static_cast<index_t>(sizeof(T))};
+  const index_t weight_bytes = shape.patch() * shape.out_channels * static_cast<index_t>(sizeof(T));
+  if (joins_lines(shape, y)) return {1, y[0], y[1] * y[2], weight_bytes};
+  return {y[0], y[1], y[2], weight_bytes};
 }
 
 template <class T>
@@ -180,6 +203,17 @@ void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tenso
     return;
   }
   scratch_frame frame(ctx.scratch());
+  if (joins_lines(shape, y.shape())) {
+    tensor_view<const T, 4> pixels = x;
+    if (skips_pixels(shape)) {
+      const auto copies = frame.take<T>(extents<4>{y.extent(0), y.extent(1), y.extent(2), x.extent(3)});
+      read_pixels<T>(ctx, shape, x, copies);
+      pixels = copies;
+    }
+    const auto work = prepare_forward<T>(ctx, conv_shape::square(shape.in_channels, shape.out_channels, 1),
+                                         images_as_lines(pixels), w, images_as_lines(y), frame);
+    return run_correlation(ctx, work, tasks, after);
+  }
   const auto work = prepare_forward<T>(ctx, shape, x, w, y, frame);
   run_correlation(ctx, work, tasks, after);
 }
@@ -264,6 +298,14 @@ void run_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, con
     if (winograd_pays<T>(ctx, shape, x.shape(), dy.shape())) {
       return winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
     }
+  }
+  if (is_thin(shape)) return thin_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+  if (skips_pixels(shape)) {
+    scratch_frame frame(ctx.scratch());
+    const auto pixels = frame.take<T>(extents<4>{dy.extent(0), dy.extent(1), dy.extent(2), x.extent(3)});
+    read_pixels<T>(ctx, shape, x, pixels);
+    const tensor_view<T, 2> gradient(dw, {shape.in_channels, shape.out_channels});
+    return linear_backward_weight<T>(ctx, as_rows<const T>(pixels), as_rows(dy), gradient, accumulate);
   }
   backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
 }

@@ -149,6 +149,29 @@ TEST_CASE_TEMPLATE("convolution: few pixels with a large weight, the same bits f
   CHECK(done > 15);
 }
 
+TEST_CASE_TEMPLATE("convolution: few input channels, and strides that skip pixels", T, float, double) {
+  // Gradients of weights with all elements of the kernel in one product; copies of the pixels that are read.
+  cpu_context ctx({2, 0});
+  picker pick(11);
+  for (std::uint64_t round = 0; round < 80; ++round) {
+    const bool thin = round % 2 == 0;
+    conv_shape shape{pick(1, thin ? 5 : 70), pick(1, 70), {1, 1}, {pick(1, 3), pick(1, 3)}, {0, 0}, {1, 1}};
+    if (thin) {
+      shape.kernel = {pick(1, 5), pick(2, 5)};
+      shape.padding = {pick(0, 6), pick(0, 6)};
+      shape.dilation.height = pick(1, 2);
+    }
+    const extents<4> input{pick(0, 9), pick(1, 12), pick(1, 40), shape.in_channels};
+    extents<4> output{};
+    try {
+      output = shape.output(input, "test");
+    } catch (const shape_error&) {
+      continue;
+    }
+    check_against_reference<T>(ctx, shape, input, output, round);
+  }
+}
+
 TEST_CASE("convolution: stride beyond the kernel, padding beyond the image") {
   cpu_context ctx({2, 0});
   std::uint64_t round = 0;
@@ -214,9 +237,10 @@ TEST_CASE("convolution: gradient of the reference by finite differences") {
 }
 
 TEST_CASE("convolution: the same bits for any number of threads") {
-  for (const conv_shape& shape : {conv_shape::square(9, 17, 3, 1, 1), conv_shape::square(9, 17, 3, 2, 1),
-                                  conv_shape::square(9, 17, 1)}) {
-    const extents<4> input{5, 21, 20, 9}, output = shape.output(input, "test");
+  for (const conv_shape& shape :
+       {conv_shape::square(9, 17, 3, 1, 1), conv_shape::square(9, 17, 3, 2, 1), conv_shape::square(9, 17, 1),
+        conv_shape::square(9, 17, 1, 3), conv_shape::square(3, 17, 3, 1, 1)}) {
+    const extents<4> input{5, 21, 20, shape.in_channels}, output = shape.output(input, "test");
     tensor<float, 4> x(input), dy(output);
     tensor<float, 2> w({shape.patch(), shape.out_channels});
     fill_normal<float>(x.flat(), 1.0, {1, 1});
