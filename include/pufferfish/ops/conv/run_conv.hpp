@@ -195,10 +195,11 @@ void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tenso
   }
   if (const auto& kernels = conv_kernels<T>(); few_pixels_pay<T>(shape, y.shape(), kernels)) {
     few_pixels_forward<T>(ctx, shape, x, w, y, kernels);
+    const index_t pixels = joins_lines(shape, y.shape()) ? y.extent(1) * y.extent(2) : y.extent(2);
     for (index_t task = 0; task < tasks.count(); ++task) {
       const range images = tasks.image_range(task), lines = tasks.line_range(task);
-      after(task, (images.begin * tasks.lines + lines.begin) * y.extent(2),
-            images.length() * lines.length() * y.extent(2));
+      after(task, (images.begin * tasks.lines + lines.begin) * pixels,
+            images.length() * lines.length() * pixels);
     }
     return;
   }
