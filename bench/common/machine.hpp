@@ -36,7 +36,8 @@ inline pufferfish::isa processor_isa() {
   if (__builtin_cpu_supports("avx512f")) return pufferfish::isa::avx512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return pufferfish::isa::avx2;
 #endif
-  return pufferfish::isa::portable;
+  // Elsewhere there is only one.
+  return pufferfish::widest_isa();
 }
 
 /// Bytes of the last-level cache; 32 MiB if the system does not report it.

@@ -146,7 +146,7 @@ TEST_CASE("Signum: packed signs and counted votes are those of plain counting") 
       votes[i] = static_cast<std::uint32_t>(random.bits(0) | (i % 4 == 0 ? random.bits(1) : 0U));
       if (i % words == 5) votes[i] = ~std::uint32_t{0};
     }
-    for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+    for (const isa target : all_isas) {
       if (!isa_available(target)) continue;
       std::vector<std::uint32_t> negative(words + 1, 77U), ties(words + 1, 77U);
       PUFFERFISH_KERNEL(target, detail::sign_passes, majority)
@@ -171,7 +171,7 @@ TEST_CASE("Signum: packed signs and counted votes are those of plain counting") 
 
 TEST_CASE_TEMPLATE("Signum: the fast passes are the plain ones, for any length and instruction set", T, float,
                    double) {
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     const auto fast = PUFFERFISH_KERNEL(target, detail::sign_passes, momentum_signs<T>);
     const auto spread = PUFFERFISH_KERNEL(target, detail::sign_passes, spread_signs<T>);

@@ -14,17 +14,30 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// From narrow to wide. `portable` is the instruction set of the compiler's flags; avx2 includes FMA; avx512
-/// stands for the extensions F, VL, BW and DQ.
-enum class isa { portable, avx2, avx512 };
+/// From narrow to wide. `portable` is the instruction set of the compiler's flags. `neon` is the base of
+/// every aarch64 processor: 32 registers of 16 bytes, with FMA. avx2 includes FMA. avx512 stands for the
+/// extensions F, VL, BW and DQ.
+enum class isa { portable, neon, avx2, avx512 };
 
-/// "portable", "avx2", "avx512".
+/// All values of isa, in this order.
+inline constexpr isa all_isas[] = {isa::portable, isa::neon, isa::avx2, isa::avx512};
+
+/// "portable", "neon", "avx2", "avx512".
 constexpr const char* to_string(isa target) {
-  return target == isa::avx512 ? "avx512" : target == isa::avx2 ? "avx2" : "portable";
+  return target == isa::avx512 ? "avx512"
+         : target == isa::avx2 ? "avx2"
+         : target == isa::neon ? "neon"
+                               : "portable";
 }
 
 // Targets compiled in this translation unit: those at least as wide as the compiler's flags. If the flags
-// contain AVX-512, it is the only target.
+// contain AVX-512, it is the only target. On aarch64 NEON is the only target; SVE would be a second one,
+// after `neon` in the enumeration, in for_each_target.inc and in PUFFERFISH_KERNEL.
+#if defined(__aarch64__) && defined(__ARM_NEON) && (defined(__GNUC__) || defined(__clang__))
+#define PUFFERFISH_KERNELS_NEON 1
+#else
+#define PUFFERFISH_KERNELS_NEON 0
+#endif
 #if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
 #define PUFFERFISH_KERNELS_AVX512 1
 #if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
@@ -41,7 +54,7 @@ constexpr const char* to_string(isa target) {
 #else
 #define PUFFERFISH_KERNELS_AVX512 0
 #define PUFFERFISH_KERNELS_AVX2 0
-#define PUFFERFISH_KERNELS_PORTABLE 1
+#define PUFFERFISH_KERNELS_PORTABLE (1 - PUFFERFISH_KERNELS_NEON)
 #endif
 
 /// True if kernels for `target` are compiled into this unit and this machine can run them.
@@ -62,6 +75,8 @@ inline bool isa_available(isa target) {
 #else
       return false;
 #endif
+    case isa::neon:
+      return PUFFERFISH_KERNELS_NEON != 0;
     case isa::portable:
       return PUFFERFISH_KERNELS_PORTABLE != 0;
   }
@@ -69,9 +84,11 @@ inline bool isa_available(isa target) {
 }
 
 /// The widest instruction set for which isa_available() is true.
-/// If the unit is compiled for AVX-512 only, the machine is not asked.
+/// If the unit is compiled for AVX-512 or NEON only, the machine is not asked.
 inline isa widest_isa() {
-#if PUFFERFISH_KERNELS_AVX512 && !PUFFERFISH_KERNELS_AVX2
+#if PUFFERFISH_KERNELS_NEON
+  return isa::neon;
+#elif PUFFERFISH_KERNELS_AVX512 && !PUFFERFISH_KERNELS_AVX2
   return isa::avx512;
 #else
   for (isa target : {isa::avx512, isa::avx2}) {
@@ -119,6 +136,9 @@ inline const char* kernel_name() {
 #elif PUFFERFISH_KERNELS_AVX512
 #define PUFFERFISH_KERNEL(target, name, ...) \
   ::pufferfish::detail::choose_form((target), &name##_avx512::__VA_ARGS__)
+#elif PUFFERFISH_KERNELS_NEON
+#define PUFFERFISH_KERNEL(target, name, ...) \
+  ::pufferfish::detail::choose_form((target), &name##_neon::__VA_ARGS__)
 #else
 #define PUFFERFISH_KERNEL(target, name, ...) \
   ::pufferfish::detail::choose_form((target), &name##_portable::__VA_ARGS__)

@@ -86,7 +86,7 @@ class SquaredReLU {
 
 TEST_CASE_TEMPLATE("an added operation: every instruction set computes the bits of the reference", T, float,
                    double) {
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     for (const std::size_t count : {0U, 1U, 3U, 16U, 33U, 200U}) {

@@ -64,7 +64,7 @@ TEST_CASE_TEMPLATE("Adam: every option against the element formula, over steps",
 }
 
 TEST_CASE_TEMPLATE("Adam: kernels of all instruction sets", T, float, double) {
-  for (isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     for (index_t count : {0, 1, 3, 15, 16, 33, 200}) {

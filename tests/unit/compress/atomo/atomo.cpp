@@ -669,7 +669,7 @@ void check_kernels(isa target) {
 }
 
 TEST_CASE_TEMPLATE("ATOMO: kernels of all instruction sets equal plain loops", T, float, double) {
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     check_kernels<T>(target);

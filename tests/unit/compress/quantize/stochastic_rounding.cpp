@@ -12,8 +12,6 @@ namespace {
 
 using namespace rounding_support;
 
-constexpr isa all_targets[] = {isa::portable, isa::avx2, isa::avx512};
-
 /// Lengths around the widths of vectors, and a whole piece.
 const std::vector<index_t> lengths = {0,  1,  2,  3,  5,  7,  8,   9,   15,   16,
                                       17, 31, 33, 63, 64, 65, 127, 130, 1023, 2048};
@@ -27,7 +25,7 @@ std::vector<std::uint8_t> random_fields(index_t count, unsigned bound, std::uint
 }
 
 TEST_CASE("fields: packed and unpacked, bit by bit, for every rest of a byte") {
-  for (const isa target : all_targets) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     const auto pack = PUFFERFISH_KERNEL(target, detail::field_passes, pack_fields);
@@ -65,7 +63,7 @@ TEST_CASE("fields: packed and unpacked, bit by bit, for every rest of a byte") {
 }
 
 TEST_CASE_TEMPLATE("fields: levels, their sums and products", T, float, double) {
-  for (const isa target : all_targets) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     const auto sign = PUFFERFISH_KERNEL(target, detail::field_passes, signed_fields);
@@ -255,7 +253,7 @@ void check_rounding(T limit, T lowest, Kernel&& kernel, Plain&& plain, Scaled&& 
 
 TEST_CASE_TEMPLATE("roundings: kernels of all instruction sets do what the plain forms do", T, float,
                    double) {
-  for (const isa target : all_targets) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     const auto levels = PUFFERFISH_KERNEL(target, detail::rounding_passes, round_levels<T>);
@@ -295,7 +293,7 @@ TEST_CASE_TEMPLATE("roundings: kernels of all instruction sets do what the plain
 }
 
 TEST_CASE_TEMPLATE("ranges and moments", T, float, double) {
-  for (const isa target : all_targets) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     const auto range = PUFFERFISH_KERNEL(target, detail::rounding_passes, range_of<T>);
     const auto moments = PUFFERFISH_KERNEL(target, detail::rounding_passes, moments_of<T>);

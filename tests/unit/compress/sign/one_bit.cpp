@@ -251,7 +251,7 @@ void check_runs(const Add& add, const Subtract& subtract) {
 }
 
 TEST_CASE_TEMPLATE("one_bit_codec: kernels of all instruction sets equal plain loops", T, float, double) {
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     namespace d = pufferfish::detail;

@@ -572,7 +572,7 @@ std::vector<float> eighths(std::size_t count, std::uint64_t stream) {
 }
 
 TEST_CASE("dgc: kernels of all instruction sets") {
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(std::string(to_string(target)));
     for (const std::size_t count : {0U, 1U, 3U, 8U, 15U, 16U, 17U, 100U, 1023U}) {

@@ -116,7 +116,7 @@ TEST_CASE_TEMPLATE("largest_selector: lists of many tensors, with sums formed on
 
 TEST_CASE_TEMPLATE("the filter of select_largest is the plain one, for any length and instruction set", T,
                    float, double) {
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     const auto filter = PUFFERFISH_KERNEL(target, detail::largest_passes, find_at_least<T>);
     for (const index_t count : {0, 1, 5, 31, 32, 33, 64, 100, 1001}) {

@@ -18,7 +18,7 @@ namespace {
 
 std::vector<isa> targets() {
   std::vector<isa> all;
-  for (isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (isa_available(target)) all.push_back(target);
   }
   return all;

@@ -77,7 +77,7 @@ void compare_with_reference(isa target, int cases, index_t largest_depth) {
 
 TEST_CASE("native_gemm agrees with the reference on every instruction set, any strides and shapes") {
   int compared = 0;
-  for (isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(std::string(to_string(target)));
     compare_with_reference<float>(target, 150, 60);
@@ -133,7 +133,7 @@ TEST_CASE("products of shapes that do not fit are refused with all shapes") {
 
 TEST_CASE_TEMPLATE("gemm: products that are packed on both sides", T, float, double) {
   // Larger than a tile of rows and than a block of depth, and ragged in every direction.
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     stack_arena scratch;

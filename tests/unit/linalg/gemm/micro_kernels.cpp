@@ -108,7 +108,7 @@ void check_lists(picker& pick, const kernel_table<T>& table, const kernel_list<T
 TEST_CASE_TEMPLATE("micro-kernels: blocks against their definition, on every instruction set", T, float,
                    double) {
   picker pick(3);
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     const kernel_table<T>& table = kernels_for<T>(target);
@@ -173,7 +173,7 @@ void check_segment(picker& pick, const kernel_table<T>& table, index_t vectors, 
 TEST_CASE_TEMPLATE("micro-kernels: row segments against their definition, on every instruction set", T, float,
                    double) {
   picker pick(4);
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     const kernel_table<T>& table = kernels_for<T>(target);

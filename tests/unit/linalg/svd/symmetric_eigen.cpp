@@ -215,7 +215,7 @@ TEST_CASE("tridiagonal vectors: inverse iteration agrees with QL, or says that i
 
 TEST_CASE("vector loops: every instruction set of this machine agrees with plain loops") {
   using pf::isa;
-  for (isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : pf::all_isas) {
     if (!pf::isa_available(target)) continue;
     CAPTURE(pf::to_string(target));
     const pf::detail::vector_kernels& kernels = pf::detail::vector_kernels_for(target);

@@ -92,7 +92,7 @@ void check_transform(const matrix& definition, Run&& run) {
 
 TEST_CASE("Winograd: the transforms of every instruction set are what they are defined to be") {
   using namespace ops::detail;
-  for (const isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (!isa_available(target)) continue;
     CAPTURE(to_string(target));
     const auto square = [](auto* data, index_t edge, index_t step) {

@@ -21,7 +21,7 @@ namespace kernels = pufferfish::ops::detail;
 
 std::vector<isa> targets() {
   std::vector<isa> all;
-  for (isa target : {isa::portable, isa::avx2, isa::avx512}) {
+  for (const isa target : all_isas) {
     if (isa_available(target)) all.push_back(target);
   }
   return all;
