@@ -47,6 +47,8 @@ present() {
     libmpich-dev) have_pkg mpich ;;
     mpich) have_command mpirun.mpich ;;
     clang) have_command clang++ ;;
+    g++-aarch64-linux-gnu) have_command aarch64-linux-gnu-g++ ;;
+    qemu-user) have_command qemu-aarch64 ;;
     clang-format) have_command clang-format ;;
     clang-tidy) have_command clang-tidy ;;
     libclang-rt-14-dev) have_links clang++ -fsanitize=fuzzer,address ;;
