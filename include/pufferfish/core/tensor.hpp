@@ -36,7 +36,8 @@ namespace detail {
 /// otherwise spend much time on address translation. Only advice; nothing depends on it.
 inline void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__)
-  constexpr std::size_t page = 4096, worthwhile = std::size_t{4} << 20;
+  // The largest page of any processor: aarch64 may have 64 KiB.
+  constexpr std::size_t page = 65536, worthwhile = std::size_t{4} << 20;
   if (bytes < worthwhile) return;
   // Only whole pages of the block.
   const auto at = reinterpret_cast<std::uintptr_t>(memory);
