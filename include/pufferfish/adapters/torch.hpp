@@ -17,6 +17,8 @@
 /// - zero_tracker.hpp: zero_tracker: leaves gradients of weights that a program has pruned out of exchanges
 /// - local_training.hpp: local_training: ranks train alone and exchange parameters once in a while
 ///
+/// Not included here, because it needs ONNX as well: export_onnx.hpp: export_onnx(module, path, options).
+///
 /// Needs g++, or a clang with libtorch 2 or later: clang cannot compile libtorch 1 as C++20.
 
 // Included first, so that its error message comes before those of libtorch's headers.

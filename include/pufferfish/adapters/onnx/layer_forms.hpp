@@ -9,6 +9,7 @@
 #include <map>
 #include <numbers>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/adapters/onnx/walk.hpp>
@@ -35,28 +36,34 @@ std::map<std::string, tensor_view<T, 1>> vectors_of(L& layer) {
   return all;
 }
 
-/// x * weight + bias after the mean and the deviation over `axis` are removed: LayerNormalization of opset 17
-/// in operators of opset 13. Axis 1 of an image, -1 of a matrix or of tokens.
+/// x * weight + bias after the mean and the deviation over `axes` are removed: LayerNormalization of opset 17
+/// in operators of opset 13. `weight`, `bias`: names of constants that broadcast to x; empty: none.
 template <class T>
-std::string write_layer_norm(onnx_graph<T>& to, const std::string& name, LayerNorm<T>& layer,
-                             const std::string& x, bool image) {
-  const std::vector<std::int64_t> axes{image ? 1 : -1};
-  const std::vector<index_t> shape =
-      image ? std::vector<index_t>{layer.features(), 1, 1} : std::vector<index_t>{layer.features()};
-  const auto vectors = vectors_of<T>(layer);
+std::string write_normalization(onnx_graph<T>& to, const std::string& name, const std::string& x,
+                                const std::vector<std::int64_t>& axes, double eps, const std::string& weight,
+                                const std::string& bias) {
   const auto mean = [&](const std::string& of, const std::string& part) {
     return to.node("ReduceMean", name + part, {of}, {{"axes", axes}});
   };
   const std::string centered = to.node("Sub", name + ".center", {x, mean(x, ".mean")});
   const std::string variance =
       mean(to.node("Pow", name + ".square", {centered, to.scalar(name + ".two", 2.0)}), ".variance");
-  const std::string added =
-      to.node("Add", name + ".add_eps", {variance, to.scalar(name + ".eps", layer.eps())});
-  const std::string scaled =
-      to.node("Div", name + ".divide", {centered, to.node("Sqrt", name + ".sqrt", {added})});
-  const std::string weighted = to.node(
-      "Mul", name + ".scale", {scaled, to.vector(join_name(name, "weight"), vectors.at("weight"), shape)});
-  return to.node("Add", name, {weighted, to.vector(join_name(name, "bias"), vectors.at("bias"), shape)});
+  const std::string added = to.node("Add", name + ".add_eps", {variance, to.scalar(name + ".eps", eps)});
+  std::string y = to.node("Div", name + ".divide", {centered, to.node("Sqrt", name + ".sqrt", {added})});
+  if (!weight.empty()) y = to.node("Mul", name + ".scale", {y, weight});
+  return bias.empty() ? y : to.node("Add", name, {y, bias});
+}
+
+/// A LayerNorm over axis 1 of an image, or over axis -1 of a matrix or of tokens.
+template <class T>
+std::string write_layer_norm(onnx_graph<T>& to, const std::string& name, LayerNorm<T>& layer,
+                             const std::string& x, bool image) {
+  const std::vector<index_t> shape =
+      image ? std::vector<index_t>{layer.features(), 1, 1} : std::vector<index_t>{layer.features()};
+  const auto vectors = vectors_of<T>(layer);
+  const std::string weight = to.vector(join_name(name, "weight"), vectors.at("weight"), shape);
+  const std::string bias = to.vector(join_name(name, "bias"), vectors.at("bias"), shape);
+  return write_normalization(to, name, x, {image ? 1 : -1}, layer.eps(), weight, bias);
 }
 
 /// GELU: x / 2 (1 + inner), where inner is erf(x / sqrt 2) or tanh(sqrt(2 / pi) (x + 0.044715 x^3)).
@@ -99,10 +106,7 @@ template <class T, class L>
 onnx_value write_pool(onnx_walk<T>& to, const char* op, const std::string& name, const L& layer,
                       const onnx_value& x, std::vector<onnx_attribute> more = {}) {
   const pool_shape& s = layer.shape();
-  more.push_back({"kernel_shape", std::vector<std::int64_t>{s.kernel.height, s.kernel.width}});
-  more.push_back({"pads", std::vector<std::int64_t>{s.padding.height, s.padding.width, s.padding.height,
-                                                    s.padding.width}});
-  more.push_back({"strides", std::vector<std::int64_t>{s.stride.height, s.stride.width}});
+  more = onnx_window(std::move(more), s.kernel, s.stride, s.padding);
   return {to.graph().node(op, name, {to.image(name, x).name}, more), layer.output_shape(x.shape)};
 }
 

@@ -114,15 +114,27 @@ struct onnx_sequence {
   std::string y, h, c;
 };
 
-/// A dense LSTM: one LSTM node. ONNX orders the gates i, o, f, g. Its bias is the sum of two; the second is
-/// zero.
+/// The order of the gates in an ONNX LSTM, i, o, f, g, as indices into i, f, g, o.
+inline constexpr std::array<std::size_t, 4> onnx_gates{0, 3, 1, 2};
+
+/// An LSTM node. `weights`: names of the input side's matrix [1][4 hidden][input], of the hidden side's, and
+/// of both biases [1][8 hidden] or empty. Empty names of states: zeros.
+template <class T>
+onnx_sequence write_lstm_node(onnx_graph<T>& to, const std::string& name, index_t hidden,
+                              const std::array<std::string, 3>& weights, const onnx_sequence& from) {
+  std::vector<std::string> inputs{from.y, weights[0], weights[1], weights[2], "", from.h, from.c};
+  while (inputs.back().empty()) inputs.pop_back();
+  const auto out = to.nodes("LSTM", name, inputs, {{"hidden_size", std::int64_t{hidden}}}, 3);
+  return {out[0], out[1], out[2]};
+}
+
+/// A dense LSTM: one LSTM node, whose bias is the sum of two. The second is zero.
 template <class T>
 onnx_sequence write_dense_lstm(onnx_graph<T>& to, const std::string& name, const layer_weights<T>& w,
                                const onnx_sequence& from) {
-  constexpr std::array<std::size_t, 4> order{0, 3, 1, 2};
   const index_t hidden = w.matrices[0].view.extent(0);
   std::vector<tensor_view<T, 4>> input, recurrent, bias;
-  for (const std::size_t gate : order) {
+  for (const std::size_t gate : onnx_gates) {
     input.push_back(writable(w.matrices[gate].view));
     recurrent.push_back(writable(w.matrices[gate + 4].view));
     const tensor_view<T, 1> b = writable(w.biases[gate].view);
@@ -135,25 +147,28 @@ onnx_sequence write_dense_lstm(onnx_graph<T>& to, const std::string& name, const
   const std::string zeros = to.template constant<float>(
       name + ".zeros", {1, 4 * hidden}, std::vector<float>(static_cast<std::size_t>(4 * hidden)));
   const std::string both = to.node("Concat", name + ".biases", {b, zeros}, {{"axis", std::int64_t{1}}});
-  const auto out = to.nodes(
-      "LSTM", name, {from.y, add("weight_ih", input), add("weight_hh", recurrent), both, "", from.h, from.c},
-      {{"hidden_size", std::int64_t{hidden}}}, 3);
-  return {out[0], out[1], out[2]};
+  const std::string input_weight = add("weight_ih", input), hidden_weight = add("weight_hh", recurrent);
+  return write_lstm_node(to, name, hidden, {input_weight, hidden_weight, both}, from);
 }
+
+/// Names of the weights of a low-rank LSTM. An empty bias: the layer has none.
+struct onnx_lstm_names {
+  std::string input_down, input_up, hidden_down, hidden_up, bias;
+};
 
 /// A low-rank LSTM. The input side is two MatMul over all steps at once, with the factors of the four gates
 /// as batches [4][..]. A Scan node runs the steps: two MatMul of the hidden side, then the gates.
 template <class T>
-onnx_sequence write_low_rank_lstm(onnx_graph<T>& to, const std::string& name, const low_rank_parts<T>& parts,
-                                  const onnx_sequence& from) {
-  const auto factors = [&](const char* part, std::size_t first, bool down, bool steps) {
+onnx_sequence write_low_rank_lstm(onnx_graph<T>& to, const std::string& name, const onnx_lstm_names& names,
+                                  const low_rank_parts<T>& parts, const onnx_sequence& from) {
+  const auto factors = [&](const std::string& weight, std::size_t first, bool down, bool steps) {
     std::vector<tensor_view<T, 4>> views;
     for (std::size_t gate = first; gate < first + 4; ++gate) {
       views.push_back((down ? parts.factors[gate].down : parts.factors[gate].up).permute({1, 0, 2, 3}));
     }
     std::vector<index_t> shape{4, views[0].extent(0), views[0].extent(1)};
     if (steps) shape.insert(shape.begin() + 1, 1);
-    return to.weight(join_name(name, part), shape, views);
+    return to.weight(weight, shape, views);
   };
   const index_t hidden = parts.factors[0].up.extent(0);
   std::vector<tensor_view<T, 4>> biases;
@@ -162,11 +177,13 @@ onnx_sequence write_low_rank_lstm(onnx_graph<T>& to, const std::string& name, co
   }
   const std::string x = to.node("Unsqueeze", name + ".gates", {from.y, onnx_list(to, name + ".axis", {0})});
   const std::string narrow =
-      to.node("MatMul", name + ".input.down", {x, factors("weight_ih.down", 0, true, true)});
+      to.node("MatMul", name + ".input.down", {x, factors(names.input_down, 0, true, true)});
   const std::string wide =
-      to.node("MatMul", name + ".input.up", {narrow, factors("weight_ih.up", 0, false, true)});
-  const std::string z = to.node("Add", name + ".add_bias",
-                                {wide, to.weight(join_name(name, "bias"), {4, 1, 1, hidden}, biases)});
+      to.node("MatMul", name + ".input.up", {narrow, factors(names.input_up, 0, false, true)});
+  std::string z = wide;
+  if (!names.bias.empty()) {
+    z = to.node("Add", name + ".add_bias", {wide, to.weight(names.bias, {4, 1, 1, hidden}, biases)});
+  }
 
   onnx_graph<T> step;
   const std::vector<typename onnx_graph<T>::axis> state{index_t{1}, std::string("batch"), hidden};
@@ -175,9 +192,9 @@ onnx_sequence write_low_rank_lstm(onnx_graph<T>& to, const std::string& name, co
   step.input(own + ".c", onnx::TensorProto::FLOAT, state);
   step.input(own + ".z", onnx::TensorProto::FLOAT, {index_t{4}, std::string("batch"), hidden});
   const std::string down =
-      step.node("MatMul", own + ".hidden.down", {own + ".h", factors("weight_hh.down", 4, true, false)});
+      step.node("MatMul", own + ".hidden.down", {own + ".h", factors(names.hidden_down, 4, true, false)});
   const std::string up =
-      step.node("MatMul", own + ".hidden.up", {down, factors("weight_hh.up", 4, false, false)});
+      step.node("MatMul", own + ".hidden.up", {down, factors(names.hidden_up, 4, false, false)});
   const auto gates = step.nodes("Split", own + ".split", {step.node("Add", own + ".sum", {up, own + ".z"})},
                                 {{"axis", std::int64_t{0}}}, 4);
   const auto apply = [&](const char* op, const std::string& node, const std::vector<std::string>& inputs) {
@@ -212,8 +229,13 @@ onnx_sequence write_lstm(onnx_graph<T>& to, const std::string& name, any_layer<T
   if (layer.recurrent() == nullptr || std::max(dense.matrices.size(), low.factors.size()) != 8) {
     no_form(name, layer);
   }
-  onnx_sequence made = low.factors.empty() ? write_dense_lstm(to, name, dense, from)
-                                           : write_low_rank_lstm(to, name, low, from);
+  const auto own = [&](const char* part) { return join_name(name, part); };
+  onnx_sequence made = low.factors.empty()
+                           ? write_dense_lstm(to, name, dense, from)
+                           : write_low_rank_lstm(to, name,
+                                                 {own("weight_ih.down"), own("weight_ih.up"),
+                                                  own("weight_hh.down"), own("weight_hh.up"), own("bias")},
+                                                 low, from);
   made.y = to.node("Squeeze", name + ".steps", {made.y, onnx_list(to, name + ".axis", {1})});
   return made;
 }

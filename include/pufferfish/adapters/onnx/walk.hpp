@@ -45,6 +45,31 @@ struct onnx_value {
 template <class L>
 struct onnx_form;
 
+namespace detail {
+
+/// Appends the attributes of a window that moves over images: kernel, padding and stride.
+inline std::vector<onnx_attribute> onnx_window(std::vector<onnx_attribute> to, const size2& kernel,
+                                               const size2& stride, const size2& padding) {
+  using sizes = std::vector<std::int64_t>;
+  to.push_back({"kernel_shape", sizes{kernel.height, kernel.width}});
+  to.push_back({"pads", sizes{padding.height, padding.width, padding.height, padding.width}});
+  to.push_back({"strides", sizes{stride.height, stride.width}});
+  return to;
+}
+
+/// Adds a Conv node of the given geometry. `inputs`: image, weight and, if there is one, bias.
+template <class T>
+std::string write_conv(onnx_graph<T>& to, const std::string& name, const conv_shape& shape,
+                       const std::vector<std::string>& inputs) {
+  return to.node(
+      "Conv", name, inputs,
+      onnx_window({{"dilations", std::vector<std::int64_t>{shape.dilation.height, shape.dilation.width}},
+                   {"group", std::int64_t{shape.groups}}},
+                  shape.kernel, shape.stride, shape.padding));
+}
+
+}  // namespace detail
+
 /// Adds the nodes of layers to a graph, layer by layer. Names of nodes are those of layers, names of weights
 /// those of parameters, as in weight files.
 template <class T>
@@ -177,16 +202,7 @@ class onnx_walk {
     }
     inputs = {image(name, x).name, graph_.weight(one.weight, oihw, one.parts)};
     if (!one.bias.empty()) inputs.push_back(one.bias);
-    const auto sizes = [](const size2& s) { return std::vector<std::int64_t>{s.height, s.width}; };
-    const std::vector<std::int64_t> pads{shape.padding.height, shape.padding.width, shape.padding.height,
-                                         shape.padding.width};
-    return {graph_.node("Conv", name, inputs,
-                        {{"dilations", sizes(shape.dilation)},
-                         {"group", std::int64_t{shape.groups}},
-                         {"kernel_shape", sizes(shape.kernel)},
-                         {"pads", pads},
-                         {"strides", sizes(shape.stride)}}),
-            output};
+    return {detail::write_conv(graph_, name, shape, inputs), output};
   }
 
   // The columns of a weight [out][in][1][1] in the order of x: [out][channels][height][width].
