@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Networks as ONNX models and back: against ONNX Runtime where there is one, and by reading the files again.
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+
 #include <pufferfish/models/mlp.hpp>
 #include <pufferfish/models/weights.hpp>
 #include <pufferfish/nn/merge.hpp>
@@ -247,16 +252,95 @@ TEST_CASE("read_onnx: every weight comes back, and errors name the parameter and
   network<float> wider = small_vgg<float>({.image = {12, 20}, .width = 4, .hidden = 25});
   give_values(wider);
   const network<float> before = wider;
-  CHECK_THROWS_WITH_AS(read_onnx(path, wider, {.image = {12, 20, 3}}),
-                       (path + ": the model has no constant 'features.0.weight', which the network has with "
-                               "shape [4 x 3 x 3 x 3]")
-                           .c_str(),
-                       io_error);
+  CHECK_THROWS_WITH_AS(
+      read_onnx(path, wider, {.image = {12, 20, 3}}),
+      (path + ": the model has no constant 'features.0.weight', which the network has with "
+              "shape [4 x 3 x 3 x 3], and in the order of use none of another name is input 1 "
+              "of Conv and has this shape")
+          .c_str(),
+      io_error);
   write_onnx(path, net, {.image = {12, 20, 3}});
   CHECK_THROWS_WITH_AS(read_onnx(path, wider, {.image = {12, 20, 3}}),
                        (path + ": 'classifier.1.bias' has shape [24], the network's has [25]").c_str(),
                        io_error);
   CHECK(std::ranges::equal(before.store().values(), wider.store().values()));
+}
+
+/// Gives the constants of a stored model that `renames` chooses other names, "c0", "c1", ..., and turns their
+/// order in the file around.
+void rename_constants(const std::string& path, const std::function<bool(const std::string&)>& renames) {
+  onnx::ModelProto model = detail::read_onnx_model(path);
+  auto& graph = *model.mutable_graph();
+  std::map<std::string, std::string> names;
+  for (auto& one : *graph.mutable_initializer()) {
+    if (!detail::floating_dtype(one) || !renames(one.name())) continue;
+    const std::string name = "c" + std::to_string(names.size());
+    names[one.name()] = name;
+    one.set_name(name);
+  }
+  for (auto& node : *graph.mutable_node()) {
+    for (auto& input : *node.mutable_input()) {
+      if (names.count(input) > 0) input = names.at(input);
+    }
+  }
+  std::reverse(graph.mutable_initializer()->begin(), graph.mutable_initializer()->end());
+  write_file_atomically(path, detail::onnx_bytes(model, path));
+}
+
+TEST_CASE("read_onnx: weights of other names come back by their order of use") {
+  scratch_folder folder;
+  const std::string path = folder / "net.onnx";
+  const onnx_options<float> options{.image = {16, 16, 3}};
+  network<float> net = small_resnet<float>({.width = 4});
+  give_values(net, 5);
+  for (const bool low : {false, true}) {
+    for (const bool all : {false, true}) {
+      CAPTURE(low);
+      CAPTURE(all);
+      write_onnx(path, net, options);
+      rename_constants(path, [&](const std::string& name) { return all || name.find("conv") != name.npos; });
+      network<float> other = net;
+      other.initialize(7);
+      read_onnx(path, other, options);
+      for (const auto& entry : net.store().parameters()) {
+        CAPTURE(entry.name);
+        for (const auto& same : other.store().parameters()) {
+          if (same.name == entry.name) CHECK(std::ranges::equal(entry.thing->values(), same.thing->values()));
+        }
+      }
+    }
+    if (!low) factorize(net, {});
+  }
+}
+
+TEST_CASE("read_onnx: an order that does not say which constant is meant is refused, with both names") {
+  scratch_folder folder;
+  const std::string path = folder / "net.onnx";
+  const onnx_options<float> options{.image = {1, 1, 6}};
+  const auto made = [](std::vector<index_t> hidden) {
+    network<float> net = mlp<float>({.inputs = 6, .hidden = std::move(hidden), .classes = 5});
+    give_values(net, 5);
+    return net;
+  };
+  write_onnx(path, made({24, 24}), options);
+  rename_constants(path, [](const std::string&) { return true; });
+  network<float> narrow = made({24});
+  const network<float> before = narrow;
+  CHECK_THROWS_WITH_AS(read_onnx(path, narrow, options),
+                       doctest::Contains("it may be 'c0' or 'c2' of shape [24]"), io_error);
+  network<float> other = made({24, 24, 24});
+  CHECK_THROWS_WITH_AS(read_onnx(path, other, options),
+                       doctest::Contains("in the order of use none of another name"), io_error);
+  CHECK(std::ranges::equal(before.store().values(), narrow.store().values()));
+  // Gemm without transB has the weight transposed, which the shape of a square matrix does not show.
+  network<float> square = made({6, 6});
+  write_onnx(path, square, options);
+  rename_constants(path, [](const std::string&) { return true; });
+  onnx::ModelProto model = detail::read_onnx_model(path);
+  for (auto& node : *model.mutable_graph()->mutable_node()) node.clear_attribute();
+  write_file_atomically(path, detail::onnx_bytes(model, path));
+  CHECK_THROWS_WITH_AS(read_onnx(path, square, options), doctest::Contains("input 1 of Gemm with transB"),
+                       io_error);
 }
 
 }  // namespace

@@ -6,12 +6,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <pufferfish/adapters/onnx/graph.hpp>
+#include <pufferfish/adapters/onnx/weight_order.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -49,6 +52,40 @@ onnx::ModelProto onnx_model_of(const onnx_graph<T>& graph, const std::string& pa
   return model;
 }
 
+/// Adds constants for those weights of a graph of which the model has no constant of that name, by the
+/// weights' names: constants whose names no weight has, by shapes in the order of use. Errors as
+/// match_in_order.
+template <class T>
+void find_unnamed(const onnx_graph<T>& graph, const onnx::GraphProto& model, constant_map& constants,
+                  const std::string& path) {
+  std::map<std::string, std::vector<index_t>> unnamed, others;
+  for (const auto& one : graph.bindings()) {
+    if (constants.count(one.name) == 0) unnamed.emplace(one.name, one.shape);
+  }
+  if (unnamed.empty()) return;
+  for (const auto& [name, tensor] : constants) {
+    if (floating_dtype(*tensor)) others.emplace(name, shape_of(*tensor));
+  }
+  for (const auto& one : graph.bindings()) others.erase(one.name);
+  const auto uses_in = [](const onnx::GraphProto& nodes, const auto& shapes) {
+    std::vector<onnx_use> uses;
+    std::set<std::string> seen;
+    append_uses(
+        nodes,
+        [&](const std::string& name) {
+          const auto found = shapes.find(name);
+          return found == shapes.end() ? nullptr : &found->second;
+        },
+        seen, uses);
+    return uses;
+  };
+  const std::vector<onnx_use> wanted = uses_in(graph.proto(), unnamed), there = uses_in(model, others);
+  const std::vector<std::size_t> found = match_in_order(wanted, there, path);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    constants.emplace(wanted[i].name, constants.at(there[found[i]].name));
+  }
+}
+
 /// Fills the weights of a graph from the constants of a model; all or none. Errors as read_onnx.
 template <class T>
 void read_bindings(const onnx_graph<T>& graph, const std::string& path) {
@@ -60,22 +97,19 @@ void read_bindings(const onnx_graph<T>& graph, const std::string& path) {
     const auto same = constants.find(node.input(0));
     if (same != constants.end()) constants.emplace(node.output(0), same->second);
   }
+  find_unnamed(graph, model.graph(), constants, path);
   std::vector<std::pair<const typename onnx_graph<T>::binding*, tensor_dtype>> found;
   for (const auto& one : graph.bindings()) {
-    const auto entry = constants.find(one.name);
-    if (entry == constants.end()) {
-      throw_error<io_error>({path, ": the model has no constant ", quote_name(one.name),
-                             ", which the network has with shape ", shape_text(one.shape)});
-    }
-    const std::vector<index_t> shape = shape_of(*entry->second);
+    const onnx::TensorProto& tensor = *constants.at(one.name);
+    const std::vector<index_t> shape = shape_of(tensor);
     if (shape != one.shape) {
       throw_error<io_error>({path, ": ", quote_name(one.name), " has shape ", shape_text(shape),
                              ", the network's has ", shape_text(one.shape)});
     }
-    const auto dtype = floating_dtype(*entry->second);
+    const auto dtype = floating_dtype(tensor);
     if (!dtype) {
-      throw_error<io_error>({path, ": ", quote_name(one.name), " has elements of type ",
-                             entry->second->data_type(), ", not FLOAT, DOUBLE, FLOAT16 or BFLOAT16"});
+      throw_error<io_error>({path, ": ", quote_name(one.name), " has elements of type ", tensor.data_type(),
+                             ", not FLOAT, DOUBLE, FLOAT16 or BFLOAT16"});
     }
     found.emplace_back(&one, *dtype);
   }

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `write_onnx` writes a network as an ONNX model; `read_onnx` fills a network from an ONNX model by names.
+/// `write_onnx` writes a network as an ONNX model; `read_onnx` fills a network from an ONNX model by names,
+/// or by order.
 
 #include <string>
 #include <utility>
@@ -74,13 +75,18 @@ void write_onnx(const std::string& path, const network<T>& net, const onnx_optio
 }
 
 /// Fills a network from the constants of an ONNX model that have the names and shapes with which write_onnx
-/// writes the network's parameters, converted to T; `options` as there. Other constants and all nodes of the
-/// model are not read, so a model of PyTorch's exporter serves if it kept the names of the state_dict
-/// (without its folding of batch norms). Counters of batches are left as they are.
+/// writes the network's parameters, converted to T; `options` as there. Other constants are not read, so a
+/// model of PyTorch's exporter serves if it kept the names of the state_dict (without its folding of batch
+/// norms). Counters of batches are left as they are.
 ///
-/// Throws io_error, naming the parameter and both shapes, if a constant is missing or has another shape or no
-/// floating-point type, and for a file or external data that cannot be read; value_error and shape_error as
-/// write_onnx. The network is then unchanged.
+/// Parameters without a constant of their name are paired with constants of other names: in the order in
+/// which the nodes of the model and those that write_onnx would write use them, such that shapes, operators
+/// and the numbers of the inputs are equal. The order alone tells apart what is equal in all of these.
+///
+/// Throws io_error, naming the parameter and its shape, if no constant fits; with both constants, if several
+/// do; with both shapes, if a constant of the name has another shape or no floating-point type; and for a
+/// file or external data that cannot be read; value_error and shape_error as write_onnx. The network is then
+/// unchanged.
 template <class T>
 void read_onnx(const std::string& path, network<T>& net, const onnx_options<T>& options) {
   net.on_host([&](any_layer<T>&) { detail::read_bindings(detail::onnx_graph_of(net, options), path); });
