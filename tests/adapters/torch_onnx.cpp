@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 #include <pufferfish/adapters/torch/export_onnx.hpp>
@@ -263,6 +264,9 @@ TEST_CASE("export_onnx: what has no form is refused by path and type, and the fi
   CHECK(contains(refused(*fc, {"batch", 4}, true), "tokens [batch x 4]"));
   CHECK(contains(refused(*net, {"batch", 3, "height", 8}), "where extent 2 is a number"));
   CHECK(contains(refused(*fc, {}), "the input has no shape"));
+  nn::Linear plain(4, 3);
+  plain->bias = torch::zeros({3}, torch::kByte);
+  CHECK(contains(refused(*plain, {"batch", 4}), "'bias' is Byte on cpu"));
 }
 
 TEST_SUITE_END();

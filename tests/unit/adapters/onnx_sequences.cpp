@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // The language model and the Transformer as ONNX models, dense and factorized, against ONNX Runtime.
+#include <algorithm>
+#include <string>
+#include <tuple>
+
 #include "../support/onnx_runtime.hpp"
 #include "../support/small_transformer.hpp"
 
@@ -112,6 +116,40 @@ TEST_CASE("write_onnx: the Transformer, its encoder, its decoder, and steps with
       const tensor<std::int64_t, 2> from = as_int64(source), to = as_int64(target);
       cases.add(name, {entry_of("source", from), entry_of("target", to)},
                 {{"logits", doubles(logits.flat())}});
+    }
+  }
+  CHECK(cases.worst() < 1e-4);
+}
+
+TEST_CASE(
+    "write_onnx: tokens in networks: positions, attention, feed-forward and LSTMs, and their weights back") {
+  runtime_cases cases;
+  Sequential<float> tokens;
+  tokens.add("embed", Linear<float>(5, 8))
+      .add("positions", PositionalEncoding<float>(8, 20))
+      .add("attention", MultiHeadAttention<float>(attention_options{{8, 2, 3, 4}}))
+      .add("feed_forward", FeedForward<float>(feed_forward_options{8, 12}))
+      .add("norm", LayerNorm<float>(8))
+      .add("head", Linear<float>(8, 3));
+  Sequential<float> steps;  // [steps][batch][1][input]
+  steps.add("rnn", LSTM<float>(5, 8)).add("rnn2", LSTM<float>(8, 6)).add("fc", Linear<float>(6, 4));
+  for (const bool low : {false, true}) {
+    for (const auto& [name, layers, image] : {std::tuple{"tokens", tokens, extents<3>{3, 4, 5}},
+                                              std::tuple{"steps", steps, extents<3>{3, 1, 5}}}) {
+      const std::string model = std::string(name) + (low ? "-low" : "");
+      CAPTURE(model);
+      network<float> net{any_layer<float>(layers)};
+      give_values(net, 6);
+      if (low) {
+        factorize_policy policy{.first_layer = 1, .last_layer_dense = false, .keep_dense_if_larger = false};
+        policy.rank = fixed_rank{2};
+        CHECK(factorize(net, policy).low_rank.size() >= 3);
+      }
+      cases.add_network(model, net, image);
+      network<float> other = net;
+      other.initialize(9);
+      read_onnx(cases.path_of(model), other, {.image = image});
+      CHECK(std::ranges::equal(net.store().values(), other.store().values()));
     }
   }
   CHECK(cases.worst() < 1e-4);

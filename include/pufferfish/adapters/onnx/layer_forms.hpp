@@ -244,26 +244,4 @@ struct onnx_form<GlobalAvgPool<T>> {
   }
 };
 
-/// The forms of all layers above: the one list of them.
-template <class T>
-std::vector<typename onnx_walk<T>::form> onnx_forms() {
-  return {onnx_form_of<Sequential<T>>(),
-          onnx_form_of<detail::initialized_sequential<T, device::cpu>>(),
-          onnx_form_of<LowRankNormConv<T>>(),
-          onnx_form_of<Residual<T>>(),
-          onnx_form_of<BatchNorm<T>>(),
-          onnx_form_of<ChannelSelect<T>>(),
-          onnx_form_of<LayerNorm<T>>(),
-          onnx_form_of<ReLU<T>>(),
-          onnx_form_of<Tanh<T>>(),
-          onnx_form_of<Sigmoid<T>>(),
-          onnx_form_of<GELU<T>>(),
-          onnx_form_of<GELUTanh<T>>(),
-          onnx_form_of<Dropout<T>>(),
-          onnx_form_of<Flatten<T>>(),
-          onnx_form_of<MaxPool<T>>(),
-          onnx_form_of<AvgPool<T>>(),
-          onnx_form_of<GlobalAvgPool<T>>()};
-}
-
 PUFFERFISH_NAMESPACE_END

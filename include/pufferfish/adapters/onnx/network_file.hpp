@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <pufferfish/adapters/onnx/graph_file.hpp>
-#include <pufferfish/adapters/onnx/layer_forms.hpp>
+#include <pufferfish/adapters/onnx/token_forms.hpp>
 #include <pufferfish/nn/network.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

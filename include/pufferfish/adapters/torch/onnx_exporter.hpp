@@ -94,10 +94,10 @@ class onnx_exporter {
   }
 
   /// Adds a parameter or buffer of at most four dimensions and returns its name. The file stores FLOAT;
-  /// tensors of another scalar type or device are copied. `shape`: as in the file, if not the tensor's own.
-  std::string weight(const std::string& name, const Tensor& values, std::vector<index_t> shape = {}) {
-    if (shape.empty()) shape = values.sizes().vec();
-    return graph_.weight(name, std::move(shape), {view(name, values)});
+  /// tensors of another scalar type or device are copied. Errors as view().
+  std::string weight(const std::string& name, const Tensor& values) {
+    const tensor_view<float, 4> elements = view(name, values);
+    return graph_.weight(name, values.sizes().vec(), {elements});
   }
   /// As weight(); an undefined tensor adds nothing and gives an empty name.
   std::string optional_weight(const std::string& name, const Tensor& values) {

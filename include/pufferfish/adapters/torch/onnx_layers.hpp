@@ -79,6 +79,7 @@ inline onnx_tensor write_conv2d(onnx_exporter& to, const std::string& path, cons
 inline onnx_tensor write_low_rank_conv2d(onnx_exporter& to, const std::string& path,
                                          const LowRankConv2dImpl& m, const onnx_tensor& x) {
   const std::string down = join_name(path, "down"), up = join_name(path, "up");
+  to.check(path, m, x, 4, 1, m.shape().in_channels);
   conv_shape first = m.shape();
   first.out_channels = first.groups * m.rank();
   conv_shape second = conv_shape::square(first.out_channels, m.shape().out_channels, 1);
@@ -196,7 +197,7 @@ onnx_tensor write_adaptive_pool(onnx_exporter& to, const char* op, const std::st
   return write_pool(to, op, path, m, x, window, false, {});
 }
 
-/// Joins the dimensions start_dim .. end_dim of x, of which at most those after the first may be free.
+/// Joins the dimensions start_dim .. end_dim of x. Those after end_dim must be numbers.
 inline onnx_tensor write_flatten(onnx_exporter& to, const std::string& path, const torch::nn::FlattenImpl& m,
                                  const onnx_tensor& x) {
   const auto rank = static_cast<std::int64_t>(x.shape.size());
