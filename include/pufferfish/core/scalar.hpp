@@ -137,8 +137,8 @@ inline constexpr rounded_format rounded_format_of<bfloat16> = rounded_format::bf
 template <>
 inline constexpr rounded_format rounded_format_of<float16> = rounded_format::fp16;
 
-/// Element types that files may have. (Networks compute in float and double; on a device also in the
-/// device's own 16-bit types.)
+/// Element types that files may have. (Networks compute in float and double, image classifiers on the CPU
+/// also in bfloat16; on a device networks compute also in the device's own 16-bit types.)
 template <class T>
 inline constexpr bool is_scalar_v = std::is_same_v<T, float> || std::is_same_v<T, double> ||
                                     std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;

@@ -11,6 +11,7 @@
 #include <initializer_list>
 
 #include <pufferfish/core/config.hpp>
+#include <pufferfish/core/scalar.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

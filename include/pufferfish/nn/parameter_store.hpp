@@ -290,7 +290,7 @@ namespace detail {
 template <class T>
 class host_scope {
  public:
-  explicit host_scope(parameter_store<T>& store) : store_(store.on_host() ? nullptr : &store) {
+  explicit host_scope(parameter_store<T>& store) : all_(store), store_(store.on_host() ? nullptr : &store) {
     if (store_ != nullptr) store_->bring_to_host();
   }
   host_scope(const host_scope&) = delete;
@@ -301,12 +301,14 @@ class host_scope {
 
   /// Copies the values back as the host has left them.
   void keep() {
-    if (store_ != nullptr) std::exchange(store_, nullptr)->send_back(true);
+    if (store_ != nullptr) return std::exchange(store_, nullptr)->send_back(true);
+    all_.round();
   }
   /// Leaves the values on the host.
   void release() { store_ = nullptr; }
 
  private:
+  parameter_store<T>& all_;
   parameter_store<T>* store_;
 };
 

@@ -16,7 +16,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/nn/unwritten_gradients.hpp>
-#include <pufferfish/ops/elementwise/chunks.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/optim/optimizer_target.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -80,6 +80,13 @@ class optimizer_pass {
       }
       rule::update(task.decay ? decaying_ : others_, target.gradients.data() + task.offset, own,
                    target.values.data() + task.offset, task.size);
+      if constexpr (std::is_same_v<T, float>) {
+        if (target.rounded_as == rounded_format::bf16) {
+          PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, convert<float, bfloat16>)
+          (target.values.data() + task.offset, static_cast<bfloat16*>(target.rounded) + task.rounded,
+           task.size);
+        }
+      }
     });
   }
 

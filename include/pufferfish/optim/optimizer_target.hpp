@@ -48,8 +48,7 @@ struct optimizer_target {
   std::vector<arena_segment> segments;        ///< sorted by offset, without gaps, covering all values
   const std::uint64_t* generation = nullptr;  ///< the network's layout counter; nullptr: layout is constant
   std::uint64_t expected_generation = 0;
-  void* rounded =
-      nullptr;  ///< 16-bit copies of the values, updated by each step on a device (parameter_store::rounded)
+  void* rounded = nullptr;  ///< 16-bit copies of the values, updated by each step (parameter_store::rounded)
   rounded_format rounded_as = rounded_format::none;
   /// The store of the gradients, if the optimizer shall zero gradients that layers have stopped writing (see
   /// parameter). nullptr: gradients are used as they are.

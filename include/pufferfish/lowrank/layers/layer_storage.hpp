@@ -39,10 +39,11 @@ struct layer_storage<device::cpu> {
 namespace detail {
 
 /// Scalars in which a low-rank layer can compute: float and double, on a device also gpu::bf16 and gpu::fp16
-/// (with float parameters). `bfloat16` and `float16` are only formats of files and messages. The check does
-/// not depend on `Device`, because a device's network holds layers whose Device is the default one.
+/// (with float parameters). Linear and convolutional layers on the CPU compute in bfloat16, too. `float16` is
+/// only a format of files and messages. The check does not depend on `Device`, because a device's network
+/// holds layers whose Device is the default one.
 template <class T, class Device>
-concept layer_scalar = std::is_same_v<T, float> || std::is_same_v<T, double> ||
+concept layer_scalar = std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, bfloat16> ||
     (!is_scalar_v<T> && rounded_format_of<T> != rounded_format::none);
 
 /// Base of a low-rank layer with any other scalar. The layer's constructor is unavailable then.
@@ -82,7 +83,7 @@ concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
   template <class... Arguments>                                                                             \
   requires(!detail::layer_scalar<T, Device>) explicit name(const Arguments&...) PUFFERFISH_UNAVAILABLE(     \
       "the scalar of a low-rank layer must be float or double, or on a device float, double, gpu::bf16 or " \
-      "gpu::fp16")
+      "gpu::fp16; linear and convolutional layers on the CPU also bfloat16")
 
 /// The first two dimensions of a parameter in the layout of frameworks.
 /// Drops the last two dimensions without a check. Throws state_error for a moved-from parameter.

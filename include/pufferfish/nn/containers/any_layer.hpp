@@ -80,9 +80,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// \endcode
 template <class T, class Device>
 class any_layer {
-  static_assert(
-      !std::is_same_v<T, bfloat16> && !std::is_same_v<T, float16>,
-      "pufferfish: networks compute in float or double; on a device in gpu::bf16 and gpu::fp16, too");
+  static_assert((!std::is_same_v<T, bfloat16> ||
+                 std::is_same_v<Device, device::cpu>)&&!std::is_same_v<T, float16>,
+                "pufferfish: networks compute in float, double or bfloat16; on a device in float, double, "
+                "gpu::bf16 and gpu::fp16");
 
  public:
   using value_type = T;

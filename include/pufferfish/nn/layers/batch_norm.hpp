@@ -218,9 +218,9 @@ class BatchNorm {
         scratch_frame frame(ctx.scratch());
         double* const mean = frame.take<double>(2 * size);
         take_moments(*moments, x.extent(0), mean, mean + size);
-        return ops::batch_norm_use_batch<T>(ctx, mean, mean + size, size, x.extent(0), eps_, momentum,
-                                            statistics, running_mean_.data(), running_var_.data(),
-                                            batches_.data());
+        return ops::batch_norm_use_batch<parameter_t<T>>(ctx, mean, mean + size, size, x.extent(0), eps_,
+                                                         momentum, statistics, running_mean_.data(),
+                                                         running_var_.data(), batches_.data());
       }
     }
     ops::batch_norm_use_batch<T>(ctx, x, eps_, momentum, statistics, running_mean_.data(),

@@ -53,18 +53,30 @@ inline std::array<row_slice, 2> sample_rows(index_t count, index_t columns, inde
   return {{{first, step, rows}, {first + rows * step - count, step, limit - rows}}};
 }
 
-/// Access to the rows that a layer shows, in host memory: on the CPU the rows themselves. The
-/// device's specialization copies them (<pufferfish/gpu.hpp>).
+/// Access to the rows that a layer shows, in host memory: on the CPU the rows themselves, 16-bit elements
+/// widened to float. The device's specialization copies them (<pufferfish/gpu.hpp>).
 template <class T, class Device>
 class host_rows {
  public:
-  using value_type = T;
-  tensor_view<const T, 2> operator()(const void* data, const extents<2>& shape, index_t stride) const {
-    return {static_cast<const T*>(data), shape, {stride, 1}};
+  using value_type = parameter_t<T>;
+  tensor_view<const value_type, 2> operator()(const void* data, const extents<2>& shape, index_t stride) {
+    const auto* const first = static_cast<const T*>(data);
+    if constexpr (std::is_same_v<T, value_type>) {
+      return {first, shape, {stride, 1}};
+    } else {
+      values_.clear();
+      for (index_t m = 0; m < shape[0]; ++m) {
+        values_.insert(values_.end(), first + m * stride, first + m * stride + shape[1]);
+      }
+      return {values_.data(), shape};
+    }
   }
   std::span<const std::int32_t> tokens(const void* data, index_t count) const {
     return {static_cast<const std::int32_t*>(data), static_cast<std::size_t>(count)};
   }
+
+ private:
+  std::vector<value_type> values_;  // of 16-bit rows
 };
 
 /// Finds the batch normalisation that reads the outputs of each layer of a network.

@@ -13,6 +13,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -179,7 +180,9 @@ class embedding_passes {
     };
     const tensor_view<T, 2> y = matrix(y_.view());
     table.forward(*ctx_, tokens(rows_), y);
-    if (tied_ > 0) output(table, matrix(h_.view()), matrix(dh_.view()));
+    if constexpr (!std::is_same_v<T, bfloat16>) {  // the CPU has no output layer in 16 bits
+      if (tied_ > 0) output(table, matrix(h_.view()), matrix(dh_.view()));
+    }
     table.backward(*ctx_, y);
   }
 

@@ -109,7 +109,7 @@ class AnnealedLayer {
     T* const weights = frame.template take<T>(residual_.size());
     const auto share = static_cast<T>(*share_.data());
     std::transform(residual_.data(), residual_.data() + residual_.size(), weights,
-                   [share](parameter_t<T> r) { return share * static_cast<T>(r); });
+                   [share](parameter_t<T> r) { return static_cast<T>(share * static_cast<T>(r)); });
     return weights;
   }
 

@@ -14,6 +14,8 @@
 /// it is less work, unless context_options::winograd is false; its rounding error is about twice as large.
 /// Others are direct sums without a matrix of patches.
 ///
+/// 16-bit convolutions (narrow_conv.hpp) round inputs and results, and sum in float.
+///
 /// \code
 /// const conv_shape shape = conv_shape::square(24, 40, 3, 1, 1);
 /// const extents<4> input{9, 6, 33, 24}, output = shape.output(input, "conv1");
@@ -26,6 +28,7 @@
 /// \endcode
 
 #include <pufferfish/ops/conv/grouped_conv.hpp>
+#include <pufferfish/ops/conv/narrow_conv.hpp>
 #include <pufferfish/ops/conv/reference_conv.hpp>
 #include <pufferfish/ops/conv/run_conv.hpp>
 #include <pufferfish/ops/device_ops.hpp>
@@ -71,6 +74,11 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y);
+  } else if constexpr (detail::is_narrow<T>) {
+    detail::narrow_conv_forward(ctx, shape, x, w, bias, y, moments,
+                                [&](const auto& from, const float* weight, const float* add, const auto& to) {
+                                  conv_forward<float>(ctx, shape, from, weight, add, to);
+                                });
   } else if (shape.groups > 1) {
     detail::grouped_forward<T>(
         ctx, shape, x, w, bias, y, moments,
@@ -98,6 +106,11 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
   if (dx.empty()) return;
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_backward_input(ctx, shape, dy, w, dx, add);
+  } else if constexpr (detail::is_narrow<T>) {
+    detail::narrow_conv_backward_input(ctx, shape, dy, w, dx, add,
+                                       [&](const auto& from, const float* weight, const auto& to) {
+                                         conv_backward_input<float>(ctx, shape, from, weight, to, add);
+                                       });
   } else if (shape.groups > 1) {
     detail::grouped_backward_input<T>(
         ctx, shape, dy, w, dx, add,
@@ -121,6 +134,10 @@ void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const t
   detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_backward_weight(ctx, shape, x, dy, dw, accumulate);
+  } else if constexpr (detail::is_narrow<T>) {
+    detail::narrow_conv_backward_weight(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
+      conv_backward_weight<float>(ctx, shape, from, gradient, dw, accumulate || !first);
+    });
   } else if (shape.groups > 1) {
     detail::grouped_backward_weight<T>(ctx, shape, x, dy, dw, accumulate,
                                        [&](const conv_shape& one, const tensor_view<const T, 4>& from,

@@ -51,6 +51,13 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y);
+  } else if constexpr (detail::is_narrow<T>) {
+    if (moments != nullptr) detail::start_row_moments(y_rows, *moments);
+    scratch_frame frame(ctx.scratch());
+    const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
+    conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), kept);
+    linear_forward<T>(ctx, detail::as_rows<const T>(kept), up, bias, y_rows);
+    if (moments != nullptr) detail::add_row_moments(ctx, y_rows, *moments);
   } else {
     const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
     // Start moments before taking scratch: the scratch is released on return, the moments must remain.
@@ -84,6 +91,9 @@ void low_rank_conv_backward_up(context<Device>& ctx, const tensor_view<const T, 
   if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // dt has elements if out is 0: sums of no terms
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::low_rank_conv_backward_up(ctx, t_rows, dy_rows, up, dup, accumulate, dt_rows);
+  } else if constexpr (detail::is_narrow<T>) {
+    linear_backward_weight<T>(ctx, t_rows, dy_rows, dup, accumulate);
+    linear_backward_input<T>(ctx, dy_rows, up, dt_rows);
   } else {
     scratch_frame frame(ctx.scratch());
     T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(1), up.extent(0)));

@@ -124,7 +124,7 @@ void scatter_columns(context<Device>& ctx, const tensor_view<const T, 2>& from, 
         if (!add) std::fill_n(out, width, T{});
         for (index_t j = 0; j < count; ++j) {
           T& place = out[numbers[j]];
-          place = add ? place + row[j] : row[j];
+          place = static_cast<T>(add ? place + row[j] : row[j]);
         }
       }
     });

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include <pufferfish/linalg/isa.hpp>
@@ -38,6 +39,27 @@ struct window_pixels {
 #define PUFFERFISH_KERNELS passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/elementwise/passes.inc>
 #include <pufferfish/linalg/for_each_target.inc>
+
+/// Whether T is a 16-bit type: products of the CPU have forms of their own for it, and elementwise kernels
+/// compute in float.
+template <class T>
+inline constexpr bool is_narrow = !std::is_same_v<T, parameter_t<T>>;
+
+/// y = x for bfloat16 and float in either order: exact, or rounded to nearest, ties to even. No overlap.
+template <class From, class To>
+void convert(context<device::cpu>& ctx, const From* x, To* y, index_t size) {
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, convert<From, To>);
+  for_chunks(ctx, size, [=](index_t begin, index_t end) { kernel(x + begin, y + begin, end - begin); });
+}
+
+/// A copy of `size` elements in float, in scratch; nullptr for nullptr.
+template <class T>
+float* widened(context<device::cpu>& ctx, scratch_frame& frame, const T* x, index_t size) {
+  if (x == nullptr) return nullptr;
+  float* const wide = frame.take<float>(size);
+  convert(ctx, x, wide, size);
+  return wide;
+}
 
 }  // namespace ops::detail
 PUFFERFISH_NAMESPACE_END

@@ -33,8 +33,9 @@ namespace detail {
 /// unit is 32 wide rows or 128 rows.
 template <class T>
 struct wide_rows {
-  static constexpr index_t vector = 64 / static_cast<index_t>(sizeof(T));  // elements of the widest vector
-  static constexpr index_t unit_rows = 8 * static_cast<index_t>(sizeof(T));
+  static constexpr index_t vector =
+      64 / static_cast<index_t>(sizeof(parameter_t<T>));  // elements of the widest vector
+  static constexpr index_t unit_rows = 8 * static_cast<index_t>(sizeof(parameter_t<T>));
 
   index_t channels, size, width;
 
@@ -49,7 +50,7 @@ struct wide_rows {
   index_t start_of(index_t at) const { return std::min(at * unit(), size); }
 
   /// Repeats `channels` values side by side until they fill `width`.
-  void repeat(T* values) const {
+  void repeat(parameter_t<T>* values) const {
     for (index_t i = channels; i < width; ++i) values[i] = values[i - channels];
   }
 
@@ -79,7 +80,7 @@ void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f)
 /// gpu/kernels/elementwise/relu_mask.hpp.
 template <class T>
 struct relu_mask {
-  using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  using word = std::conditional_t<sizeof(parameter_t<T>) == 4, std::int32_t, std::int64_t>;
 
   word* words = nullptr;
 

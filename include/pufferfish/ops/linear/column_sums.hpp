@@ -48,7 +48,7 @@ void column_sums(context<Device>& ctx, const tensor_view<const T, 2>& x, paramet
       double wide[piece];
       for (index_t i = 0; i < count; ++i) wide[i] = add ? static_cast<double>(sums[begin + i]) : 0.0;
       kernel(x.data() + begin, rows, count, x.stride(0), wide);
-      for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<T>(wide[i]);
+      for (index_t i = 0; i < count; ++i) sums[begin + i] = static_cast<parameter_t<T>>(wide[i]);
     });
   }
 }

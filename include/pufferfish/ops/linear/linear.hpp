@@ -20,6 +20,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
 #include <pufferfish/ops/device_ops.hpp>
+#include <pufferfish/ops/linear/narrow_product.hpp>
 #include <pufferfish/ops/linear/row_product.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
 
@@ -173,6 +174,9 @@ void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, cons
   detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::product(ctx, x, w, y, false, bias);
+  } else if constexpr (detail::is_narrow<T>) {
+    detail::narrow_rows(ctx, x, w, bias, y, moments, false,
+                        [&](const auto&... block) { detail::multiply_rows<float>(ctx, block...); });
   } else {
     detail::multiply_rows<T>(ctx, x, w, bias, y, moments);
   }
@@ -188,6 +192,11 @@ void linear_backward_input(context<Device>& ctx, const tensor_view<const T, 2>& 
   const T* const no_bias = nullptr;
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::product(ctx, dy, transpose(w), dx, add, no_bias);
+  } else if constexpr (detail::is_narrow<T>) {
+    moment_parts<T>* const no_moments = nullptr;
+    detail::narrow_rows<T>(ctx, dy, transpose(w), no_bias, dx, no_moments, add, [&](const auto&... block) {
+      detail::multiply_rows<float>(ctx, block..., nullptr, add);
+    });
   } else {
     detail::multiply_rows<T>(ctx, dy, transpose(w), no_bias, dx, nullptr, add);
   }
@@ -208,6 +217,10 @@ void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>&
   if (dw.empty()) return;
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::weight_gradient(ctx, x, dy, dw, accumulate);
+  } else if constexpr (detail::is_narrow<T>) {
+    detail::narrow_weight_gradient(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
+      linear_backward_weight<float>(ctx, from, gradient, dw, accumulate || !first);
+    });
   } else {
     // Wide gradients pay for a packed copy of x. With very many rows the copy would take too much memory.
     constexpr index_t wide = 512, most_rows = 8192;
@@ -243,7 +256,7 @@ void bias_gradient(context<Device>& ctx, const tensor_view<const T, 2>& dy, para
     for (index_t n = 0; n < columns; ++n) {
       double sum = accumulate ? static_cast<double>(db[n]) : 0.0;
       for (index_t split = 0; split < splits; ++split) sum += sums[split * columns + n];
-      db[n] = static_cast<T>(sum);
+      db[n] = static_cast<parameter_t<T>>(sum);
     }
   }
 }

@@ -20,7 +20,7 @@
 #include <pufferfish/core/number_text.hpp>
 #include <pufferfish/linalg/isa.hpp>
 #include <pufferfish/ops/device_ops.hpp>
-#include <pufferfish/ops/elementwise/chunks.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -229,6 +229,14 @@ void softmax_cross_entropy(context<Device>& ctx, const tensor_view<const T, 2>& 
   detail::check_loss<T>(logits, smoothing, normalizer, dlogits);
   if constexpr (!is_cpu<Device>) {
     loss_ops<Device>::softmax_cross_entropy(ctx, logits, labels, smoothing, normalizer, dlogits, results);
+  } else if constexpr (detail::is_narrow<T>) {
+    scratch_frame frame(ctx.scratch());
+    float* const z = detail::widened(ctx, frame, logits.flat().data(), logits.size());
+    const tensor_view<float, 2> gradient(dlogits.is_null() ? nullptr : frame.take<float>(logits.size()),
+                                         logits.shape());
+    softmax_cross_entropy<float>(ctx, tensor_view<const float, 2>(z, logits.shape()), labels, smoothing,
+                                 normalizer, dlogits.is_null() ? tensor_view<float, 2>() : gradient, results);
+    if (!dlogits.is_null()) detail::convert(ctx, gradient.data(), dlogits.flat().data(), dlogits.size());
   } else {
     detail::check_labels(labels, logits.shape());
     const index_t rows = logits.extent(0), classes = logits.extent(1);

@@ -51,7 +51,7 @@ struct norm_pass {
   typename relu_mask<T>::word* mask = nullptr;
   bool relu = false;
   bool stream = false;  ///< write y with non-temporal stores; see streams_past_cache
-  const T *mean = nullptr, *scale = nullptr, *slope = nullptr, *shift = nullptr;
+  const parameter_t<T>*mean = nullptr, *scale = nullptr, *slope = nullptr, *shift = nullptr;
   index_t width = 0;
 };
 
@@ -159,8 +159,8 @@ void batch_norm_use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x
     scratch_frame frame(ctx.scratch());
     double* const mean = frame.take<double>(2 * channels);
     batch_norm_statistics<T>(ctx, x, mean, mean + channels);
-    batch_norm_use_batch<T>(ctx, mean, mean + channels, channels, x.extent(0), eps, momentum, statistics,
-                            running_mean, running_var, batches);
+    batch_norm_use_batch<parameter_t<T>>(ctx, mean, mean + channels, channels, x.extent(0), eps, momentum,
+                                         statistics, running_mean, running_var, batches);
   }
 }
 
@@ -176,7 +176,8 @@ void batch_norm_use_running(context<Device>& ctx, const parameter_t<T>* running_
   } else {
     for (index_t c = 0; c < channels; ++c) {
       statistics[c] = running_mean[c];
-      statistics[channels + c] = detail::inverse_deviation<T>(static_cast<double>(running_var[c]), eps);
+      statistics[channels + c] =
+          detail::inverse_deviation<parameter_t<T>>(static_cast<double>(running_var[c]), eps);
     }
   }
 }
@@ -212,14 +213,14 @@ void batch_norm_apply(context<Device>& ctx, const tensor_view<const T, 2>& x, co
   } else {
     const detail::wide_rows<T> rows(x.shape());
     scratch_frame frame(ctx.scratch());
-    T* values = frame.take<T>(3 * rows.width);
-    T *centre = values, *scale = centre + rows.width, *shift = scale + rows.width;
+    auto* const centre = frame.take<parameter_t<T>>(3 * rows.width);
+    auto *const scale = centre + rows.width, *const shift = scale + rows.width;
     for (index_t c = 0; c < rows.channels; ++c) {
       centre[c] = mean[c];
       scale[c] = inv_std[c] * weight[c];
       shift[c] = bias[c];
     }
-    for (T* value : {centre, scale, shift}) rows.repeat(value);
+    for (auto* value : {centre, scale, shift}) rows.repeat(value);
     detail::norm_pass<T> pass;
     pass.x = x.flat().data();
     pass.other = epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data();
@@ -248,7 +249,7 @@ void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_p
   scratch_frame frame(ctx.scratch());
   double* parts = frame.take<double>(splits * 2 * channels);
   double* totals = frame.take<double>(2 * width * ctx.threads());
-  T* sums = frame.take<T>(2 * width * ctx.threads());
+  auto* const sums = frame.take<parameter_t<T>>(2 * width * ctx.threads());
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), norms, norm_gradient_sums<T>);
   ctx.parallel_for(splits, [&](index_t split, int worker) {
     double* total = totals + 2 * width * worker;
@@ -276,15 +277,17 @@ void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_p
 /// batch_norm_backward on the CPU.
 template <class T>
 void norm_gradients(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                    const tensor_view<const T, 2>& dy, const T* mean, const T* inv_std, const T* weight,
-                    const sum_target<T>& dweight, const sum_target<T>& dbias, const tensor_view<T, 2>& dx,
-                    const relu_mask<T>& mask) {
+                    const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
+                    const parameter_t<T>* inv_std, const parameter_t<T>* weight,
+                    const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
+                    const tensor_view<T, 2>& dx, const relu_mask<T>& mask) {
+  using P = parameter_t<T>;
   const wide_rows<T> rows(x.shape());
   scratch_frame frame(ctx.scratch());
   double* const weight_sums = frame.take<double>(2 * rows.channels);
   double* const bias_sums = weight_sums + rows.channels;
-  T* values = frame.take<T>(4 * rows.width);
-  T *centre = values, *scale = centre + rows.width, *slope = scale + rows.width, *shift = slope + rows.width;
+  P* values = frame.take<P>(4 * rows.width);
+  P *centre = values, *scale = centre + rows.width, *slope = scale + rows.width, *shift = slope + rows.width;
   std::copy_n(mean, rows.channels, centre);
   rows.repeat(centre);
   norm_pass<T> pass;
@@ -303,11 +306,11 @@ void norm_gradients(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   for (index_t c = 0; c < rows.channels; ++c) {
     const double spread = static_cast<double>(inv_std[c]);
     const double factor = static_cast<double>(weight[c]) * spread;
-    scale[c] = static_cast<T>(factor);
-    slope[c] = static_cast<T>(-factor * spread * weight_sums[c] / count);
-    shift[c] = static_cast<T>(-factor * bias_sums[c] / count);
+    scale[c] = static_cast<P>(factor);
+    slope[c] = static_cast<P>(-factor * spread * weight_sums[c] / count);
+    shift[c] = static_cast<P>(-factor * bias_sums[c] / count);
   }
-  for (T* value : {scale, slope, shift}) rows.repeat(value);
+  for (P* value : {scale, slope, shift}) rows.repeat(value);
   pass.y = dx.flat().data();
   pass.scale = scale;
   pass.slope = slope;

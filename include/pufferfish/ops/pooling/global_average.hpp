@@ -67,7 +67,7 @@ void global_average_forward(context<Device>& ctx, const tensor_view<const T, 4>&
       std::fill_n(sum, channels, 0.0);
       kernel(input + n * pixels * channels, pixels, channels, channels, sum);
       for (index_t c = 0; c < channels; ++c) {
-        output[n * channels + c] = static_cast<T>(sum[c] / static_cast<double>(pixels));
+        output[n * channels + c] = scalar_cast<T>(sum[c] / static_cast<double>(pixels));
       }
     });
   }
@@ -88,7 +88,9 @@ void global_average_backward(context<Device>& ctx, const tensor_view<const T, 4>
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, scale<T>);
     ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
       T* image = result + n * pixels * channels;
-      if (pixels > 0) kernel(T{1} / static_cast<T>(pixels), gradient + n * channels, image, channels);
+      if (pixels > 0)
+        kernel(parameter_t<T>{1} / static_cast<parameter_t<T>>(pixels), gradient + n * channels, image,
+               channels);
       for (index_t pixel = 1; pixel < pixels; ++pixel) {
         std::copy_n(image, channels, image + pixel * channels);
       }

@@ -206,6 +206,33 @@ void for_each_output(context<device::cpu>& ctx, const pool_shape& shape, const e
 }
 
 /// Offset of a window's first real pixel in a batch of images, and its size in the form of the kernels.
+/// The weight of a pixel in an average.
+template <class T>
+parameter_t<T> share_of(const pool_shape& shape, const pool_window& w, bool count_padding) {
+  return parameter_t<T>{1} / static_cast<parameter_t<T>>(average_over(shape, w, count_padding));
+}
+
+/// Calls f(n, image) for every image n of `images`, in tasks; `image` starts as zeros, to which f adds the
+/// gradient. It is a part of `result`, or, for 16-bit elements, scratch that is rounded once at the end.
+template <class T, class F>
+void for_each_gradient(context<device::cpu>& ctx, const extents<4>& images, T* result, F&& f) {
+  using P = parameter_t<T>;
+  const index_t size = images[1] * images[2] * images[3];
+  scratch_frame frame(ctx.scratch());
+  P* const sums = frame.take<P>(std::is_same_v<T, P> ? 0 : size * ctx.threads());
+  ctx.parallel_for(images[0], [&](index_t n, int worker) {
+    if constexpr (std::is_same_v<T, P>) {
+      std::fill_n(result + n * size, size, P{});
+      f(n, result + n * size);
+    } else {
+      P* const image = sums + worker * size;
+      std::fill_n(image, size, P{});
+      f(n, image);
+      PUFFERFISH_KERNEL(widest_isa(), passes, convert<P, T>)(image, result + n * size, size);
+    }
+  });
+}
+
 inline index_t offset_of(const pool_window& w, const extents<4>& images, index_t n) {
   return ((n * images[1] + w.y0) * images[2] + w.x0) * images[3];
 }
@@ -253,14 +280,12 @@ void max_pool_backward(context<Device>& ctx, const pool_shape& shape, const tens
     pooling_ops<Device>::max_pool_backward(ctx, shape, x.shape(), y.shape(), input, largest, gradient,
                                            result);
   } else {
-    const index_t image = x.extent(1) * x.extent(2) * x.extent(3);
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_winner<T>);
-    ctx.parallel_for(x.extent(0), [&](index_t n, int) {
-      std::fill_n(result + n * image, image, T{});
+    detail::for_each_gradient(ctx, x.shape(), result, [&](index_t n, parameter_t<T>* image) {
       detail::for_each_window(shape, x.shape(), y.shape(), [&](index_t oy, index_t ox, const auto& w) {
         const index_t at = ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3);
-        const index_t pixel = detail::offset_of(w, x.shape(), n);
-        kernel(input + pixel, largest + at, gradient + at, detail::pixels_of(w, x.shape()), result + pixel);
+        kernel(input + detail::offset_of(w, x.shape(), n), largest + at, gradient + at,
+               detail::pixels_of(w, x.shape()), image + detail::offset_of(w, x.shape(), 0));
       });
     });
   }
@@ -283,7 +308,7 @@ void average_pool_forward(context<Device>& ctx, const pool_shape& shape, bool co
                             [&](index_t n, index_t oy, index_t ox, const detail::pool_window& w) {
                               kernel(input + detail::offset_of(w, x.shape(), n),
                                      detail::pixels_of(w, x.shape()),
-                                     T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
+                                     detail::share_of<T>(shape, w, count_padding),
                                      output + ((n * y.extent(1) + oy) * y.extent(2) + ox) * y.extent(3));
                             });
   }
@@ -301,15 +326,12 @@ void average_pool_backward(context<Device>& ctx, const pool_shape& shape, bool c
     pooling_ops<Device>::average_pool_backward(ctx, shape, dx.shape(), dy.shape(), count_padding, gradient,
                                                result);
   } else {
-    const index_t image = dx.extent(1) * dx.extent(2) * dx.extent(3);
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, window_spread<T>);
-    ctx.parallel_for(dx.extent(0), [&](index_t n, int) {
-      std::fill_n(result + n * image, image, T{});
+    detail::for_each_gradient(ctx, dx.shape(), result, [&](index_t n, parameter_t<T>* image) {
       detail::for_each_window(shape, dx.shape(), dy.shape(), [&](index_t oy, index_t ox, const auto& w) {
         kernel(gradient + ((n * dy.extent(1) + oy) * dy.extent(2) + ox) * dy.extent(3),
-               detail::pixels_of(w, dx.shape()),
-               T{1} / static_cast<T>(detail::average_over(shape, w, count_padding)),
-               result + detail::offset_of(w, dx.shape(), n));
+               detail::pixels_of(w, dx.shape()), detail::share_of<T>(shape, w, count_padding),
+               image + detail::offset_of(w, dx.shape(), 0));
       });
     });
   }
