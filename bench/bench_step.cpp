@@ -51,7 +51,7 @@ struct mode_result {
             {"mode", mode},
             {"threads", s.threads},
             {"isa", pufferfish::to_string(pufferfish::widest_isa())},
-            {"precision", "fp32"},
+            {"precision", mode.ends_with("_bf16") ? "bf16" : "fp32"},
             {"ms_per_step", rounded(time.median * 1e3)},
             {"peak_mib", rounded(growth_mib)},
             {"ms_min", rounded(time.least * 1e3)},
@@ -134,7 +134,7 @@ void run(const settings& s) {
 int main(int argc, char** argv) {
   CLI::App app{"Times training steps of a network, dense and factorized", "bench_step"};
   settings s;
-  bool no_memory = false, recompute = false, direct = false;
+  bool no_memory = false, recompute = false, direct = false, bf16 = false;
   app.option_defaults()->always_capture_default();
   app.add_option("--network", s.network, "Network")->check(CLI::IsMember(network_names()));
   app.add_option("--batch", s.batch,
@@ -150,6 +150,7 @@ int main(int argc, char** argv) {
                "Also the hybrid network whose inner activations are computed again in the backward pass");
   app.add_flag("--direct", direct,
                "Also image networks whose convolutions are all direct sums, without Winograd");
+  app.add_flag("--bf16", bf16, "Also image networks whose activations and gradients are bfloat16");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each network to this file (-: standard output)");
   return examples::run_on_first(app, argc, argv, [&] {
@@ -158,6 +159,7 @@ int main(int argc, char** argv) {
     if (s.modes.empty()) s.modes = default_modes(s.network);
     if (recompute) s.modes.push_back("hybrid_recompute");
     if (direct) s.modes.insert(s.modes.end(), {"dense_direct", "hybrid_direct"});
+    if (bf16) s.modes.insert(s.modes.end(), {"dense_bf16", "hybrid_bf16"});
     run(s);
   });
 }

@@ -98,7 +98,7 @@ class job {
   pufferfish::network<T, Device> initial_network() const {
     auto net = set_.template network_of<T, Device>(o_);
     check_epochs(o_, o_.procedure);
-    if constexpr (std::is_same_v<Device, pufferfish::device::cpu>) {
+    if constexpr (std::is_same_v<decltype(net), pufferfish::network<float>>) {
       check_switch(recipe(o_), net);
     } else {
       check_switch(recipe(o_), set_.network_of(o_));
@@ -186,7 +186,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains an image classifier, dense or by the Pufferfish procedure", "train_image_classifier");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    return on_device(o.device, comm.rank(), [&](auto device, auto number) {
+    return on_device<true>(o.device, comm.rank(), [&](auto device, auto number) {
       return job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });

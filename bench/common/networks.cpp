@@ -11,16 +11,19 @@
 #include <array>
 #include <map>
 #include <stdexcept>
+#include <type_traits>
 
 namespace bench {
 namespace {
 
 namespace pf = pufferfish;
 using net_type = pf::network<float>;
+using bf16_net = pf::network<pf::bfloat16>;
 
 struct image_network {
   const char* name;
   net_type (*make)();
+  bf16_net (*make_bf16)();  // nullptr: none
   pf::factorize_policy (*policy)();
   extents<4> image;
   index_t classes;
@@ -56,9 +59,19 @@ pf::factorize_policy mobile_policy() {
 }
 
 constexpr std::array<image_network, 3> image_networks{{
-    {"resnet18", [] { return pf::resnet18<float>(); }, &pf::resnet18_policy, {1, 32, 32, 3}, 10},
-    {"vgg19", [] { return pf::vgg19<float>(); }, &pf::vgg19_policy, {1, 32, 32, 3}, 10},
-    {"mobile_blocks", &mobile_blocks, &mobile_policy, {1, 28, 28, 128}, 10},
+    {"resnet18",
+     [] { return pf::resnet18<float>(); },
+     [] { return pf::resnet18<pf::bfloat16>(); },
+     &pf::resnet18_policy,
+     {1, 32, 32, 3},
+     10},
+    {"vgg19",
+     [] { return pf::vgg19<float>(); },
+     [] { return pf::vgg19<pf::bfloat16>(); },
+     &pf::vgg19_policy,
+     {1, 32, 32, 3},
+     10},
+    {"mobile_blocks", &mobile_blocks, nullptr, &mobile_policy, {1, 28, 28, 128}, 10},
 }};
 
 const image_network& image_network_called(const std::string& name) {
@@ -69,12 +82,12 @@ const image_network& image_network_called(const std::string& name) {
 }
 
 /// Calls f(summary, convolution, rank or 0) for every convolution, in execution order.
-template <class F>
-void for_each_conv(const net_type& net, const extents<4>& input, F&& f) {
+template <class T, class F>
+void for_each_conv(const pf::network<T>& net, const extents<4>& input, F&& f) {
   std::map<std::string, std::pair<conv_shape, index_t>> shapes;
-  net.for_each_layer([&](const std::string& name, const pf::any_layer<float>& layer) {
-    if (const auto* conv = layer.target<pf::Conv<float>>()) shapes[name] = {conv->shape(), 0};
-    if (const auto* conv = layer.target<pf::LowRankConv<float>>())
+  net.for_each_layer([&](const std::string& name, const pf::any_layer<T>& layer) {
+    if (const auto* conv = layer.template target<pf::Conv<T>>()) shapes[name] = {conv->shape(), 0};
+    if (const auto* conv = layer.template target<pf::LowRankConv<T>>())
       shapes[name] = {conv->shape(), conv->rank()};
   });
   for (const pf::layer_summary& layer : net.summary(input)) {
@@ -90,8 +103,15 @@ double sum_of(const std::vector<work>& parts, double peak, const bandwidth& b) {
 }
 
 /// The network `which` with random weights, factorized unless the name of `mode` begins with "dense".
-net_type made(const image_network& which, const std::string& mode) {
-  net_type net = which.make();
+template <class T>
+pf::network<T> made(const image_network& which, const std::string& mode) {
+  pf::network<T> net = [&] {
+    if constexpr (std::is_same_v<T, float>) {
+      return which.make();
+    } else {
+      return which.make_bf16();
+    }
+  }();
   net.initialize(1);
   if (!mode.starts_with("dense")) pf::factorize(net, which.policy());
   return net;
@@ -106,7 +126,7 @@ class image_inference final : public inference {
  public:
   image_inference(const image_network& which, const std::string& mode, bool folded, index_t batch,
                   int threads)
-      : net_(made(which, mode)),
+      : net_(made<float>(which, mode)),
         ctx_({threads, 1}),
         x_(with_batch(which.image, batch)),
         y_({batch, 1, 1, which.classes}) {
@@ -129,10 +149,11 @@ class image_inference final : public inference {
   std::vector<work> parts_;
 };
 
+template <class T>
 class image_step final : public image_training_step {
  public:
   image_step(const image_network& which, const std::string& mode, index_t batch, int threads)
-      : net_(made(which, mode)),
+      : net_(made<T>(which, mode)),
         ctx_({threads, 1, !mode.ends_with("_direct")}),
         optimizer_(pf::make_optimizer_target(net_.store()), options()),
         x_(with_batch(which.image, batch)),
@@ -141,7 +162,10 @@ class image_step final : public image_training_step {
         labels_(static_cast<std::size_t>(batch)) {
     if (mode == "hybrid_recompute") net_.modify(recompute_inner_activations);
     ctx_.set_mode(pf::run_mode::training);
-    pf::fill_normal(x_.flat(), 1.0, pf::random_stream(5, 1));
+    pf::tensor<float, 4> images(x_.shape());
+    pf::fill_normal(images.flat(), 1.0, pf::random_stream(5, 1));
+    std::transform(images.data(), images.data() + images.size(), x_.data(),
+                   [](float value) { return static_cast<T>(value); });
     for (std::size_t i = 0; i < labels_.size(); ++i) {
       labels_[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(which.classes));
     }
@@ -171,10 +195,10 @@ class image_step final : public image_training_step {
   std::size_t working_allocations() const override { return ctx_.system_allocations(); }
 
  private:
-  static void recompute_inner_activations(pf::any_layer<float>& root) {
-    struct setter final : pf::layer_visitor<float, pf::device::cpu> {
-      void on_layer(const std::string&, pf::any_layer<float>& slot) override {
-        if (auto* conv = slot.target<pf::LowRankConv<float>>()) conv->set_recompute(true);
+  static void recompute_inner_activations(pf::any_layer<T>& root) {
+    struct setter final : pf::layer_visitor<T, pf::device::cpu> {
+      void on_layer(const std::string&, pf::any_layer<T>& slot) override {
+        if (auto* conv = slot.template target<pf::LowRankConv<T>>()) conv->set_recompute(true);
       }
     } visitor;
     root.visit_layers(visitor);
@@ -187,11 +211,11 @@ class image_step final : public image_training_step {
     return o;
   }
 
-  net_type net_;
+  pf::network<T> net_;
   pf::cpu_context ctx_;
-  pf::SoftmaxCrossEntropy<float> loss_;
+  pf::SoftmaxCrossEntropy<T> loss_;
   pf::SGD<float> optimizer_;
-  pf::tensor<float, 4> x_, y_, dy_;
+  pf::tensor<T, 4> x_, y_, dy_;
   std::vector<std::int32_t> labels_;
   std::vector<work> parts_;
   std::uint64_t step_ = 0;
@@ -249,11 +273,15 @@ std::unique_ptr<training_step> make_training_step(const std::string& network, co
 
 std::unique_ptr<image_training_step> make_image_step(const std::string& network, const std::string& mode,
                                                      index_t batch, int threads) {
-  constexpr std::array known{"dense", "hybrid", "hybrid_recompute", "dense_direct", "hybrid_direct"};
+  constexpr std::array known{"dense",         "hybrid",     "hybrid_recompute", "dense_direct",
+                             "hybrid_direct", "dense_bf16", "hybrid_bf16"};
   if (std::ranges::find(known, mode) == known.end()) {
     throw std::runtime_error("no mode is called " + mode);
   }
-  return std::make_unique<image_step>(image_network_called(network), mode, batch, threads);
+  const image_network& which = image_network_called(network);
+  if (!mode.ends_with("_bf16")) return std::make_unique<image_step<float>>(which, mode, batch, threads);
+  if (which.make_bf16 == nullptr) throw std::runtime_error(network + " is not measured in bf16");
+  return std::make_unique<image_step<pf::bfloat16>>(which, mode, batch, threads);
 }
 
 std::unique_ptr<inference> make_inference(const std::string& network, const std::string& mode, bool folded,
