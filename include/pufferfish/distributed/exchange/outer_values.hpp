@@ -68,10 +68,12 @@ class outer_values : public outer_parameters<T> {
     memory_of<Device>::source().to_host(to.data(), part(store_->values(), fragment).data(), to.size_bytes());
   }
   void send(const gradient_bucket& fragment) {
-    if (!copies || fragment.size == 0) return;
-    const std::span<T> from = part(copy_, fragment);
-    memory_of<Device>::source().from_host(part(store_->values(), fragment).data(), from.data(),
-                                          from.size_bytes());
+    if (copies && fragment.size > 0) {
+      const std::span<T> from = part(copy_, fragment);
+      memory_of<Device>::source().from_host(part(store_->values(), fragment).data(), from.data(),
+                                            from.size_bytes());
+    }
+    store_->round();  // of 16-bit networks
   }
   std::span<T> fetch_all() {
     fetch({0, static_cast<index_t>(store_->values().size()), 0, 0});
