@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: 1x1 convolutions whose stride skips pixels. The pixels that are read are copied next to each
-/// other; the pass is then a product of matrices of pixels x channels. The other pixels, three quarters of
-/// the image for stride 2, are not copied.
+/// Internal: 1x1 convolutions whose stride skips pixels. The pixels that are read are copied to a
+/// dense tensor; the pass is then a product of matrices of pixels x channels. The other pixels (of stride 2
+/// three quarters of the image) are not copied.
 
 #include <algorithm>
 
