@@ -194,7 +194,7 @@ def pareto(raw, group, rows, results):
         if dense is not None:
             curves.append((None, f"{dense:.4f} with lines dt 2 lc rgb 'gray40' title 'dense'"))
         if gnuplot.draw(raw / file, "760,480", f"set xlabel '{label}'\nset ylabel 'test accuracy / %'\n"
-                        "set key outside bottom center horizontal", curves):
+                        "set key outside top center horizontal", curves):
             drawn.append(file)
     return drawn
 
