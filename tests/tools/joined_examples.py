@@ -18,6 +18,7 @@ def joined(root, sources):
     for source in sources:
         lines = source.read_text(encoding="utf-8").splitlines()
         last = max(i for i, line in enumerate(lines) if line.startswith("#include"))
+        last += lines[last + 1].startswith("#endif")  # the end of an include with a condition
         for line in lines[: last + 1]:
             if line.startswith("#"):
                 includes.append(re.sub(r'"(common|text)/', rf'"{root.as_posix()}/examples/\1/', line))

@@ -76,7 +76,7 @@ inline bool isa_available(isa target) {
 #else
       return false;
 #endif
-    case isa::neon:
+    case isa::neon:  // NOLINT(bugprone-branch-clone): equal only where neither is compiled
       return PUFFERFISH_KERNELS_NEON != 0;
     case isa::portable:
       return PUFFERFISH_KERNELS_PORTABLE != 0;
