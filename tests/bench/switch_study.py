@@ -361,12 +361,12 @@ class Page(Folder):
         for seed, loss in ((1, 1.5), (2, 1.25)):
             self.keep(job_of("B-dense", seed), 75.0 + seed, first_loss=1.5)
             self.keep(job_of("B-share", seed), 73.0, first_loss=loss)
-            self.keep(job_of("B-both", seed), 70.0, first_loss=1.25)
+            self.keep(job_of("B-share-plain", seed), 70.0, first_loss=1.25)
         text = self.page()
         self.assertIn("‡ marks differences of means over seeds", text)
         self.assertIn("| 73.00 (73.00 to 73.00) | 3.00 | ", self.row(text, "## Ablations", "two-sided, shared ranks"))
         self.assertIn("| 70.00 (70.00 to 70.00) | 6.50 ‡ | ",
-                      self.row(text, "## Ablations", "two-sided, ratio 1/4's parameters and multiply-adds shared"))
+                      self.row(text, "## Ablations", "plain factors, ranks of two-sided"))
 
     def test_other_dense_steps_are_compared_by_instruction_set(self):
         """A soft projection changes the first epoch's loss."""

