@@ -55,7 +55,7 @@ def test(programs, folder):
         _, errors = programs.run("train_image_classifier", *options, ranks=ranks, fails=True)
         expect("red/5.jpg: " in errors, f"the bad file is named:\n{errors}")
     _, errors = programs.run("train_image_classifier", "--image-size", 12, fails=True)
-    expect("--image-size has no effect with --dataset digits" in errors, errors)
+    expect("--image-size: has no effect with --dataset digits" in errors, errors)
     (data / "val" / "green").mkdir()
     (data / "val" / "green" / "1.jpg").write_bytes(RED)
     _, errors = programs.run("train_image_classifier", *options, fails=True)
