@@ -260,9 +260,9 @@ def elements():
 
 def moments():
     section = "Moment and rate"
-    # All of these differ from the row that they vary, or from the row of the usual moment, by 0.5 points or more.
+    # Rows of one seed differ from the row of the usual moment or rate by 0.5 points or more, or are the same run (predicted).
     one, doubled = {"seeds": (1,)}, {"same_rate": "dense-rate-2"}
-    yield short("after-1", "two-sided with budgets, switch after 1", NEW, section, warmup=1, beside="new", **one)
+    yield short("after-1", "two-sided with budgets, switch after 1", NEW, section, warmup=1, beside="new")
     yield short("after-3", "two-sided with budgets, switch after 3", NEW, section, warmup=3, beside="new", **one)
     yield short("after-4", "two-sided with budgets, switch after 4", NEW, section, warmup=4, beside="after-3", **one)
     yield short("predicted", "two-sided with budgets, switch by predicted loss, after 4 at the latest",

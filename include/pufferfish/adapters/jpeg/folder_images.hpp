@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/adapters/jpeg/decode_ahead.hpp>
+#include <pufferfish/adapters/jpeg/batch_threads.hpp>
 #include <pufferfish/adapters/jpeg/decoder.hpp>
 #include <pufferfish/io/file.hpp>
 #include <pufferfish/io/image_folder.hpp>
