@@ -6,6 +6,7 @@
 
 #include <turbojpeg.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>

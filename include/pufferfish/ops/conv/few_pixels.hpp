@@ -11,6 +11,7 @@
 #include <pufferfish/core/arena.hpp>
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/linalg/gemm/micro_kernels.hpp>
+#include <pufferfish/ops/conv/conv_blocks.hpp>
 #include <pufferfish/ops/conv/conv_shape.hpp>
 #include <pufferfish/ops/conv/tap_axis.hpp>
 
