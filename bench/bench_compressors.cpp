@@ -89,14 +89,17 @@ void measure(const settings& s, reporter& out, const std::string& mode, const st
   for (const int ranks : s.ranks) {
     auto compressor = *pf::new_compressor(net.store(), options_of(name, s.codec));
     compressor.start(0, ranks);
-    std::vector<double> encode, decode;
+    std::vector<double> encode, decode, copy;
     for (int run = 0; run <= s.runs; ++run) {
+      const auto start = clock::now();
       std::ranges::copy(fresh, gradients.begin());
+      const double copy_ms = 1e3 * seconds_since(start);
       const auto step = static_cast<std::uint64_t>(run);
       const auto ms = once(compressor, ctx, {0, ranks, step}, gradients, run == 0);
       if (run == 0) continue;  // run 0 allocates memory and is not timed
       encode.push_back(ms[0]);
       decode.push_back(ms[1]);
+      copy.push_back(copy_ms);
     }
     const json row{{"kind", "codec"},
                    {"network", "resnet18"},
@@ -106,7 +109,8 @@ void measure(const settings& s, reporter& out, const std::string& mode, const st
                    {"threads", s.threads},
                    {"runs", s.runs},
                    {"encode_ms", rounded(spread_of(encode).median)},
-                   {"decode_ms", rounded(spread_of(decode).median)}};
+                   {"decode_ms", rounded(spread_of(decode).median)},
+                   {"copy_ms", rounded(spread_of(copy).median)}};
     out.record(row);
     out.text(format("%s, %s, %d ranks: encode %.2f ms, decode %.2f ms\n", mode.c_str(), name.c_str(), ranks,
                     row["encode_ms"].get<double>(), row["decode_ms"].get<double>()));

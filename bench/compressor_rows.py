@@ -6,7 +6,7 @@ import re
 import shlex
 
 import compressor_bytes as sizes
-from curve_runs import HYBRID, MODEL, RARE
+from curve_runs import HYBRID, MODEL, RARE, RARE_MEANS
 
 MODES = {"dense": "--mode dense", "hybrid": HYBRID}
 RANKS = (2, 8, 64)
@@ -94,6 +94,8 @@ def rows():
     yield Row("rare", "rare", "rare exchanges, H = 16", RARE, sizes.whole, rare=True, coded=False)
     yield Row("rare-mean", "rare", "rare exchanges, H = 16, means without an outer step",
               f"{RARE} --outer-rate 1 --outer-momentum 0", sizes.whole, rare=True, coded=False)
+    yield Row("rare-8-mean", "rare", "rare exchanges, H = 8, means without an outer step", RARE_MEANS, sizes.whole, rare=True,
+              coded=False)
     yield Row("rare-blocktopk", "rare", "rare exchanges, H = 16, block top-k",
               f"{RARE} --outer-rate 0.4 --outer-momentum 0 --compress blocktopk", sizes.block_top_k, rare=True)
     for ratio in (0.5, 0.8):

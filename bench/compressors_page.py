@@ -82,7 +82,8 @@ first two stages, as in [exchange_curves.md](exchange_curves.md).
   2 (p - 1) / p n, of a *gather* (p - 1) times its block, by *two hops* the codes of the other ranks' stripes and then the code of
   its own stripe p - 1 times. Both are exact, of the ResNet-18 of the published width (11,173,834 parameters, the hybrid
   3,336,138); of ATOMO they are expected values.
-- **Encoding and decoding** are those of the same network in one thread (`bench_compressors`).
+- **Encoding and decoding** are those of the same network in one thread (`bench_compressors`); *in copies*: divided by the time
+  of a copy of all gradients in the same run.
 - **Accuracy** is that of a ResNet-18 of width 16 on CIFAR-10, 4 epochs, two ranks of 64 images, on the test set after the last
   epoch, never the best over epochs. Rows with a learning rate in bold had three of them tried; the best by seed 1's test
   accuracy counts, which favours these rows a little.
@@ -121,6 +122,12 @@ class Results:
         document = self.known.get(Timing(row.name))
         found = [c for c in document["codecs"] if (c["mode"], c["ranks"]) == (mode, ranks)] if document else []
         return (found[0]["encode_ms"], found[0]["decode_ms"]) if found else None
+
+    def copies(self, row, mode, ranks):
+        """Time of encoding and decoding in copies of the gradients, measured in the same run; None if it has not been timed."""
+        document = self.known.get(Timing(row.name)) if row.codec else None
+        found = [c for c in document["codecs"] if (c["mode"], c["ranks"]) == (mode, ranks)] if document else []
+        return (found[0]["encode_ms"] + found[0]["decode_ms"]) / found[0]["copy_ms"] if found and found[0].get("copy_ms") else None
 
     def trained(self, row, mode):
         """{seed: document} with the chosen rate."""
@@ -188,7 +195,8 @@ def number(value, digits=0):
 
 def bytes_table(mode, results):
     lines = [f"| system | collective | payload, p = {RANKS[0]} | " + " | ".join(f"sent, p = {p}" for p in RANKS) + " | encode, ms | "
-             + " | ".join(f"decode, ms, p = {p}" for p in RANKS) + " |", "|---|---|---:|" + "---:|" * (2 * len(RANKS) + 1)]
+             + " | ".join(f"decode, ms, p = {p}" for p in RANKS) + f" | both, p = {RANKS[0]}, in copies |",
+             "|---|---|---:|" + "---:|" * (2 * len(RANKS) + 2)]
     shapes = sizes.resnet18(mode)
     for row in in_mode(mode):
         messages = row.messages(shapes)
@@ -200,7 +208,8 @@ def bytes_table(mode, results):
         times = [None if c is None else c[0] for c in codecs[:1]] + [None if c is None else c[1] for c in codecs]
         cells = ["not timed" if row.codec and ms is None else number(ms, 1) for ms in times]
         lines.append(f"| {row.title} | {sizes.collectives(messages)} | {number(payload)} | "
-                     + " | ".join(number(results.sent(row, mode, p)) for p in RANKS) + f" | {' | '.join(cells)} |")
+                     + " | ".join(number(results.sent(row, mode, p)) for p in RANKS) + f" | {' | '.join(cells)} | "
+                     f"{number(results.copies(row, mode, RANKS[0]), 1)} |")
     return [*lines, ""]
 
 

@@ -25,6 +25,7 @@ HYBRID = "--mode hybrid --policy paper --first-layer 10 --warmup-epochs 1"
 NEW = ("--mode hybrid --policy two-sided --budget 0.33944 --mac-budget 0.7277 --warmup-epochs 1 --switch-rate 2 --carry-state "
        "--frobenius-decay 0.0005")
 RARE = "--local-steps 16 --local-steps-power 1"
+RARE_MEANS = "--local-steps 8 --outer-rate 1 --outer-momentum 0"
 # The ResNet-18 of width 16 has 701,466 parameters, WEIGHTS of them in convolutions and in the last layer. Without
 # floor(0.662838 x 699,056) = 463,360 of these as many are left as HYBRID's 238,106.
 WEIGHTS = 699_056
@@ -56,6 +57,7 @@ SYSTEMS = {
     "pufferfish-rare": System("Pufferfish, rare exchanges", f"{HYBRID} {SGD} {RARE}", 5),
     "pufferfish-streamed": System("Pufferfish, rare exchanges, streamed in 4 fragments",
                                   f"{HYBRID} {SGD} {RARE} --outer-fragments 4 --outer-delay 2", 5),
+    "two-sided-rare": System("two-sided switch, means of the parameters every 8 steps", f"{NEW} {SGD} {RARE_MEANS}", 5),
     "topk-0.01-by-bucket": System("top-k, 1 %, bucket by bucket",
                                   f"--mode dense {SGD} --compress topk --compress-ratio 0.01 --compress-by-bucket", 5),
     "bf16": System("dense, bf16", f"--mode dense {SGD} --compress bf16", 8),
@@ -72,7 +74,7 @@ SYSTEMS = {
 TARGETS = (75, 79)  # percent of test accuracy, of whose times the pages tell
 COMPARED = ["dense", "pufferfish", "powersgd", "signum", "pufferfish-powersgd", "two-sided", "two-sided-powersgd", "powersgd-8",
             "two-sided-powersgd-8", "powerfish",
-            "pufferfish-rare", "pufferfish-streamed", "topk-0.01-by-bucket"]  # by bench/exchange_curves
+            "pufferfish-rare", "pufferfish-streamed", "two-sided-rare", "topk-0.01-by-bucket"]  # by bench/exchange_curves
 
 
 # Networks whose curve the one of PowerSGD on the dense network is not to cross.

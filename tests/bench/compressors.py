@@ -128,7 +128,7 @@ class Study(Folder):
 
     def keep_codec(self, name, encode, decode):
         job = Timing(name)
-        codecs = [{"mode": mode, "ranks": p, "encode_ms": encode, "decode_ms": decode} for mode in rows_of.MODES for p in rows_of.RANKS]
+        codecs = [{"mode": mode, "ranks": p, "encode_ms": encode, "decode_ms": decode, "copy_ms": 5.0} for mode in rows_of.MODES for p in rows_of.RANKS]
         study_runs.write(self.results / "compressors" / job.file, {"codecs": codecs, "command": job.shown()})
 
     def test_finished_runs_are_kept(self):
@@ -198,6 +198,8 @@ class Study(Folder):
         self.assertAlmostEqual(results.step_ms(ROWS["none"], "dense", 2, 1e6), t.compute + t.update, places=6)
         self.assertIsNone(results.step_ms(ROWS["rare"], "dense", 2, 1))  # how many local steps is not known
         self.assertIsNone(results.step_ms(ROWS["onebit"], "dense", 2, 1))
+        self.assertAlmostEqual(results.copies(ROWS["efsign"], "dense", 2), 10.0)
+        self.assertEqual((results.copies(ROWS["none"], "dense", 2), results.copies(ROWS["onebit"], "dense", 2)), (None, None))
 
     def test_prediction_of_rare_exchanges(self):
         rare = {"local_steps": 80, "outer_steps": 10, "payload_bytes_a_step": 1.0, "exposed_ms": 0.0}
