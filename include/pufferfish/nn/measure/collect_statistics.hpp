@@ -24,23 +24,24 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of statistics_collector.
 struct statistics_options {
-  /// Number of rows of a layer that a step samples, evenly spaced, but at least half of the width of a row;
-  /// 0: all rows. All rows of smaller batches are used.
+  /// Number of rows that one step samples of each layer, evenly spaced over the layer's batch of rows. At
+  /// least half of the width of a row is sampled, even if this number is smaller. 0 samples all rows, and a
+  /// batch with fewer rows than this number is used completely.
   index_t rows_of_step = 512;
 };
 
 namespace detail {
 
-/// Some rows of a layer: `rows` of them, from `first` on, `step` apart.
+/// Some rows of a matrix: `rows` rows at row numbers first, first + step, first + 2 step, ...
 struct row_slice {
   index_t first = 0, step = 1, rows = 0;
 };
 
-/// The rows that turn 0, 1, ... samples of `count` rows of `columns` numbers (statistics_options). Their
-/// distance has no common divisor with `count`, so that a turn favours no column of a batch of images, and
-/// each turn goes on cyclically after the last row of the turn before. So every row is sampled equally often:
-/// means over sampled rows are unbiased. The second slice, which may be empty, begins where the first one has
-/// reached the end of the rows.
+/// The rows that step number `turn` samples of a matrix of `count` rows by `columns` numbers; `most` is
+/// statistics_options::rows_of_step. Row numbers grow by a step that has no common divisor with `count`, so
+/// that a sample favours no column of a batch of images. Each turn continues cyclically after the last row of
+/// the turn before it. Every row is therefore sampled equally often, and means over sampled rows are
+/// unbiased. The second slice holds the rows after the end of the matrix was reached; it may be empty.
 inline std::array<row_slice, 2> sample_rows(index_t count, index_t columns, index_t most,
                                             std::uint64_t turn) {
   const index_t limit = most == 0 ? count : std::max(most, columns / 2);
@@ -53,8 +54,9 @@ inline std::array<row_slice, 2> sample_rows(index_t count, index_t columns, inde
   return {{{first, step, rows}, {first + rows * step - count, step, limit - rows}}};
 }
 
-/// Access to the rows that a layer shows, in host memory: on the CPU the rows themselves, 16-bit elements
-/// widened to float. The device's specialization copies them (<pufferfish/gpu.hpp>).
+/// Gives access in host memory to the rows that a layer passes to a row_observer. On the CPU these are the
+/// layer's own rows; 16-bit elements are copied and widened to float. The specialization for a device
+/// (<pufferfish/gpu.hpp>) copies the rows to the host.
 template <class T, class Device>
 class host_rows {
  public:
@@ -76,7 +78,7 @@ class host_rows {
   }
 
  private:
-  std::vector<value_type> values_;  // of 16-bit rows
+  std::vector<value_type> values_;  // the copy of 16-bit rows, widened to float
 };
 
 /// Finds the batch normalisation that reads the outputs of each layer of a network.
@@ -105,8 +107,8 @@ class following_norms final : public layer_visitor<T, Device> {
 
 }  // namespace detail
 
-/// Collects, from training steps of the caller, statistics of the layers that a policy would
-/// factorize, and the number of rows of all other layers:
+/// Row observer that collects, from training steps of the caller, the statistics of all layers that a policy
+/// would factorize. For all other layers it counts the rows of their batches.
 ///
 ///     statistics_collector<float> collector(net, policy);
 ///     for (...) {
@@ -118,18 +120,22 @@ class following_norms final : public layer_visitor<T, Device> {
 ///     }
 ///     factorize(net, policy, &seen);                     // network_statistics seen = collector.statistics()
 ///
-/// As long as the collector is used, the network must not be moved and must keep its layers and arenas. Sums
-/// are taken in a fixed order, so that they do not depend on the number of threads. On a device every layer
-/// waits until its rows are copied to the host, which sums them; such steps cannot be captured into a graph.
+/// While the collector is used, the network must not be moved and must not be modified (by factorize() or
+/// merge(), for example), because the collector identifies weights by their addresses. Sums are taken in a
+/// fixed order, so that they do not depend on the number of threads. On a device every layer waits until its
+/// rows are copied to the host, which sums them; such steps cannot be captured into a graph.
 ///
-/// Not safe for concurrent calls: passes, end_step and statistics() belong to one thread. In a distributed
+/// Not safe for concurrent calls: passes, end_step and statistics() must run in one thread. In a distributed
 /// run each rank collects the statistics of its own samples; sum_over_ranks (distributed/sum_statistics.hpp)
-/// adds what statistics() returns.
+/// adds the results of statistics() over the ranks.
 template <class T, class Device = device::cpu>
 class statistics_collector final : public row_observer {
  public:
-  /// Errors as select.
-  /// Also throws state_error for a layer of another library whose weight matrix is in none of its parameters.
+  /// Prepares the collection for the layers of `net` that `policy` would factorize. Keeps the addresses of
+  /// the network's parameters and batch norms, but no reference to `policy`. Throws value_error or rank_error
+  /// for a policy that does not fit the network (see select(), lowrank/selection.hpp). Throws state_error for
+  /// an adapter of a layer of another library whose weight matrix is stored in none of the adapter's
+  /// parameters.
   template <class Root>
   statistics_collector(const model<Root, Device>& net, const factorize_policy& policy,
                        const statistics_options& options = {})
@@ -144,8 +150,8 @@ class statistics_collector final : public row_observer {
     }
   }
 
-  /// Called by layers; adds the rows to the current step.
-  /// Rows of weights that are not watched are ignored.
+  /// Adds the rows that a layer reports in a pass to the sums of the current step. `weight` is the address of
+  /// the layer's weight parameter; rows of weights that the collector does not watch are ignored.
   void on_rows(const void* weight, row_kind kind, const shown_rows& rows) override {
     const auto at = std::find_if(weights_.begin(), weights_.end(),
                                  [=](const watched_weight& one) { return one.weight == weight; });
@@ -163,8 +169,8 @@ class statistics_collector final : public row_observer {
     }
   }
 
-  /// Ends a step whose loss was the mean over `samples` samples. `usable` false: the step's
-  /// gradients were not finite, and the step is discarded.
+  /// Ends a step whose loss was the mean over `samples` samples: adds the sums of the step to the statistics.
+  /// With usable = false the sums of the step are discarded, as for a step whose gradients were not finite.
   void end_step(double samples, bool usable = true) {
     for (watched_weight& weight : weights_) {
       for (watched_matrix& one : weight.matrices) {
@@ -179,13 +185,13 @@ class statistics_collector final : public row_observer {
     if (usable) ++steps_;
   }
 
-  /// Number of usable steps.
-  /// set_steps restores the number from a checkpoint; it selects the rows that the next step samples.
+  /// Number of usable steps so far.
   std::uint64_t steps() const { return steps_; }
+  /// Restores the number of steps from a checkpoint. The number selects the rows that the next step samples.
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
-  /// Statistics collected so far, layer by layer in execution order. On a device, to be called
-  /// within read_on_host of the network.
+  /// Statistics collected so far, layer by layer in execution order. On a device, the call must be made
+  /// within read_on_host() of the network, since it reads parameters of batch norms.
   network_statistics statistics() const {
     network_statistics all;
     for (const watched_layer& layer : layers_) {
@@ -202,9 +208,9 @@ class statistics_collector final : public row_observer {
     return all;
   }
 
-  /// The sums of all layers, each under a name, for checkpoints and for sums over ranks.
-  /// Pointers are valid as long as the collector. Names are unique: a layer's name and the matrix's number in
-  /// the list.
+  /// The sums of all matrices, each with a name, for checkpoints and for sums over ranks. Pointers are valid
+  /// while the collector exists. A name consists of the layer's name, "#" and the position in the list, so
+  /// that names are unique.
   std::vector<std::pair<std::string, output_statistics*>> sums() {
     std::vector<std::pair<std::string, output_statistics*>> all;
     for (const watched_layer& layer : layers_) {
@@ -222,15 +228,15 @@ class statistics_collector final : public row_observer {
     output_statistics seen, pending;
   };
   struct watched_weight {
-    const void* weight = nullptr;  // parameter<T>
+    const void* weight = nullptr;  // address of the parameter<T>
     std::vector<watched_matrix> matrices;
-    bool moments = true;            // false: only rows are counted
-    double rows = 0.0, tied = 0.0;  // of this step
+    bool moments = true;            // false: rows are counted, but not summed
+    double rows = 0.0, tied = 0.0;  // number of rows in this step
   };
   struct watched_layer {
     std::string name;
     BatchNorm<T>* norm = nullptr;
-    std::vector<std::pair<std::size_t, std::size_t>> places;  // of its matrices: weight, matrix in the weight
+    std::vector<std::pair<std::size_t, std::size_t>> places;  // matrices: index of the weight, in the weight
   };
 
   // In the memory of every weight, outputs are the innermost dimension. So the offset of a matrix
@@ -256,7 +262,7 @@ class statistics_collector final : public row_observer {
     layers_.push_back(std::move(layer));
   }
 
-  // The parameter of the layer in whose memory the element at `at` is stored; nullptr: none.
+  // Returns the parameter of the layer in whose memory the element at `at` is stored, or nullptr.
   static const parameter<parameter_t<T>>* owner_of(any_layer<T, Device>& slot, const parameter_t<T>* at) {
     const std::less<> before;
     const parameter<parameter_t<T>>* found = nullptr;

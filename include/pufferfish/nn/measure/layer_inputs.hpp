@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// `layer_input`: the size of a layer's input in a training pass. Convolutional networks trace it from
-/// the shape of an image batch; other models count the rows that a row_observer sees in a training step.
+/// `layer_input`: the shape of a layer's input in a training pass. For convolutional networks it is traced
+/// from the shape of an image batch. For other models it is the number of rows that a row_observer counted in
+/// a training step.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,15 +18,16 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The input of one layer in one pass.
+/// The input of one layer in one training pass.
 struct layer_input {
   std::string name;
-  /// NHWC. Rows of a fully connected layer: {rows, 1, 1, features}; sequences of a recurrent one: {steps,
-  /// batch, 1, features}; tokens of an embedding: {tokens, 1, 1, width}.
+  /// NHWC extents of an image batch. Other inputs are stored as {rows, 1, 1, features} for a fully connected
+  /// layer, {steps, batch, 1, features} for a recurrent layer and {tokens, 1, 1, width} for an embedding.
   extents<4> shape{};
   /// Whether the backward pass computes the gradient of the input. False for the first layer of a network.
   bool gradient = true;
-  /// Rows of the output layer that shares the embedding's table (tied weights); 0: none.
+  /// Number of rows (tokens) in the input of the output layer that shares the embedding's table (tied
+  /// weights). 0 if no output layer shares it.
   index_t tied_rows = 0;
 };
 
@@ -37,8 +39,8 @@ bool is_dense(const any_layer<T, Device>& layer) {
   return !layer.weights({}).matrices.empty();
 }
 
-/// The parameter of a layer's first weight matrix, which the layer passes to a row_observer. nullptr: no
-/// matrix.
+/// The parameter that holds the layer's first weight matrix. Its address is the `weight` that the layer
+/// passes to row_observer::on_rows. nullptr for a layer without a matrix.
 template <class T, class Device>
 const parameter<parameter_t<T>>* weight_of(any_layer<T, Device>& layer) {
   const parameter<parameter_t<T>>* found = nullptr;
@@ -56,9 +58,9 @@ index_t row_width(any_layer<T, Device>& layer) {
 
 }  // namespace detail
 
-/// The inputs of the dense layers of a network for `input`, the batch of one rank. Throws shape_error as
-/// output_shape.
-/// In execution order; the first layer of the network needs no gradient of its input. Reads shapes only.
+/// The inputs of the dense layers of `net` in a pass over an image batch with NHWC extents `input` (the batch
+/// of one rank), in execution order. The first layer of the network needs no gradient of its input. Only
+/// shapes are read. Throws shape_error if a layer does not accept the shape of its input.
 template <class T, class Device>
 std::vector<layer_input> traced_inputs(const network<T, Device>& net, const extents<4>& input) {
   struct tracer final : layer_tracer<T, Device> {
@@ -74,7 +76,7 @@ std::vector<layer_input> traced_inputs(const network<T, Device>& net, const exte
   return std::move(trace.inputs);
 }
 
-/// Counts the rows that each weight processes in training passes, at no measurable cost:
+/// Row observer that counts the rows that each weight processes in training passes, at no measurable cost:
 ///
 ///     row_counter rows;
 ///     {
@@ -88,7 +90,7 @@ class row_counter final : public row_observer {
   void on_rows(const void* weight, row_kind kind, const shown_rows& rows) override {
     rows_[{weight, static_cast<int>(kind)}] += rows.rows;
   }
-  /// Number of rows of a kind that a weight has processed; `weight` as in row_observer.
+  /// Number of rows of kind `kind` counted for the parameter at address `weight`; 0 if none were reported.
   index_t rows(const void* weight, row_kind kind) const {
     const auto at = rows_.find({weight, static_cast<int>(kind)});
     return at == rows_.end() ? 0 : at->second;
@@ -99,10 +101,11 @@ class row_counter final : public row_observer {
 };
 
 /// The inputs of dense fully connected layers, recurrent layers and embeddings of any model, from the rows
-/// that `counter` has seen in `passes` training steps (the mean, rounded up). `steps` is the length of the
-/// sequences of recurrent layers. Layers without rows are left out. Convolutions are left out, because a
-/// number of rows does not determine height and width of images: see traced_inputs. Throws value_error
-/// for a number below 1, and if the rows of a recurrent layer are not a multiple of `steps`.
+/// that `counter` has counted in `passes` training steps (the mean over the steps, rounded up). `steps` is
+/// the length of the sequences of recurrent layers. Layers without rows are left out. Convolutions are left
+/// out, too, because a number of rows does not determine height and width of images (see traced_inputs).
+/// Throws value_error if passes < 1 or steps < 1, or if the rows of a recurrent layer are not a multiple of
+/// `steps`.
 template <class Root, class Device>
 std::vector<layer_input> counted_inputs(const model<Root, Device>& net, const row_counter& counter,
                                         index_t passes = 1, index_t steps = 1) {
@@ -139,9 +142,10 @@ std::vector<layer_input> counted_inputs(const model<Root, Device>& net, const ro
   return inputs;
 }
 
-/// The same without a training step, for a model such as lstm_lm in which each layer processes each token
-/// of a segment once. A segment has `steps` steps of `batch` sequences. An embedding whose gradient has
-/// several writers counts as tied to the output layer. Throws value_error for a number below 1.
+/// The inputs of dense layers, computed without a training step, for a model in which each layer processes
+/// each token of a segment once (such as lstm_lm). A segment is `steps` time steps of `batch` sequences. An
+/// embedding whose gradient is written several times in a backward pass counts as tied to the output layer.
+/// Throws value_error if steps < 1 or batch < 1.
 template <class Root, class Device>
 std::vector<layer_input> sequence_inputs(const model<Root, Device>& net, index_t steps, index_t batch) {
   if (steps < 1 || batch < 1) {

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `measure_layers`: measures the time of each layer, dense and at a few ranks, alone and at its real input.
+/// `measure_layers`: measures the time of the forward and backward pass of single layers. Each layer is run
+/// outside of its network, on an input of the shape that it has in the network, dense and at a few ranks.
 
 #include <algorithm>
 #include <array>
@@ -27,11 +28,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How long variants of layers are timed.
+/// How long the variants of a layer (dense, and low-rank at several ranks) are timed.
 struct timing_options {
-  int iterations = 11;  ///< of each variant; the first is not counted, the median of the others is
-  /// No further iteration begins once the iterations of a layer, or of a stage, have taken this long
-  /// together. Two iterations are always made, of which the second counts.
+  int iterations = 11;  ///< of each variant; the result is the median of all but the first
+  /// Limit in seconds for all iterations of a layer, or of a stage, together: no further iteration begins
+  /// once they have taken longer. Two iterations are always made, of which the second counts.
   double seconds = 10.0;
 };
 
@@ -48,7 +49,8 @@ void wait_for(context<Device>& ctx) {
   if constexpr (requires { ctx.synchronize(); }) ctx.synchronize();
 }
 
-/// Training mode for passes that are timed. Restores the context's mode and step at its end.
+/// Sets the context to training mode while passes are timed. The destructor restores mode, step and first
+/// sample.
 template <class Device>
 class timed_scope {
  public:
@@ -65,8 +67,8 @@ class timed_scope {
   index_t first_;
 };
 
-/// Median milliseconds of each of several passes. The passes take turns, so that a slower phase of the
-/// machine slows all of them.
+/// Median time of each of several passes, in milliseconds. Each iteration runs every pass once, so that a
+/// slower phase of the machine slows all of them.
 template <class Device>
 std::vector<double> time_passes(context<Device>& ctx, const timing_options& options,
                                 const std::vector<std::function<void()>>& passes) {
@@ -97,13 +99,13 @@ std::vector<double> time_passes(context<Device>& ctx, const timing_options& opti
   return medians;
 }
 
-/// A tensor with random elements, in the memory of a device.
+/// A tensor with random elements, in the memory of a device (`Device`).
 template <class T, class Device>
 class random_block {
  public:
   random_block(const extents<4>& shape, std::uint64_t stream)
       : shape_(shape), memory_(memory_of<Device>::source(), volume<4>(shape), uninitialized) {
-    // Timing needs no better random numbers than 4099 of them, repeated.
+    // 4099 random numbers, repeated, are random enough for a measurement of time.
     std::array<float, 4099> numbers{};
     fill_normal(std::span<float>(numbers), 1.0, random_stream(1, stream));
     std::vector<T> values(static_cast<std::size_t>(memory_.size()));
@@ -117,8 +119,9 @@ class random_block {
   memory_block<T> memory_;
 };
 
-/// A copy of a layer in a network of its own: dense if `ranks` is empty, else low-rank with random factors.
-/// `writers`: number of writes of each gradient in a backward pass.
+/// Copies a layer into a network that consists of this layer. `ranks` empty: the copy is dense; otherwise it
+/// is low-rank of these ranks, with random factors. `writers`: how often a backward pass writes each
+/// gradient.
 template <class T, class Device>
 network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_list& ranks, int writers) {
   any_layer<T, Device> copy = ranks.empty() ? layer : layer.twin(ranks);
@@ -128,7 +131,7 @@ network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_lis
   return alone;
 }
 
-/// Forward and backward passes of a layer or a stage at one input shape.
+/// Runs the forward and backward pass of a layer or a stage at one input shape, on random inputs.
 template <class T, class Device>
 class layer_passes {
  public:
@@ -150,8 +153,8 @@ class layer_passes {
   random_block<T, Device> x_, y_, dy_, dx_;
 };
 
-/// Forward and backward passes of an embedding: the lookup and, if the table is tied, the output layer with
-/// its loss.
+/// Runs the forward and backward pass of an embedding: the lookup and, if the table is tied, the output layer
+/// with its loss.
 template <class T, class Device>
 class embedding_passes {
  public:
@@ -208,8 +211,8 @@ class embedding_passes {
   memory_block<double> results_;
 };
 
-/// The ranks to measure: an eighth of the full rank in all groups; then, in one group at a time, a quarter
-/// and a half.
+/// The ranks to measure: first an eighth of the full rank in all rank groups; then a quarter and a half in
+/// one group at a time, with an eighth in the others.
 inline std::vector<rank_list> measured_ranks(const std::vector<matrix_group>& groups) {
   const auto share = [](const matrix_group& group, index_t part) {
     return std::max<index_t>(1, std::min(group.size.rows, group.size.cols) / part);
@@ -227,7 +230,8 @@ inline std::vector<rank_list> measured_ranks(const std::vector<matrix_group>& gr
   return all;
 }
 
-/// Median milliseconds of a layer, dense and at each entry of `ranks`, in this order.
+/// Median milliseconds of a layer's passes: first of the dense layer, then for each entry of `ranks`, in
+/// order.
 template <class T, class Device>
 std::vector<double> time_layer(context<Device>& ctx, const any_layer<T, Device>& layer,
                                const layer_input& input, const std::vector<rank_list>& ranks,
@@ -251,7 +255,8 @@ std::vector<double> time_layer(context<Device>& ctx, const any_layer<T, Device>&
   return time(pass);
 }
 
-/// Key that is equal for layers whose passes do the same work.
+/// Text that is equal for two layers if their passes do the same work: description, shapes, options of the
+/// input.
 template <class T, class Device>
 std::string timing_key(const any_layer<T, Device>& layer, const layer_input& input) {
   std::string key = layer.describe();
@@ -264,28 +269,29 @@ std::string timing_key(const any_layer<T, Device>& layer, const layer_input& inp
 
 }  // namespace detail
 
-/// Measures forward and backward passes of all layers that `policy` would factorize at a low enough rank
-/// (select_candidates). `inputs` has the input of each of them (traced_inputs, counted_inputs or
-/// sequence_inputs), for the batch of one rank. A layer is measured alone: dense, and for each rank group at
-/// an eighth, a quarter and a half of the full rank, from which fit_layer_time makes a linear model. Layers
-/// that are the same work are measured once. Times are milliseconds.
+/// Measures the forward and backward passes of all layers that `policy` would factorize at a low enough rank
+/// (select_candidates). `inputs` has one entry for each of them, from traced_inputs, counted_inputs or
+/// sequence_inputs, for the batch of one rank. Each layer is measured outside of its network: dense, and in
+/// each rank group at an eighth, a quarter and a half of the full rank. fit_layer_time fits a linear model to
+/// these times. Layers whose passes do the same work are measured once. Times are in milliseconds.
 ///
 ///     const auto inputs = traced_inputs(net, {batch, 32, 32, 3});
 ///     const layer_times times = measure_layers(net, inputs, policy, ctx, {.iterations = 5});
 ///
-/// A layer alone does not share passes with its neighbours (batch norm, ReLU) as it may in its network. This
-/// holds for the dense and the low-rank layer alike. The time of a tied embedding is that of the lookup and
-/// of the output layer with its loss. On a device the host waits for every pass, so that times include the
-/// latency of launches.
+/// A single layer does not share passes with its neighbours (batch norm, ReLU), which it may do in its
+/// network. This holds for the dense and the low-rank layer alike. The time of a tied embedding is that of
+/// the lookup and of the output layer with its loss. On a device the host waits for every pass, so that times
+/// include the latency of launches.
 ///
 /// The network is not changed. `ctx` must be between two training steps, since its tape is cleared, and
-/// should have the number of threads and the math mode of the run. Its mode, step and first sample are
-/// restored. Needs memory for one layer at a time: input, output and their gradients, and the parameters with
-/// their gradients once for each variant. For the time that it takes see timing_options.
+/// should have the number of threads and the math mode of the run. Mode, step and first sample of `ctx` are
+/// restored. Memory is needed for one layer at a time: for input, output and their gradients, and for the
+/// parameters and their gradients of each variant. timing_options limits the duration of the measurement.
 ///
-/// Times differ from run to run: in a distributed run rank 0 measures, and the other ranks get to_text() of
-/// its table. Throws state_error, naming the layer, for a candidate without an input; value_error for fewer
-/// than two iterations or a time that is not positive; other errors as select.
+/// Times differ from run to run. In a distributed run rank 0 therefore measures, and the other ranks receive
+/// its table as text (to_text()). Throws state_error, naming the layer, for a layer to measure without an
+/// entry in `inputs`; value_error for fewer than two iterations or a time limit that is not positive, and for
+/// an invalid policy (see select()).
 template <class Root, class Device>
 layer_times measure_layers(const model<Root, Device>& net, const std::vector<layer_input>& inputs,
                            const factorize_policy& policy, context<Device>& ctx,

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `profile_stages`: measures which stages of a network become faster as low-rank layers on this machine.
-/// Cuttlefish (train/cuttlefish.hpp) chooses the layers to factorize by it.
+/// `profile_stages`: measures which stages of a network become faster on this machine if their layers are
+/// low-rank. Cuttlefish (train/cuttlefish.hpp) chooses the layers to factorize from the result.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,7 +24,8 @@ struct stage_options {
 
 namespace detail {
 
-/// A unit of a stage: a layer or a residual block.
+/// A part of a stage that is not divided further: a layer or a residual block, with its input and output
+/// shape.
 template <class T, class Device>
 struct stage_unit {
   std::string name;
@@ -32,7 +33,8 @@ struct stage_unit {
   extents<4> input, output;
 };
 
-/// Appends the units below `layer` in execution order: sequentials are taken apart, other layers are units.
+/// Appends the units of `layer` in execution order: a Sequential is divided into its layers, any other layer
+/// is one unit.
 template <class T, class Device>
 void collect_units(const any_layer<T, Device>& layer, const std::string& name, extents<4> shape,
                    std::vector<stage_unit<T, Device>>& units) {
@@ -47,18 +49,18 @@ void collect_units(const any_layer<T, Device>& layer, const std::string& name, e
   }
 }
 
-/// The units first, ..., last - 1 as a network. Layers keep their names.
+/// A network of the units with numbers first .. last - 1. Layers keep their names.
 template <class T, class Device>
 network<T, Device> stage_network(const std::vector<stage_unit<T, Device>>& units, std::size_t first,
                                  std::size_t last) {
-  // A root that is no Sequential is the only unit, without a name.
+  // A root that is not a Sequential is the only unit and has no name.
   if (units[first].name.empty()) return network<T, Device>(*units[first].layer);
   Sequential<T, Device> row;
   for (std::size_t i = first; i < last; ++i) row.add(units[i].name, *units[i].layer);
   return network<T, Device>(any_layer<T, Device>(std::move(row)));
 }
 
-/// The entries of `ranks` whose layers a network has.
+/// Returns the entries of `ranks` that name a layer of `net`.
 template <class T, class Device>
 std::vector<layer_rank> ranks_within(const network<T, Device>& net, const std::vector<layer_rank>& ranks) {
   const auto found = find_slots(net);
@@ -73,18 +75,21 @@ std::vector<layer_rank> ranks_within(const network<T, Device>& net, const std::v
 
 }  // namespace detail
 
-/// Measures forward and backward passes of the stages of a network, for `input`, the batch of one rank. A
-/// stage consists of consecutive layers and residual blocks whose outputs have equally many channels; a
-/// network whose root is no Sequential is one stage. Each stage is measured dense, and with all layers
-/// low-rank that `policy` would factorize at rank ratio options.ratio, from the last stage to the first.
-/// Stages without such a layer are left out. The result is in execution order:
+/// Measures the forward and backward passes of the stages of a network for an image batch of NHWC extents
+/// `input`, the batch of one rank. A stage consists of consecutive layers and residual blocks whose outputs
+/// have the same number of channels; a network whose root is not a Sequential is one stage. Each stage is
+/// measured twice, from the last stage to the first: dense, and with low-rank layers of rank ratio
+/// options.ratio in place of all layers that `policy` would factorize. Stages without such a layer are left
+/// out. The result is in execution order:
 ///
 ///     const auto stages = profile_stages(net, {batch, 32, 32, 3}, policy, ctx);
 ///     policy = only_layers(policy, profitable_layers(stages));  // where dense / low rank >= 1.5
 ///
-/// A stage is measured as a network of its own, with its batch norms and activations. The first stage
-/// computes no gradient of its input. For `ctx`, several ranks and a device see measure_layers. Throws
-/// shape_error as output_shape, value_error for options out of range and as `select`.
+/// A stage is measured as a separate network, with its batch norms and activations. The first stage computes
+/// no gradient of its input. The requirements on `ctx` and the rules for several ranks and for a device are
+/// those of measure_layers. Throws shape_error if a layer does not accept the shape of its input, value_error
+/// for fewer than two iterations or a time limit that is not positive, and value_error or rank_error for an
+/// invalid policy or ratio (see select()).
 template <class T, class Device>
 std::vector<stage_time> profile_stages(const network<T, Device>& net, const extents<4>& input,
                                        const factorize_policy& policy, context<Device>& ctx,

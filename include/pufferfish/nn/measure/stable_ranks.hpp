@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `stable_ranks`: the stable ranks of the layers of a network.
+/// `stable_ranks`: the stable ranks |W|_F^2 / |W|_2^2 of the weight matrices of a network's layers.
 
 #include <cstddef>
 #include <utility>
@@ -16,10 +16,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// The stable ranks of all layers that `policy` would factorize at a low enough rank (select_candidates), in
-/// execution order. policy.threads layers are measured at once; the result does not depend on the number. The
-/// weights of a device's network are copied to the host first.
+/// execution order. policy.threads layers are measured at the same time; the result does not depend on the
+/// number of threads. The weights of a network on a device are copied to the host first.
 ///
-/// Throws value_error, naming the layer, for an element that is not finite, and as `select`.
+/// Throws value_error, naming the layer, for an element that is not finite, and value_error for an invalid
+/// policy (see select()).
 template <class Root, class Device>
 std::vector<layer_stable_rank> stable_ranks(const model<Root, Device>& net, const factorize_policy& policy,
                                             const stable_rank_options& options = {}) {
