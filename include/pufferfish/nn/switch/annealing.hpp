@@ -2,9 +2,11 @@
 #pragma once
 
 /// \file
-/// Annealed truncation: the part of a weight that a truncation drops fades out over some steps, not at once.
+/// Annealed truncation: the part of a weight that a truncation drops fades out over several steps, instead of
+/// vanishing at once.
 ///
-/// A layer W that became up down computes, for a share s that falls from 1 to 0,
+/// A layer with weight W that became a low-rank layer with factors `up` and `down` computes, for a share s
+/// that falls from 1 to 0,
 ///
 ///     y = up down x + b + s R x,   R = W - up down
 ///
@@ -34,36 +36,38 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// y = inner(x) + s R x, where `inner` is a low-rank convolution or linear layer. R and s are
-/// buffers, so that checkpoints and broadcasts contain them. Passes run on the CPU only. Parameters
-/// have the names of the inner layer's parameters. merge() multiplies out the factors and drops R.
-/// The factors are trained, R is not. A product with R costs as much as the dense layer, in both passes; it
-/// is left out at s = 0.
+/// Layer y = inner(x) + s R x. `inner` is a low-rank convolution or linear layer, R the residual (dense
+/// weight minus product of the factors) and s its share. R and s are buffers, so that checkpoints and
+/// broadcasts contain them. The factors are trained, R is not. Parameters have the names of the inner layer's
+/// parameters. A product with R costs as much as the dense layer, in both passes; at s = 0 it is left out.
+/// merge() multiplies out the factors and drops R. Passes run on the CPU only.
 template <class T, class Device = device::cpu>
 class AnnealedLayer {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
 
-  /// `shape`: shape of the dense convolution; for a linear layer, of the equivalent convolution
-  /// with a 1x1 kernel. Initially R is zero and s is 1.
+  /// Wraps `inner`, a low-rank layer. `shape` is the shape of the dense convolution that it approximates; for
+  /// a linear layer, of the equivalent convolution with a 1x1 kernel. The residual R is initially zero, its
+  /// share s is 1.
   AnnealedLayer(layer_type inner, const conv_shape& shape)
       : inner_(std::move(inner)), shape_(shape), residual_(shape.patch() * shape.out_channels), share_(1) {
     *share_.data() = parameter_t<T>(1);
   }
 
   const layer_type& inner() const { return inner_; }
-  /// R, stored [height][width][in / groups][out].
+  /// The residual R, stored [height][width][in / groups][out]. The caller may write it.
   std::span<parameter_t<T>> residual() { return residual_.values(); }
+  /// The share s of the residual, initially 1.
   double share() const { return static_cast<double>(*share_.data()); }
-  /// The share s of R, stored in the precision of the parameters.
+  /// Sets the share s of the residual. It is rounded to the precision of the parameters.
   void set_share(double share) { *share_.data() = static_cast<parameter_t<T>>(share); }
 
   std::string describe() const { return inner_.describe() + ", annealed"; }
   extents<4> output_shape(const extents<4>& input) const { return inner_.output_shape(input); }
 
-  /// x, y: as for the inner layer. Throws shape_error.
-  /// y = inner(x) + s R x. Takes scratch of the size of y and of R.
+  /// y = inner(x) + s R x, with residual R and share s. x and y have the shapes of the inner layer's input
+  /// and output; throws shape_error if they do not fit. Uses scratch of the size of y and of R.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     inner_.forward(ctx, x, y);
     if (share() == 0.0) return;
@@ -72,8 +76,9 @@ class AnnealedLayer {
     ops::conv_forward<T>(ctx, shape_, x, scaled(frame), nullptr, part);
     ops::add<T>(ctx, part.flat(), y.flat());
   }
-  /// dx overlaps nothing. Throws as the inner layer.
-  /// dx = gradient of the inner layer + s R^T dy.
+  /// dx = (dx of the inner layer) + s R^T dy, with residual R and share s. Gradients of parameters are those
+  /// of the inner layer; R has none. dx may be a null view if it is not wanted; otherwise it must not overlap
+  /// dy. Throws shape_error and state_error under the conditions of the inner layer.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     inner_.backward(ctx, dy, dx);
     if (share() == 0.0 || dx.is_null()) return;
@@ -93,15 +98,16 @@ class AnnealedLayer {
     visitor.on_buffer(detail::join_name(prefix, "residual_share"), share_);
   }
   void initialize(random_stream random) { inner_.initialize(random); }
-  /// Multiply-accumulates of the inner layer and, unless s = 0, of R.
+  /// Number of multiply-accumulates of the inner layer plus, unless s = 0, those of the product with R.
   index_t macs(const extents<4>& input) const {
     const extents<4> output = output_shape(input);
     const index_t pixels = output[0] * output[1] * output[2];
     return inner_.macs(input) + (share() == 0.0 ? 0 : pixels * residual_.size());
   }
 
-  /// Factors and twin of the inner layer (see any_layer).
+  /// The factors of the inner layer (see any_layer).
   low_rank_parts<parameter_t<T>> low_rank() { return inner_.low_rank(); }
+  /// The twin of the inner layer at other ranks (see any_layer).
   layer_type twin(const rank_list& ranks, std::optional<bool> bias) const { return inner_.twin(ranks, bias); }
 
  private:
@@ -118,8 +124,8 @@ class AnnealedLayer {
   state_buffer<parameter_t<T>> residual_, share_;
 };
 
-/// s after `done` of `steps` steps: (1 + cos(pi done / steps)) / 2, 0 from `steps` on. Throws value_error for
-/// fewer than 1 step.
+/// The share s of the residual after `done` of `steps` training steps: (1 + cos(pi done / steps)) / 2 before
+/// the last step, 0 after it. Throws value_error if steps < 1.
 inline double residual_share(double done, double steps) {
   if (!(steps >= 1.0)) detail::throw_error<value_error>({"residual_share: over ", steps, " steps"});
   if (done >= steps) return 0.0;
@@ -128,8 +134,8 @@ inline double residual_share(double done, double steps) {
 
 namespace detail {
 
-/// The matrices of a layer in one block, stored as AnnealedLayer::residual. Empty for a layer without
-/// matrices.
+/// Copies the matrices of a layer into one array with the layout of AnnealedLayer::residual(),
+/// [height][width][in / groups][out]. Empty for a layer without matrices.
 template <class P>
 std::vector<P> stored_weight(const std::vector<weight_matrix<const P>>& matrices) {
   index_t outputs = 0, size = 0, first = 0;
@@ -163,7 +169,8 @@ class annealed_finder final : public layer_visitor<T, Device> {
   std::vector<place> all;
 };
 
-/// Throws shape_error that names the first difference.
+/// Compares the names of the layers of the network and of the dense network. If they differ, throws a
+/// shape_error that names the first difference.
 PUFFERFISH_COLD inline void check_same_layers(const std::vector<layer_info>& net,
                                               const std::vector<layer_info>& dense) {
   if (net.size() != dense.size()) {
@@ -195,11 +202,11 @@ std::vector<layer_rank> annealed_layers(const model<Root, Device>& net) {
   return result;
 }
 
-/// Gives a network the structure that attach_residuals would give it, with R = 0: afterwards
-/// exactly the listed layers are annealed. For ranks of a distributed run that receive the values
-/// from another rank, and for loading checkpoints. Parameters stay as they are. New arenas, a new
-/// generation. Throws state_error for a name that is no low-rank convolution or linear layer of
-/// these ranks, value_error for a list on a device; the network is unchanged then.
+/// Gives a network the structure that attach_residuals() would give it, with residuals of zero: afterwards
+/// exactly the layers in `layers` are annealed. Used on ranks of a distributed run that receive the values
+/// from another rank, and before a checkpoint is loaded. Parameters keep their values, but move to new memory
+/// (optimizers of the old memory throw state_error when used). Throws state_error for a name that is not a
+/// low-rank convolution or linear layer with the given ranks; the network is unchanged then.
 template <class Root>
 void apply_residuals(model<Root, device::cpu>& net, const std::vector<layer_rank>& layers) {
   using T = typename Root::value_type;
@@ -234,7 +241,8 @@ void apply_residuals(model<Root, device::cpu>& net, const std::vector<layer_rank
     for (auto& [slot, replacement] : replacements) *slot = std::move(replacement);
   });
 }
-/// On a device annealed layers do not exist: an empty list does nothing, another one throws value_error.
+/// Form for a network on a GPU, where annealed layers do not exist: does nothing for an empty list, and
+/// throws value_error for any other list.
 template <class Root>
 void apply_residuals(model<Root, device::gpu>&, const std::vector<layer_rank>& layers) {
   if (!layers.empty()) {
@@ -243,12 +251,12 @@ void apply_residuals(model<Root, device::gpu>&, const std::vector<layer_rank>& l
   }
 }
 
-/// Attaches R = W - up down to each convolution and linear layer, on the main path or a shortcut,
-/// that is low-rank in `net`. W is the weight of that layer in `dense`, the network before its
-/// factorization. Recurrent layers and embeddings stay as they are. Returns the annealed layers.
-/// New arenas, a new generation; the order of the parameters stays.
-/// Throws shape_error unless net and dense have the same layers with weights or factors under the same names;
-/// net is unchanged then.
+/// Attaches the residual R = W - up down to each convolution and linear layer, on the main path or a
+/// shortcut, that is low-rank in `net`. W is the weight of that layer in `dense`, the network before its
+/// factorization. Recurrent layers and embeddings stay unchanged. Returns the annealed layers with their
+/// ranks. Parameters keep their order and values, but move to new memory (optimizers of the old memory throw
+/// state_error when used). Throws shape_error unless net and dense have layers with weights or factors under
+/// the same names; net is unchanged then.
 template <class Root>
 std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Root, device::cpu> dense) {
   using T = typename Root::value_type;
@@ -277,15 +285,16 @@ std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Ro
   return layers;
 }
 
-/// Sets s of all annealed layers.
-/// Does nothing without annealed layers. The store's generation stays.
+/// Sets the share s of the residual of all annealed layers of a network; a network without annealed layers is
+/// unchanged. Parameters stay in their memory, so that optimizers remain valid.
 template <class Root, class Device>
 void set_residual_share(model<Root, Device>& net, double share) {
   for (const auto& place : detail::find_annealed(net)) place.layer->set_share(share);
 }
 
-/// Drops the residuals, whatever s is: the layers become plain low-rank layers. New arenas, a new
-/// generation; the order of the parameters stays.
+/// Drops the residuals, whatever their share is: annealed layers become plain low-rank layers. Parameters
+/// keep their order and values, but move to new memory (optimizers of the old memory throw state_error when
+/// used).
 template <class Root, class Device>
 void detach_residuals(model<Root, Device>& net) {
   apply_residuals(net, {});

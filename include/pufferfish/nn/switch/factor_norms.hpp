@@ -12,13 +12,13 @@
 ///     weight = sqrt(running_var + eps), bias = running_mean
 ///
 /// so that in inference BatchNorm(t) = t up to rounding. In training each batch is shifted and scaled to that
-/// mean and variance, which changes the function as much as batches differ from each other.
+/// mean and variance, which changes the function by as much as batches differ from each other.
 ///
-/// In one call:
+/// On one rank, one call does all:
 ///
 ///     insert_factor_norms(ctx, net, 20, [&](index_t k) { net.forward(ctx, batch(k), y); });
 ///
-/// In three, for distributed runs, which average the statistics over ranks before the third:
+/// A distributed run uses three calls, and averages the statistics over ranks before the third:
 ///
 ///     observe_factors(net);                          // the function stays; t is measured
 ///     estimate_norms(ctx, net, 20, forward);         // see nn/norm_estimation.hpp
@@ -38,7 +38,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Finds the slots of a network that hold a LowRankNormConv.
+/// Layer visitor that collects the slots of a network that hold a LowRankNormConv.
 template <class T, class Device>
 class norm_conv_finder final : public layer_visitor<T, Device> {
  public:
@@ -56,8 +56,9 @@ class norm_conv_finder final : public layer_visitor<T, Device> {
   std::vector<place> all;
 };
 
-/// The low-rank convolution, with all parameters zero, of the shape of the dense or low-rank
-/// convolution in a slot; nullopt for a layer of another kind. Errors as any_layer::twin.
+/// Makes a low-rank convolution of the given ranks, with all parameters zero, of the shape of the dense or
+/// low-rank convolution in `slot`. Returns nullopt for a layer of another kind. Throws rank_error for
+/// impossible ranks.
 template <class T, class Device>
 std::optional<LowRankConv<T>> as_low_rank_conv(const any_layer<T, Device>& slot, const rank_list& ranks) {
   const any_layer<T, Device> twin = slot.twin(ranks);
@@ -82,7 +83,7 @@ inline void check_one_rank(const layer_rank& layer) {
 
 }  // namespace detail
 
-/// The layers of a network that are a LowRankNormConv, with their ranks, in execution order.
+/// The layers of a network that are of type LowRankNormConv, with their ranks, in execution order.
 template <class Root, class Device>
 std::vector<layer_rank> factor_norm_layers(const model<Root, Device>& net) {
   detail::norm_conv_finder<typename Root::value_type, Device> found;
@@ -92,10 +93,11 @@ std::vector<layer_rank> factor_norm_layers(const model<Root, Device>& net) {
   return result;
 }
 
-/// Turns each low-rank convolution on the main path into a LowRankNormConv with a probe in the
-/// place of the batch norm. Outputs are unchanged up to rounding, and training passes measure mean
-/// and variance of down x. Shortcuts of residual blocks and other layers are unchanged. Returns the
-/// layers. To be followed by estimate_norms and settle_factor_norms. New arenas, a new generation.
+/// Turns each low-rank convolution on the main path into a LowRankNormConv with a probe in place of the batch
+/// norm: an identity layer that measures mean and variance of down x in training passes. Outputs are
+/// unchanged up to rounding. Shortcuts of residual blocks and other layers are unchanged. Returns the layers
+/// that were turned, with their ranks. The caller then calls estimate_norms and settle_factor_norms.
+/// Parameters move to new memory (optimizers of the old memory throw state_error when used).
 template <class Root, class Device>
 std::vector<layer_rank> observe_factors(model<Root, Device>& net) {
   using T = typename Root::value_type;
@@ -121,10 +123,11 @@ std::vector<layer_rank> observe_factors(model<Root, Device>& net) {
   return result;
 }
 
-/// Puts a batch norm in the place of each probe of observe_factors: with the probe's statistics, weight
+/// Replaces each probe of observe_factors by a batch norm that has the probe's statistics, weight
 /// sqrt(running_var + eps) and bias running_mean, so that inference gives the same outputs up to rounding.
-/// Returns the number of layers. New arenas, a new generation. Throws state_error, naming the layer, if no
-/// training pass has gone through a probe; the network is unchanged then.
+/// Returns the number of layers. Parameters move to new memory (optimizers of the old memory throw
+/// state_error when used). Throws state_error, naming the layer, if no training pass has run through a probe;
+/// the network is unchanged then.
 template <class Root, class Device>
 index_t settle_factor_norms(model<Root, Device>& net) {
   using T = typename Root::value_type;
@@ -151,8 +154,8 @@ index_t settle_factor_norms(model<Root, Device>& net) {
   return count;
 }
 
-/// Undoes observe_factors: layers with a probe become low-rank convolutions again, with their
-/// current parameters. Layers that are settled stay. New arenas, a new generation.
+/// Undoes observe_factors: layers with a probe become low-rank convolutions again, with their current
+/// parameters. Layers that settle_factor_norms has given a batch norm stay. Parameters move to new memory.
 template <class Root, class Device>
 void release_factors(model<Root, Device>& net) {
   using T = typename Root::value_type;
@@ -171,7 +174,7 @@ void release_factors(model<Root, Device>& net) {
 
 namespace detail {
 
-/// Removes the probes in its destructor, unless keep() was called.
+/// Guard whose destructor removes the probes of observe_factors from the network, unless keep() was called.
 template <class Net>
 class probe_guard {
  public:
@@ -191,11 +194,12 @@ class probe_guard {
 
 }  // namespace detail
 
-/// All three steps on one rank: observe_factors, estimate_norms over `passes` calls of forward(k),
-/// settle_factor_norms. forward(k) runs one forward pass of `net` and returns nothing (or false for a pass
-/// without samples). Other batch norms are estimated as well. Returns the layers. If anything is thrown,
-/// the layers are low-rank convolutions again, with the same parameters. New arenas, a new generation.
-/// Errors as observe_factors, estimate_norms and forward(k). Costs `passes` forward passes in training mode.
+/// Inserts batch norms on one rank in three steps: observe_factors, estimate_norms over `passes` calls of
+/// forward(k), settle_factor_norms. forward(k) runs one forward pass of `net` and returns nothing (or false
+/// for a pass without samples). Costs `passes` forward passes in training mode. Other batch norms are
+/// estimated as well. Returns the layers with their ranks. Parameters move to new memory (optimizers of the
+/// old memory throw state_error when used). If one of the steps or forward(k) throws, the exception is passed
+/// on and the layers are low-rank convolutions again, with the same parameters.
 template <class Root, class Device, class Forward>
 std::vector<layer_rank> insert_factor_norms(context<Device>& ctx, model<Root, Device>& net, index_t passes,
                                             Forward&& forward) {
@@ -208,12 +212,13 @@ std::vector<layer_rank> insert_factor_norms(context<Device>& ctx, model<Root, De
   return layers;
 }
 
-/// Gives a network the structure that insert_factor_norms would, without its values: afterwards exactly the
-/// listed layers are LowRankNormConvs, of the given ranks. For ranks of a distributed run that receive the
-/// values from another rank, and for loading checkpoints. A listed layer may be a convolution, dense or
-/// low-rank, or a LowRankNormConv; a LowRankNormConv that is not listed becomes a dense convolution.
-/// Parameters of layers that change are zero. New arenas, a new generation. Throws state_error for a name
-/// that is none of these or is listed twice, rank_error for impossible ranks; the network is unchanged then.
+/// Gives a network the structure, but not the values, that insert_factor_norms would give it: afterwards
+/// exactly the layers in `layers` are of type LowRankNormConv, with the given ranks. Used on ranks of a
+/// distributed run that receive the values from another rank, and before a checkpoint is loaded. A listed
+/// layer may be a convolution, dense or low-rank, or a LowRankNormConv; a LowRankNormConv that is not listed
+/// becomes a dense convolution. Parameters of layers that change are zero, and all parameters move to new
+/// memory. Throws state_error for a name that is not such a layer or is listed twice, rank_error for
+/// impossible ranks; the network is unchanged then.
 template <class Root, class Device>
 void apply_factor_norms(model<Root, Device>& net, const std::vector<layer_rank>& layers) {
   using T = typename Root::value_type;

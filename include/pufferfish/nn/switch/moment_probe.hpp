@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: a layer that measures mean and variance of its input, and the batch norm made of them.
+/// Internal: a layer that measures mean and variance of its input, and the conversion to a batch norm.
 
 #include <cmath>
 #include <string>
@@ -15,7 +15,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Identity layer y = x whose training passes update running statistics of x as a BatchNorm would.
+/// Identity layer y = x whose training passes update running statistics of x with the rules of BatchNorm.
 template <class T>
 class moment_probe {
  public:
@@ -35,7 +35,9 @@ class moment_probe {
     return input;
   }
 
-  /// x, y: dense, of one shape. Throws value_error in training with a single value a channel.
+  /// y = x, and in training the running statistics of x are updated. x and y are dense, have one shape and do
+  /// not overlap. Throws shape_error for a wrong shape, and value_error in training if there is only one
+  /// value per channel.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     check_forward(*this, x, y);
@@ -53,7 +55,7 @@ class moment_probe {
                                  frame.template take<parameter_t<T>>(2 * channels()), running_mean_.data(),
                                  running_var_.data(), batches_.data());
   }
-  /// dx = dy; dx may be dy, or a null view.
+  /// dx = dy. dx may be dy, or a null view if it is not wanted. Throws shape_error for a wrong shape.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     check_backward(*this, ctx.tape().template pop_value<extents<4>>(*this), dy, dx);
@@ -71,7 +73,7 @@ class moment_probe {
   state_buffer<parameter_t<T>> running_mean_, running_var_, batches_;
 };
 
-/// The buffers and parameters of a batch norm or of a probe.
+/// Addresses of the buffers and parameters of a batch norm or of a probe; nullptr for those that it lacks.
 template <class P>
 struct norm_buffers {
   P *mean = nullptr, *variance = nullptr, *batches = nullptr;
@@ -89,7 +91,7 @@ struct norm_buffers {
   }
 };
 
-/// A batch norm with a probe's statistics that is the identity in inference.
+/// Makes a batch norm that has the statistics of `probe` and is the identity in inference.
 template <class T>
 BatchNorm<T> settled_norm(moment_probe<T>& probe) {
   using P = parameter_t<T>;

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `project_softly`: moves dense weights towards low rank during the warm-up, so that the switch loses less.
+/// `project_softly`: moves dense weights closer to low rank during the warm-up, so that the later
+/// factorization changes the network less.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,15 +17,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// New values of a layer's matrices, each [out][all other dimensions], and reports of the truncations.
+/// New values of a layer's matrices, each as [out][all other dimensions], and the reports of the truncations.
 template <class T>
 struct projected_layer {
   std::vector<tensor<T, 2>> matrices;
   std::vector<factor_report> reports;
 };
 
-/// w + strength (truncated w - w) for each matrix, formed in double. At the strengths 0 and 1 the result is
-/// w and the truncated w.
+/// Computes w + strength (truncated w - w) in double for each matrix w of a layer; `made` has its truncation
+/// as factors. Strength 0 gives w, strength 1 gives the truncated w.
 template <class T>
 projected_layer<T> project_layer(const layer_weights<T>& weights, const std::vector<factors<T>>& made,
                                  double strength) {
@@ -63,7 +64,9 @@ inline void check_strength(double strength) {
   throw_error<value_error>({"project_softly: a strength of ", strength, "; it must be in 0 .. 1"});
 }
 
-/// Projects all targets, given in execution order; `order`: the order in which to decompose them.
+/// Projects all targets, given in execution order, on `threads` threads. `order` has the indices of the
+/// targets in the order in which they are decomposed (the largest first). Returns the reports in execution
+/// order.
 template <class Slot>
 std::vector<factor_report> project_targets(const std::vector<soft_target<Slot>>& targets,
                                            const std::vector<std::size_t>& order, double strength,
@@ -94,23 +97,23 @@ std::vector<factor_report> project_targets(const std::vector<soft_target<Slot>>&
 
 }  // namespace detail
 
-/// Soft truncation of the layers that factorize(net, policy, statistics) would replace, at the ranks that it
-/// would choose now: for each of their matrices
+/// Soft truncation of the layers that factorize(net, policy, statistics) would replace if it were called now,
+/// at the ranks that it would choose. Each weight matrix W of these layers becomes
 ///
 ///     W <- (1 - strength) W + strength trunc_r(W)
 ///
-/// so that, with a plain truncation, singular values beyond r shrink by 1 - strength and the others stay.
-/// Called every few hundred steps of the warm-up, it makes the weights arrive nearly low-rank at the switch
-/// (projected warm-up). Everything else stays bit for bit: other layers, biases, the optimizer's state, the
-/// arenas and the generation. Returns a report for each matrix that was projected, about W as it was before:
-/// kept_energy says how close to low rank the warm-up has come.
+/// where trunc_r(W) is the truncation of W to rank r. With a plain truncation, singular values after the r-th
+/// shrink by the factor 1 - strength and the others stay. Called every few hundred steps of the warm-up, the
+/// function makes the weights nearly low-rank at the switch (projected warm-up). All else stays bit for bit:
+/// other layers, biases and the optimizer's state; parameters stay in their memory. Returns a report for each
+/// projected matrix, about W before the projection: kept_energy tells how close to low rank W was.
 ///
-/// The result depends on the numbers of the network alone, not on policy.threads. The ranks of a distributed
-/// run whose parameters are equal get equal results on machines with the same instruction sets; on others the
+/// The result depends on the values of the network alone, not on policy.threads. Ranks of a distributed run
+/// whose parameters are equal get equal results on machines with the same instruction sets. On others the
 /// last bits may differ, so that rank 0 has to broadcast its parameters, as after the switch.
 ///
 /// A network on a device is projected on the host: its parameters are copied there and back. Throws
-/// value_error unless 0 <= strength <= 1, else as factorize; the network is unchanged then.
+/// value_error unless 0 <= strength <= 1, and all errors of factorize(); the network is unchanged then.
 ///
 /// \code
 /// for (index_t step = 0; step < warmup_steps; ++step) {
@@ -142,10 +145,13 @@ std::vector<factor_report> project_softly(model<Root, Device>& net, const factor
   return reports;
 }
 
-/// The same for the layers and ranks of a list, such as a budget's, with plain truncations. Throws
-/// state_error for a name that is not a dense layer of the network or is listed twice, rank_error
-/// for impossible ranks or not one rank per rank group of the layer.
-/// value_error is thrown unless 0 <= strength <= 1. The network is unchanged if anything is thrown.
+/// Soft truncation of listed layers at listed ranks, for example those of a budget. Each weight matrix W of
+/// these layers becomes (1 - strength) W + strength trunc_r(W), with trunc_r the plain truncation (SVD) to
+/// rank r. `threads` layers are decomposed at the same time; the result does not depend on the number.
+/// Returns a report for each matrix, about W before the projection. Throws state_error for a name that is not
+/// a dense layer of the network or is listed twice, rank_error for impossible ranks or if there is not one
+/// rank for each rank group of the layer, and value_error unless 0 <= strength <= 1. The network is unchanged
+/// if anything is thrown.
 template <class Root, class Device>
 std::vector<factor_report> project_softly(model<Root, Device>& net, const std::vector<layer_rank>& ranks,
                                           double strength, int threads = 1) {
