@@ -44,31 +44,33 @@ using lane_word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/attention/attention.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Row length of the stored weights: `keys` rounded up to whole vectors of 64 bytes, the widest kind.
+/// Row length of the stored attention weights: `keys` rounded up to whole vectors of 64 bytes, the widest
+/// kind.
 template <class T>
 constexpr index_t weight_row(index_t keys) {
   constexpr index_t widest = 64 / static_cast<index_t>(sizeof(T));
   return (keys + widest - 1) / widest * widest;
 }
 
-/// Elements that multiply_packed needs for a right operand of this depth.
+/// Number of elements of workspace that gemm_operand::multiply_packed needs for a right operand of this
+/// depth.
 template <class T>
 index_t packed_size(index_t depth) {
   constexpr index_t columns = 64 / static_cast<index_t>(sizeof(T));
   return gemm_operand<T>::prepare({nullptr, {depth, columns}}, nullptr, 1).left_storage_size();
 }
 
-/// Scratch of one thread, which works on one head of one sequence at a time; fits the longest sequence.
-/// Elements, with n queries, m keys, deep = max(d, e) and row = weight_row(m): left max(n, m) deep, right
-/// deep row, scores n row, used n row (with dropout or in the backward pass), and storage for packed
-/// operands.
+/// Scratch of one thread, which works on one head of one sequence at a time; sized for the longest sequence.
+/// With n queries, m keys, head widths d (of q and k) and e (of v), D = max(d, e) and R = weight_row(m), the
+/// numbers of elements are: left max(n, m) * D, right D * R, scores n * R, used n * R (0 in a forward pass
+/// without dropout); `storage` and `packed` hold operands packed for matrix products.
 template <class T>
 struct attention_scratch {
   T *left, *right, *scores, *used, *storage, *packed;
   std::uint32_t* words;
 
-  /// Takes the scratch of one thread from `frame`. `words` are random words of a head, for dropout in the
-  /// forward pass, rounded up by a row because vectors of them are loaded.
+  /// Takes the scratch of one thread from `frame`. `words` holds the random words of one head, for dropout in
+  /// the forward pass; it is one row longer than that, because the kernel loads whole vectors.
   static attention_scratch take(scratch_frame& frame, const attention_input<T>& in, bool backward) {
     const index_t n = in.queries.most(), m = in.keys.most(), row = weight_row<T>(m);
     const index_t deep = std::max(in.depth(), in.value_depth());
@@ -86,7 +88,7 @@ struct attention_scratch {
     return result;
   }
 
-  /// to = a b.
+  /// to = a b, the matrix product.
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                 const tensor_view<T, 2>& to) const {
     const auto operand = gemm_operand<T>::prepare(b, storage, a.extent(0));
@@ -94,14 +96,15 @@ struct attention_scratch {
                                       : operand.multiply(a, to, false);
   }
 
-  /// Copies the rows of a head, times `factor`, contiguously into `left`.
+  /// Copies the rows of a head, times `factor`, contiguously into `left`. Returns the view of the copy.
   tensor_view<const T, 2> dense(const tensor_view<const T, 2>& rows, double factor) const {
     PUFFERFISH_KERNEL(widest_isa(), attentions, copy_rows<T>)
     (rows.data(), rows.extent(0), rows.extent(1), rows.stride(0), static_cast<T>(factor), left);
     return {left, rows.shape()};
   }
 
-  /// Copies the transpose of `rows` into `right`; its rows are padded with zeros to whole vectors.
+  /// Copies the transpose of `rows` into `right`, each row of the transpose padded with zeros to whole
+  /// vectors. Returns the view of the padded transpose.
   tensor_view<const T, 2> transposed(const tensor_view<const T, 2>& rows) const {
     const index_t length = weight_row<T>(rows.extent(0));
     PUFFERFISH_KERNEL(widest_isa(), attentions, copy_transposed<T>)
@@ -118,7 +121,8 @@ tensor_view<T, 2> head_rows(const tensor_view<T, 2>& all, const token_runs& runs
   return all.slice(0, runs.first[s], runs.count[s]).slice(1, head * depth, depth);
 }
 
-/// places[s] = offset of the kept weights of sequence s: [head][query][padded key]. Returns their number.
+/// places[s] = offset of the attention weights of sequence s among all kept weights, which are stored
+/// [head][query][padded key] for each sequence. Returns the number of kept weights. places may be nullptr.
 template <class T>
 index_t place_weights(const attention_input<T>& in, index_t* places) {
   index_t at = 0;
@@ -222,9 +226,9 @@ void attend_heads_backward(context<device::cpu>& ctx, const attention_input<T>& 
 
 }  // namespace detail
 
-/// Elements that attention_forward keeps for attention_backward. On the CPU: the weights of all heads, for
-/// each query one row of the sequence's keys rounded up to 64 bytes; quadratic in the length of the
-/// sequences. On a device: one number for each query and head.
+/// Number of elements that attention_forward keeps for attention_backward. On the CPU: the attention weights
+/// of all heads, for each query one row of the sequence's keys rounded up to 64 bytes, which grows with the
+/// square of the sequence length. On a device: one number for each query and head.
 template <class T, class Device>
 index_t attention_kept_size(context<Device>&, const attention_input<T>& in) {
   return is_cpu<Device> ? detail::place_weights(in, nullptr) : in.heads * in.q.extent(0);

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Operands of scaled dot-product attention: matrices, runs, mask and dropout of the weights.
+/// Operands of scaled dot-product attention: the matrices q, k and v, the rows of each sequence, the mask,
+/// and the dropout of attention weights.
 
 #include <algorithm>
 #include <cmath>
@@ -14,20 +15,23 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which keys a query may see. If both rules are set, a key must satisfy both. The default: all keys.
+/// Which keys a query may see. If both rules are set, a key must satisfy both. By default a query sees all
+/// keys.
 struct attention_mask {
   /// Query i of n sees keys 0 .. i + (m - n) of m: the last query sees all of them.
   bool causal = false;
-  /// A key is visible if allowed(sequence, query, key) != 0. Queries and keys are numbered within a sequence.
-  /// Extents: at least the sequences, the most queries and the most keys of a sequence of the input. Stride 0
-  /// shares a row. Null view: all keys.
+  /// Explicit mask: a key is visible if allowed(sequence, query, key) != 0, where queries and keys are
+  /// numbered within their sequence. Its extents are at least the number of sequences, the largest number of
+  /// queries and the largest number of keys of a sequence. A dimension of stride 0 shares one entry among all
+  /// its indices, for example one mask for all sequences. With a null view (the default) all keys are
+  /// visible.
   tensor_view<const unsigned char, 3> allowed;
 };
 
 /// Dropout of attention weights. The position of a weight in the random stream depends on its sequence
-/// number, head, query, key and the number of keys of its sequence, but not on the rest of the batch. Ranks
-/// and parts of a batch therefore draw the masks of the whole batch if first_sequence is the number of their
-/// first sequence in it.
+/// number, head, query, key and the number of keys of its sequence, but not on the rest of the batch. If
+/// first_sequence is the number of the first sequence in the global batch, a rank or a part of a batch
+/// therefore draws its part of the mask of the global batch.
 struct attention_dropout {
   double probability = 0.0;  ///< in [0, 1); 0: none
   random_stream random{0, 0};
@@ -35,8 +39,8 @@ struct attention_dropout {
 
   bool drops() const { return probability > 0.0; }
   double scale() const { return 1.0 / (1.0 - probability); }
-  /// The stream of one head of one sequence. Weight (query i, key j) of a sequence with m keys has position i
-  /// m + j.
+  /// The random stream of one head of one sequence. The weight of query i and key j in a sequence with m keys
+  /// has position i * m + j.
   random_stream of_head(index_t sequence, index_t heads, index_t head) const {
     const std::uint64_t number =
         (first_sequence + static_cast<std::uint64_t>(sequence)) * static_cast<std::uint64_t>(heads) +
@@ -47,9 +51,10 @@ struct attention_dropout {
 
 namespace ops {
 
-/// Operands of attention. Head h of q and k is columns h d .. h d + d - 1 of heads * d columns. Head h of v
-/// is columns h e .. h e + e - 1 of heads * e columns; e may differ from d. q, k and v may be columns of one
-/// matrix. Views, runs and mask refer to the caller's memory, on the context's device.
+/// Operands of attention. With d = depth(), head h of q and k consists of columns h * d .. h * d + d - 1 of
+/// heads * d columns. With e = value_depth(), head h of v consists of columns h * e .. h * e + e - 1 of heads
+/// * e columns; e may differ from d. A row is a token; `queries` and `keys` tell which rows form a sequence.
+/// q, k and v may be columns of one matrix. All memory belongs to the caller and is on the context's device.
 template <class T>
 struct attention_input {
   tensor_view<const T, 2> q;  ///< q, k, v: rows contiguous, any row stride
@@ -59,11 +64,14 @@ struct attention_input {
   attention_mask mask;
   attention_dropout dropout;
 
-  /// Columns of a head of q and k (d), columns of a head of v (e), and the factor 1 / sqrt(d) of the scores.
+  /// Number d of columns of a head of q and k.
   index_t depth() const { return q.extent(1) / heads; }
+  /// Number e of columns of a head of v.
   index_t value_depth() const { return v.extent(1) / heads; }
+  /// Factor 1 / sqrt(d) of the scores.
   double scale() const { return 1.0 / std::sqrt(static_cast<double>(std::max<index_t>(1, depth()))); }
-  /// Query i of sequence s sees no keys but 0 .. visible - 1; `mask.allowed` may hide some of these, too.
+  /// Number of keys that the causal rule lets query i of sequence s see, keys 0 .. visible - 1.
+  /// `mask.allowed` may hide some of these, too.
   index_t visible(index_t s, index_t i) const {
     const index_t m = keys.count[s];
     return mask.causal ? std::clamp<index_t>(i + 1 + m - queries.count[s], 0, m) : m;
@@ -72,7 +80,8 @@ struct attention_input {
 
 namespace detail {
 
-/// Throws shape_error, naming the sequence, if a run is not within `rows` rows. `what`: "queries" or "keys".
+/// Throws shape_error, naming the sequence, if a sequence has rows outside 0 .. rows - 1. `what`: "queries"
+/// or "keys".
 inline void check_runs(const char* what, const token_runs& runs, index_t rows) {
   for (index_t s = 0; s < runs.sequences; ++s) {
     if (runs.first[s] < 0 || runs.count[s] < 0 || runs.first[s] + runs.count[s] > rows) {
@@ -84,7 +93,7 @@ inline void check_runs(const char* what, const token_runs& runs, index_t rows) {
 }
 
 /// Throws shape_error unless the shapes and the numbers of sequences fit each other and the output. Does not
-/// read the arrays of the runs.
+/// read the arrays of row numbers, so it may be called for operands in device memory.
 template <class T>
 void check_attention_shapes(const attention_input<T>& in, const extents<2>& y) {
   const extents<2>&q = in.q.shape(), &k = in.k.shape(), &v = in.v.shape();
@@ -97,8 +106,8 @@ void check_attention_shapes(const attention_input<T>& in, const extents<2>& y) {
   }
 }
 
-/// Throws shape_error unless the runs are within the rows of their matrices and the mask covers all
-/// sequences, queries and keys. Reads the arrays of the runs: on the CPU only.
+/// Throws shape_error unless all sequences are within the rows of their matrices and the mask covers all
+/// sequences, queries and keys. Reads the arrays of row numbers, so it may be called on the CPU only.
 template <class T>
 void check_attention_runs(const attention_input<T>& in) {
   check_runs("queries", in.queries, in.q.extent(0));

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The plain form of attention with its gradients.
+/// The definition of attention and its gradients in plain loops, for tests.
 
 #include <algorithm>
 #include <cmath>

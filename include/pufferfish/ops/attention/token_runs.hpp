@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `token_runs`: which rows hold the tokens of each sequence.
+/// `token_runs`: which rows of a matrix hold the tokens of each sequence. A run is the block of consecutive
+/// rows of one sequence.
 ///
 /// \code
 /// std::vector<index_t> first(sequences), count(sequences);
@@ -16,9 +17,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Rows of the tokens of each sequence: first[s] .. first[s] + count[s] - 1. The arrays, `sequences` elements
-/// each, are not owned; they are in the memory of the device that works on the rows. A sequence may have no
-/// tokens.
+/// The run (block of consecutive rows) of each sequence: rows first[s] .. first[s] + count[s] - 1. The arrays
+/// have `sequences` elements each and are not owned; they are in the memory of the device that works on the
+/// rows. A sequence may have no tokens.
 struct token_runs {
   index_t sequences = 0;
   const index_t* first = nullptr;
@@ -36,10 +37,10 @@ struct token_runs {
 
 namespace ops {
 
-/// Runs of sequences stored `length` rows apart: first[s] = s length, and count[s] = lengths[s], or `length`
-/// if `lengths` is nullptr. All arrays have `sequences` elements in the memory of the context's device;
-/// `first` and `count` are written and must outlive the result. The lengths are not checked. `total` is known
-/// only without `lengths`.
+/// Makes the runs of sequences that start `length` rows apart: first[s] = s * length, and count[s] =
+/// lengths[s], or `length` if `lengths` is nullptr. All arrays have `sequences` elements in the memory of the
+/// context's device; `first` and `count` are overwritten and must outlive the result, which refers to them.
+/// The lengths are not checked. `total` is known only without `lengths`.
 template <class Device>
 token_runs make_runs(context<Device>& ctx, index_t sequences, index_t length, const index_t* lengths,
                      index_t* first, index_t* count) {
@@ -54,10 +55,10 @@ token_runs make_runs(context<Device>& ctx, index_t sequences, index_t length, co
   return {sequences, first, count, lengths == nullptr ? sequences * length : -1};
 }
 
-/// Clears the rows that belong to no run, for operations that do not write these rows: call it before them.
-/// May clear rows of runs, too. On the CPU, all of x is cleared unless the counts add up to its number of
-/// rows; so runs must not share rows. A device clears exactly the rows of no run, and does nothing if
-/// runs.total is the number of rows. x: contiguous rows.
+/// Sets rows of x that belong to no run to zero. Call it before an operation that does not write these rows:
+/// it may clear rows of runs, too. On the CPU, all of x is cleared unless the counts add up to its number of
+/// rows, so runs must not share rows. A device clears exactly the rows of no run, and does nothing if
+/// runs.total is the number of rows. x has contiguous rows.
 template <class T, class Device>
 void clear_rows_outside(context<Device>& ctx, const token_runs& runs, const tensor_view<T, 2>& x) {
   if constexpr (!is_cpu<Device>) {
