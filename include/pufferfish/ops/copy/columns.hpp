@@ -33,8 +33,8 @@ void gather_columns(const tensor_view<const T, 2>& from, const parameter_t<T>* c
   }
 }
 
-/// Without `add`: to = 0. Then to(m, columns[j]) += from(m, j). from: M x J, to: M x C, any strides; J column
-/// numbers of `to`.
+/// Reference of scatter_columns: sets `to` to 0 unless `add` is set, then to(m, columns[j]) += from(m, j).
+/// from: M x J, to: M x C, any strides; columns: J column numbers of `to`.
 template <class T>
 void scatter_columns(const tensor_view<const T, 2>& from, const parameter_t<T>* columns,
                      const tensor_view<T, 2>& to, bool add) {
@@ -48,7 +48,7 @@ void scatter_columns(const tensor_view<const T, 2>& from, const parameter_t<T>* 
 
 namespace detail {
 
-/// The whole number nearest to columns[j]. Throws value_error unless it is in 0 .. width - 1.
+/// Returns columns[j] rounded to the nearest whole number. Throws value_error unless it is in 0 .. width - 1.
 template <class P>
 index_t column_number(const char* what, const P* columns, index_t j, index_t width) {
   const auto number = static_cast<double>(columns[j]) + 0.5;
@@ -60,7 +60,8 @@ index_t column_number(const char* what, const P* columns, index_t j, index_t wid
   return static_cast<index_t>(number);
 }
 
-/// `count` column numbers in scratch memory of the frame. Throws as column_number.
+/// Copies `count` column numbers to scratch memory of `frame`. Throws value_error for a number outside 0 ..
+/// width - 1.
 template <class P>
 const index_t* column_numbers(scratch_frame& frame, const char* what, const P* columns, index_t count,
                               index_t width) {
@@ -104,8 +105,8 @@ PUFFERFISH_SEPARATE_OPERATION(dense, gather_columns);
 
 /// The gradient of gather_columns. Without `add`: to = 0, then to(m, columns[j]) = from(m, j). With `add`:
 /// to(m, columns[j]) += from(m, j), and other columns are not touched. from: M x J, to: M x C; `columns`: J
-/// distinct column numbers of `to`. No overlap. Throws as gather_columns. A device ignores columns out of
-/// range.
+/// distinct column numbers of `to`. No overlap. Throws shape_error if the numbers of rows differ, value_error
+/// on the CPU for a column out of range, before anything is written. A device ignores columns out of range.
 template <class T, class Device>
 void scatter_columns(context<Device>& ctx, const tensor_view<const T, 2>& from, const parameter_t<T>* columns,
                      const tensor_view<T, 2>& to, bool add) {

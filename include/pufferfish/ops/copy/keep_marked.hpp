@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `keep_marked`: sets elements to zero that a mask of bits leaves out.
+/// `keep_marked`: sets those elements of an array to zero whose bit in a mask is clear.
 
 #include <cstdint>
 #include <span>

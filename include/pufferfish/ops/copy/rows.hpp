@@ -96,7 +96,7 @@ void scatter_rows(context<Device>& ctx, const tensor_view<const T, 2>& from, con
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, scatter_rows);
 
-/// y_i = factor x_i. Spans of one length, else the assertion fails; y may be x.
+/// y_i = factor * x_i for all elements. The spans must have one length, else the assertion fails; y may be x.
 template <class T, class Device>
 void scale(context<Device>& ctx, parameter_t<T> factor, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "scale: lengths differ");

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Copies data that the host has written to the memory of the device that reads them. Code for any device:
+/// Copies an array from host memory to the memory of a device. On the CPU nothing needs to be copied, so that
+/// one code serves all devices:
 ///
 /// \code
 /// scratch_frame notes(ctx.host_scratch());
