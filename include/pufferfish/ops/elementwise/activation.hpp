@@ -5,8 +5,8 @@
 /// GELU, tanh and the logistic function, with their gradients: the plain reference and the fast form.
 ///
 /// The kind is a template argument of the fast forms and a function argument of the reference. Both GELU
-/// gradients need the input x; the gradients of tanh and sigmoid need the output y, which a layer has anyway
-/// (keeps_output).
+/// gradients need the input x. The gradients of tanh and sigmoid (the logistic function) need the output y,
+/// which the next layer keeps anyway; keeps_output() tells which of the two a kind needs.
 ///
 /// \code
 /// constexpr activation_kind kind = activation_kind::gelu;
@@ -26,8 +26,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// gelu: x P(N(0, 1) < x) (Hendrycks, Gimpel: "Gaussian error linear units", 2016). gelu_tanh: its
-/// approximation x / 2 (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), ibid. sigmoid: 1 / (1 + exp(-x)).
+/// Elementwise functions. gelu: x P(N(0, 1) < x) (Hendrycks, Gimpel: "Gaussian error linear units", 2016).
+/// gelu_tanh: its approximation x / 2 (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), from the same
+/// paper. sigmoid: 1 / (1 + exp(-x)).
 ///
 /// Derivatives: gelu: P(N(0, 1) < x) + x exp(-x^2 / 2) / sqrt(2 pi). gelu_tanh: (1 + t) / 2 + x / 2 (1 - t^2)
 /// u', with t = tanh(u). tanh: 1 - y^2. sigmoid: y (1 - y).
@@ -101,8 +102,8 @@ void activation_forward(context<Device>& ctx, std::span<const T> x, std::span<T>
   }
 }
 
-/// dx_i = f'(x_i) dy_i, overwritten. `kept` is y where keeps_output(Kind), else x. Spans of one length, else
-/// the assertion fails; dx may be dy or `kept`.
+/// dx_i = f'(x_i) dy_i, overwritten. `kept` is the output y if keeps_output(Kind), else the input x. The
+/// spans must have one length, else the assertion fails; dx may be dy or `kept`.
 template <activation_kind Kind, class T, class Device>
 void activation_backward(context<Device>& ctx, std::span<const T> kept, std::span<const T> dy,
                          std::span<T> dx) {

@@ -55,9 +55,9 @@ void for_chunks(context<device::cpu>& ctx, index_t size, F&& f) {
 }
 
 /// Calls f(begin, end), in parallel, for consecutive ranges of rows of about 16384 elements each, but of at
-/// least one row. The boundaries depend on `rows` and `columns` alone. Where an element costs more than that
-/// of a cheap pass, pass a multiple of the number of columns as `columns`. Calls and exceptions as
-/// for_chunks.
+/// least one row. f must write only its own rows, and an exception of f is rethrown. The boundaries depend on
+/// `rows` and `columns` alone. If an element costs more than in a cheap pass, pass a multiple of the number
+/// of columns as `columns`.
 template <class F>
 void for_row_chunks(context<device::cpu>& ctx, index_t rows, index_t columns, F&& f) {
   const index_t count = std::max<index_t>(1, 16384 / std::max<index_t>(1, columns));
@@ -77,7 +77,7 @@ void copy_elements(context<Device>& ctx, const T* from, T* to, index_t size) {
   }
 }
 
-/// y_i = value.
+/// y_i = value for all elements of y.
 template <class T, class Device>
 void fill(context<Device>& ctx, std::span<T> y, T value) {
   if constexpr (!is_cpu<Device>) {

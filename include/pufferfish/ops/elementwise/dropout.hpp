@@ -87,10 +87,11 @@ void dropout(context<Device>& ctx, std::span<const T> x, std::span<T> y, double 
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, dropout);
 
-/// Dropout of a matrix: element (row, column) has position number(row) columns + column in the random stream.
-/// Rows are numbered first_row, first_row + 1, ... or as listed in `numbers`. Listed numbers can make the
-/// mask of a token independent of the other sequences of the batch, whatever their lengths. `numbers` is not
-/// owned; it is in the memory of the context's device and must stay unchanged until the backward pass.
+/// Dropout of a matrix: element (row, column) has position number(row) * columns + column in the random
+/// stream. Rows are numbered first_row, first_row + 1, ..., or numbers[0], numbers[1], ... if `numbers` is
+/// given. Given numbers can make the mask of a token independent of the lengths of the other sequences of the
+/// batch. `numbers` is not owned; it is in the memory of the context's device and must stay unchanged until
+/// the backward pass.
 struct row_dropout {
   double probability = 0.0;  ///< in [0, 1); 0: no dropout
   random_stream random{0, 0};

@@ -5,8 +5,8 @@
 /// Internal: loops over contiguous elements, compiled for every instruction set, for activations, sums,
 /// pooling and optimizers. See passes.inc.
 ///
-/// A kernel runs in the calling thread, takes pointers of any alignment and checks nothing. Operations select
-/// the variant of the machine and call it for pieces of their arrays:
+/// A kernel runs in the calling thread, takes pointers of any alignment and checks nothing. An operation
+/// selects the kernel variant for the instruction set of the machine and calls it for pieces of its arrays:
 ///
 /// \code
 /// const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, relu<T>);
@@ -40,7 +40,7 @@ struct window_pixels {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/elementwise/passes.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Whether T is a 16-bit type: products of the CPU have forms of their own for it, and elementwise kernels
+/// True if T is a 16-bit type. Products on the CPU have separate forms for it, and elementwise kernels
 /// compute in float.
 template <class T>
 inline constexpr bool is_narrow = !std::is_same_v<T, parameter_t<T>>;
@@ -52,7 +52,7 @@ void convert(context<device::cpu>& ctx, const From* x, To* y, index_t size) {
   for_chunks(ctx, size, [=](index_t begin, index_t end) { kernel(x + begin, y + begin, end - begin); });
 }
 
-/// A copy of `size` elements in float, in scratch; nullptr for nullptr.
+/// Copies `size` elements to scratch memory as float. Returns nullptr if x is nullptr.
 template <class T>
 float* widened(context<device::cpu>& ctx, scratch_frame& frame, const T* x, index_t size) {
   if (x == nullptr) return nullptr;

@@ -3,7 +3,7 @@
 
 /// \file
 /// y = max(x, 0), with its gradient. The gradient reads the output y, so a layer need not keep its input.
-/// Passes that store one bit for each element instead of y: relu_mask.hpp.
+/// relu_mask.hpp has passes that store one bit for each element instead of y.
 ///
 /// \code
 /// ops::relu_forward<float>(ctx, x.flat(), y.flat());

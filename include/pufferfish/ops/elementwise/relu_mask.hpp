@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// `relu_mask`: one bit for each element of a ReLU's input, set if it was positive, so that the backward pass
-/// need not read an activation. Also how a matrix is cut so that passes write the bits in vectors.
+/// `relu_mask`: one bit for each element of a ReLU's input, set if the element was positive, so that the
+/// backward pass need not read an activation. `wide_rows`: the order of the bits, chosen so that passes write
+/// them in vectors.
 ///
 /// \code
 /// using mask = ops::relu_mask<float>;
@@ -24,10 +25,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// View of a dense matrix of rows x channels as wide rows of `width` elements. If channels are few or odd, a
-/// wide row is several rows, so that it is whole vectors; per-channel values are repeated to that width. A
-/// unit is `unit_rows` wide rows, the number of bits of a word of a mask. Word j of a unit belongs to column
-/// j of its wide rows, bit i of the word to wide row i.
+/// View of a dense matrix of rows x channels as wide rows of `width` elements. If the number of channels is
+/// small or not a multiple of a vector, a wide row joins several rows of the matrix, so that it consists of
+/// whole vectors; per-channel values are repeated to that width. `unit_rows` wide rows form a unit; their
+/// number is the number of bits of a mask word. A unit has `width` words: bit i of word j belongs to column j
+/// of wide row i.
 ///
 /// Example: 24 channels of float have wide rows of 96 elements, that is 4 rows each (6 vectors of 16), and a
 /// unit is 32 wide rows or 128 rows.
@@ -46,10 +48,11 @@ struct wide_rows {
   index_t units() const { return channels == 0 ? 0 : (size + unit() - 1) / unit(); }
   index_t repeats() const { return width / std::max<index_t>(channels, 1); }
 
-  /// First element of unit `at`; the end of the matrix if there are no more than `at` units.
+  /// Index of the first element of unit number `at`, or of the end of the matrix if it has no such unit.
   index_t start_of(index_t at) const { return std::min(at * unit(), size); }
 
-  /// Repeats `channels` values side by side until they fill `width`.
+  /// Completes per-channel values to the width of a wide row: repeats the first `channels` elements of
+  /// `values` until all `width` elements are filled.
   void repeat(parameter_t<T>* values) const {
     for (index_t i = channels; i < width; ++i) values[i] = values[i - channels];
   }
@@ -64,7 +67,8 @@ struct wide_rows {
   }
 };
 
-/// Calls f(begin, end), in parallel, for consecutive ranges of units of about 16384 elements each.
+/// Calls f(begin, end), in parallel, for consecutive ranges of elements. Each range consists of whole units
+/// and has about 16384 elements, but at least one unit.
 template <class T, class F>
 void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f) {
   const index_t units = rows.units(), count = units == 0 ? 1 : std::max<index_t>(1, 16384 / rows.unit());
@@ -150,7 +154,8 @@ void masked_copy(context<Device>& ctx, const tensor_view<const T, 2>& x, const r
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, masked_copy);
 
-/// y += x where the mask bit is set. Shapes and checks as masked_copy.
+/// y += x where the mask bit is set. x and y: dense, with the shape for which batch_norm_apply wrote the mask
+/// on the same device. Different shapes fail an assertion; a view that is not dense throws shape_error.
 template <class T, class Device>
 void masked_add(context<Device>& ctx, const tensor_view<const T, 2>& x, const relu_mask<T>& mask,
                 const tensor_view<T, 2>& y) {

@@ -16,8 +16,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Parameters of a dropout mask on rows of `steps` x `batch` sequences. Row t batch + b is step t of sequence
-/// b. `steps` is part of the positions: sequences of other lengths draw other masks.
+/// Parameters of a dropout mask on the steps * batch rows of `batch` sequences. Row t * batch + b is step t
+/// of sequence b. `steps` is part of the positions in the random stream: other lengths draw other masks.
 struct sequence_mask {
   random_stream random;
   double probability;  ///< in [0, 1)
@@ -33,7 +33,8 @@ struct sequence_mask {
 
 namespace reference {
 
-/// Row t batch + b of y is the dropout of that row of x, at stream positions from position(t, b, width) on.
+/// Row t * batch + b of y is the dropout of the same row of x, at stream positions position(t, b, width) and
+/// after.
 /// Throws shape_error if a row is not contiguous.
 template <class T>
 void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mask,
@@ -46,10 +47,11 @@ void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mas
 
 }  // namespace reference
 
-/// As reference::sequence_dropout: element j of step t of sequence b becomes 0 if stream position
-/// mask.position(t, b, width) + j is dropped, else x / (1 - probability). Gradient: pass dy as x. x, y: steps
-/// batch x width, dense; y may be x. Other shapes fail the assertion; a view that is not dense throws
-/// shape_error. On a device, mask.random is as in dropout.
+/// Dropout of sequences: element j of step t of sequence b, x(t * batch + b, j), becomes 0 if stream position
+/// mask.position(t, b, width) + j is dropped; otherwise it is divided by 1 - probability. The gradient is the
+/// same call with dy for x. x, y: steps * batch rows of `width` elements, dense; y may be x. Other shapes
+/// fail the assertion; a view that is not dense throws shape_error. On a device, mask.random must be a result
+/// of ctx.next_random_stream().
 template <class T, class Device>
 void sequence_dropout(context<Device>& ctx, const tensor_view<const T, 2>& x, const sequence_mask& mask,
                       const tensor_view<T, 2>& y) {
