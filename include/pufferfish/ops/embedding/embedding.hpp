@@ -47,8 +47,9 @@ void embedding_forward(const tensor_view<const T, 2>& table, std::span<const std
   }
 }
 
-/// dtable_v (+)= sum of dy_n over all n with tokens[n] = v, except for v = padding, in T. dy: N x D, dtable:
-/// V x D. Without `add`, the row of the padding becomes zero.
+/// Reference gradient of the table: row v is overwritten with (or, with `add`, increased by) the sum, in type
+/// T, of dy_n over all n with tokens[n] = v. Tokens equal to `padding` are skipped; without `add` the row of
+/// the padding becomes zero. dy: N x D, dtable: V x D.
 template <class T>
 void embedding_backward(std::span<const std::int32_t> tokens, const tensor_view<const T, 2>& dy,
                         std::int32_t padding, const tensor_view<T, 2>& dtable, bool add) {

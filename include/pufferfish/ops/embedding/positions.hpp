@@ -31,9 +31,10 @@ inline double sinusoid(index_t position, index_t j, index_t width) {
   return j % 2 == 0 ? std::sin(angle) : std::cos(angle);
 }
 
-/// x_n += row places[n] of the table, the sinusoids of that position. table and x: contiguous rows of one
-/// width; places: one row number of the table for each row of x. Neither the widths nor the places are
-/// checked. A device computes the sinusoids in double and does not read the table, which may be a null view.
+/// x_n += row places[n] of the table for each row x_n; row p of the table holds sinusoid(p, j, width) in
+/// column j. table and x: contiguous rows of one width; places: one row number of the table for each row of
+/// x. Neither the widths nor the places are checked. A device computes the sinusoids itself, in double, and
+/// does not read the table, which may then be a null view.
 template <class T, class Device>
 void add_positions(context<Device>& ctx, const tensor_view<const T, 2>& table, const std::int32_t* places,
                    const tensor_view<T, 2>& x) {
@@ -50,9 +51,10 @@ void add_positions(context<Device>& ctx, const tensor_view<const T, 2>& table, c
 }
 PUFFERFISH_SEPARATE_OPERATION(sequence, add_positions);
 
-/// y_n = x_n + row n % length of the table, its sinusoids, for sequences of `length` tokens stored one after
-/// another. x and y: contiguous rows; y may be x. The table, as in add_positions, has at least `length` > 0
-/// rows of the same width (not checked). Throws shape_error if x and y differ in shape.
+/// y_n = x_n + row n % length of the table, for sequences of `length` tokens stored one after another; row p
+/// of the table holds sinusoid(p, j, width) in column j. x and y: contiguous rows; y may be x. The table has
+/// at least `length` > 0 rows of the same width (not checked); a device does not read it. Throws shape_error
+/// if x and y differ in shape.
 template <class T, class Device>
 void add_positions_in_turn(context<Device>& ctx, const tensor_view<const T, 2>& table, index_t length,
                            const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
