@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The logarithm of the sum of the exponentials of each row of logits. It turns logits into log probabilities
-/// if only few of these are needed:
+/// The logarithm of the sum of the exponentials of each row of logits. Subtracted from a logit, it gives the
+/// log probability, without a softmax of the whole row when only a few log probabilities are needed:
 ///
 /// \code
 /// tensor<double, 1> shift({rows});

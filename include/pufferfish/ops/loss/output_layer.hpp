@@ -61,8 +61,8 @@ void output_logits(const output_layer<T>& layer, const tensor_view<T, 2>& z) {
   }
 }
 
-/// From the gradient of the logits: dx_nd = scale sum_v dz_nv w_vd, dw_vd (+)= scale sum_n dz_nv x_nd, db_v
-/// (+)= sum_n dz_nv. dz: tokens x V.
+/// Reference gradients from the gradient dz of the logits, tokens x V: dx_nd = scale sum_v dz_nv w_vd, dw_vd
+/// = scale sum_n dz_nv x_nd, db_v = sum_n dz_nv. The last two are added to the old values if `to` says so.
 template <class T>
 void output_backward(const output_layer<T>& layer, const tensor_view<const T, 2>& dz,
                      const output_gradient<T>& to) {
@@ -140,7 +140,7 @@ class output_product {
   const T* right_ = nullptr;
 };
 
-/// Throws shape_error unless the rows of x have the width of the weight.
+/// Throws shape_error unless the rows of x are as long as those of the weight. `what` begins the text.
 template <class T>
 void check_output(const char* what, const output_layer<T>& layer) {
   if (layer.x.extent(1) != layer.weight.extent(1)) {
@@ -149,7 +149,8 @@ void check_output(const char* what, const output_layer<T>& layer) {
   }
 }
 
-/// check_output, and shape_error unless `logits` is tokens x vocabulary.
+/// Throws shape_error unless the rows of x are as long as those of the weight and `logits` is tokens x
+/// vocabulary.
 template <class T>
 void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
   check_output("output_logits", layer);

@@ -36,7 +36,8 @@ void check_output_gradient(const output_layer<T>& layer, const output_gradient<T
 
 }  // namespace detail
 
-/// Elements that output_loss_forward keeps for output_loss_backward. On the CPU: exponentials of the logits
+/// Number of elements that output_loss_forward keeps for output_loss_backward. On the CPU: exponentials of
+/// the logits
 /// (tokens rounded up to a multiple of 16), and one number for each token and block. On a device: the logits,
 /// rows aligned to 16 bytes, and two numbers for each token.
 template <class T, class Device>
@@ -78,7 +79,8 @@ void output_loss_forward(context<Device>& ctx, const output_layer<T>& layer,
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, output_loss_forward);
-/// The same on the CPU, which returns its results.
+/// Computes the loss on the CPU and returns it: the sum over the targets that count, and their number.
+/// Arguments, `kept` and errors are those of the form above, which writes the result to an array.
 template <class T>
 token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_layer<T>& layer,
                                       std::span<const std::int32_t> targets,

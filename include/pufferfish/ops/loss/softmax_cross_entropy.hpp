@@ -106,8 +106,9 @@ inline void check_labels(std::span<const std::int32_t> labels, const extents<2>&
 
 namespace reference {
 
-/// With p = softmax(z) and target t: loss = -sum_k t_k log p_k, dz_k = (p_k - t_k) / normalizer, row by row,
-/// in double. dlogits: a null view if not wanted; not logits.
+/// Reference of the loss: with p = softmax(z) and t the smoothed one-hot label (see smoothing_kind), loss =
+/// -sum_k t_k log p_k and dz_k = (p_k - t_k) / normalizer, row by row, in double. dlogits may be a null view
+/// if it is not wanted; it must not overlap logits.
 template <class T>
 loss_result softmax_cross_entropy(const tensor_view<const T, 2>& logits, std::span<const std::int32_t> labels,
                                   const label_smoothing& smoothing, double normalizer,
@@ -265,7 +266,10 @@ void softmax_cross_entropy(context<Device>& ctx, const tensor_view<const T, 2>& 
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, softmax_cross_entropy);
-/// The same on the CPU, which returns its results.
+/// Computes the cross entropy between softmax(logits) and the smoothed labels on the CPU and returns the sum
+/// of the losses, the number of correct rows and the number of rows. dlogits = (softmax - target) /
+/// normalizer is overwritten; it may be logits, or a null view if not wanted. Shapes and errors are those of
+/// the form above, which writes its results to an array.
 template <class T>
 loss_result softmax_cross_entropy(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                   std::span<const std::int32_t> labels, const label_smoothing& smoothing,

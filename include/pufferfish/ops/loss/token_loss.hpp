@@ -3,8 +3,8 @@
 
 /// \file
 /// The loss of a language model or translator over tokens, with its gradient: cross entropy with label
-/// smoothing, a padding token that does not count, and perplexity. Without a matrix of logits:
-/// output_loss.hpp.
+/// smoothing, a padding token that does not count, and perplexity. output_loss.hpp computes this loss
+/// together with the output layer, without storing a matrix of logits.
 ///
 /// \code
 /// token_loss_options options;
@@ -57,7 +57,7 @@ struct token_loss_result {
 
 namespace ops {
 
-/// Number of targets that count: all, except the padding (no_token: all count).
+/// Number of targets that are not equal to `padding`. If padding is no_token, all targets are counted.
 inline index_t counted_tokens(std::span<const std::int32_t> targets, std::int32_t padding) {
   index_t count = 0;
   for (std::int32_t target : targets) count += padding == no_token || target != padding ? 1 : 0;
@@ -73,7 +73,7 @@ struct gradient_divisor {
   gradient_divisor(double number) : value(number) {}
   gradient_divisor(const double* address) : place(address) {}
   gradient_divisor(std::nullptr_t) = delete;
-  /// The number. Reads the address: on the CPU only.
+  /// The divisor. Reads the address if there is one, so it may be called on the CPU only.
   double read() const { return place == nullptr ? value : *place; }
 };
 
@@ -182,7 +182,9 @@ void token_loss(context<Device>& ctx, const tensor_view<const T, 2>& logits,
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, token_loss);
-/// The same on the CPU, which returns its results.
+/// Computes the token loss on the CPU and returns it: the sum of the losses, not divided by the normalizer,
+/// and the number of targets that count. Shapes, aliasing and errors are those of the form above, which
+/// writes its results to an array.
 template <class T>
 token_loss_result token_loss(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                              std::span<const std::int32_t> targets, const token_loss_options& options,
