@@ -144,8 +144,8 @@ void batch_norm_use_batch(context<device::cpu>&, const double* mean, const doubl
 }
 PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_use_batch);
 
-/// The same on any device, with the moments computed from the rows of x, M x C dense; M < 2 fails an
-/// assertion.
+/// Updates the state of a training step on any device; see the form above. The moments are computed from the
+/// rows of x, M x C dense; M < 2 fails an assertion.
 template <class T, class Device>
 void batch_norm_use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, double eps, double momentum,
                           parameter_t<T>* statistics, parameter_t<T>* running_mean,

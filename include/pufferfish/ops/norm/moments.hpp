@@ -99,15 +99,18 @@ class moment_parts {
     counts_[part] += rows;
   }
 
-  /// For producers that compute a few channels of many rows at a time: call block_moments on these
-  /// pointers (with `before` = the number of earlier rows of these channels), then set_count.
+  /// Means of the channels of a part, channels() elements. A producer that computes a few channels of many
+  /// rows at a time does not call add(): it calls block_moments with mean() and squares() (and `before` = the
+  /// number of earlier rows of these channels), then set_count().
   double* mean(index_t part) const { return values_ + part * 2 * channels_; }
+  /// Sums of squared deviations from the means of the channels of a part, channels() elements.
   double* squares(index_t part) const { return mean(part) + channels_; }
+  /// Sets the number of rows of a part whose moments were written through mean() and squares().
   void set_count(index_t part, index_t rows) const { counts_[part] = rows; }
 
-  /// Merges the parts in order into the mean and biased variance (divisor: the number of rows) of all rows,
-  /// channels() elements each. Returns the number of rows; if it is 0, mean and variance are not written. Not
-  /// while add() runs.
+  /// Merges the parts, in order, into the mean and the biased variance (divisor: the number of rows) of each
+  /// channel over all rows. mean, variance: channels() elements each. Returns the number of rows; if it is 0,
+  /// mean and variance are not written. Must not run at the same time as add().
   index_t merge(double* mean, double* variance) const {
     index_t rows = 0;
     for (index_t part = 0; part < parts_; ++part) {
