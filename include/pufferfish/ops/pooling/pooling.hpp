@@ -205,8 +205,7 @@ void for_each_output(context<device::cpu>& ctx, const pool_shape& shape, const e
   });
 }
 
-/// Offset of a window's first real pixel in a batch of images, and its size in the form of the kernels.
-/// The weight of a pixel in an average.
+/// The weight of a pixel in the average over a window: 1 / divisor (see average_over).
 template <class T>
 parameter_t<T> share_of(const pool_shape& shape, const pool_window& w, bool count_padding) {
   return parameter_t<T>{1} / static_cast<parameter_t<T>>(average_over(shape, w, count_padding));
@@ -264,10 +263,10 @@ void max_pool_forward(context<Device>& ctx, const pool_shape& shape, const tenso
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, max_pool_forward);
 
-/// dx, overwritten, from dy (formula: reference::max_pool_backward). Finds the largest elements again from x
-/// and y, the result of the forward pass, so that no positions need to be kept. x, dx and y, dy: shapes as in
-/// the forward pass, dense; dx overlaps nothing. Where y is NaN, dy is dropped. On the CPU an image is one
-/// task, since windows may overlap.
+/// Gradient of max_pool_forward: dx is overwritten; each dy is added to the first largest pixel of its
+/// window, found again from x and y, the output of the forward pass (formula: reference::max_pool_backward).
+/// x, dx and y, dy: shapes of the forward pass, dense; dx overlaps nothing. Where y is NaN, dy is dropped. On
+/// the CPU an image is one task, since windows may overlap.
 template <class T, class Device>
 void max_pool_backward(context<Device>& ctx, const pool_shape& shape, const tensor_view<const T, 4>& x,
                        const tensor_view<const T, 4>& y, const tensor_view<const T, 4>& dy,
@@ -294,7 +293,7 @@ PUFFERFISH_SEPARATE_OPERATION(conv, max_pool_backward);
 
 /// y = the average of each window (formula: reference::average_pool_forward), summed in parameter_t<T>. The
 /// divisor is the number of pixels of the window inside the image, or with count_padding kernel.height *
-/// kernel.width. Shapes and tasks as max_pool_forward.
+/// kernel.width. x, y: NHWC, dense, y shaped shape.output(x); y does not overlap x.
 template <class T, class Device>
 void average_pool_forward(context<Device>& ctx, const pool_shape& shape, bool count_padding,
                           const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) {
@@ -315,8 +314,9 @@ void average_pool_forward(context<Device>& ctx, const pool_shape& shape, bool co
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, average_pool_forward);
 
-/// dx, overwritten, from dy (formula: reference::average_pool_backward), with the divisors of the forward
-/// pass. Shapes and tasks as max_pool_backward; dx overlaps nothing.
+/// Gradient of average_pool_forward: dx is overwritten; each dy, divided by the divisor of its window, is
+/// added to all its pixels (formula: reference::average_pool_backward). dx, dy: shapes of x and y, dense; dx
+/// overlaps nothing.
 template <class T, class Device>
 void average_pool_backward(context<Device>& ctx, const pool_shape& shape, bool count_padding,
                            const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) {
