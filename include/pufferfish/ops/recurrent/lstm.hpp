@@ -3,11 +3,11 @@
 
 /// \file
 /// The elementwise part of one time step of an LSTM, forward and backward: the plain reference and the fast
-/// form, which is one pass over memory each way.
+/// form, which reads and writes each operand once.
 ///
-/// A row of gates is 4 hidden numbers: input gate i, forget gate f, cell candidate g, output gate o,
-/// PyTorch's order. The caller adds the products of the input and of the previous output with their weights,
-/// and the bias, into the gates before the forward pass:
+/// A row of gates has 4 * hidden elements: `hidden` each for input gate i, forget gate f, cell candidate g
+/// and output gate o, in PyTorch's order. Before the forward pass the caller adds to the gates the products
+/// of the input and of the previous output with their weights, and the bias:
 ///
 /// \code
 /// weight.multiply(ctx, h, gates, true);  // step_operand: gates += h W
@@ -28,7 +28,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Gates of an LSTM, in the order in which they are stored side by side.
+/// Number of gates of an LSTM; a row stores them in the order input gate, forget gate, cell candidate, output
+/// gate.
 inline constexpr index_t lstm_gates = 4;
 
 namespace ops {

@@ -34,10 +34,11 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
 
 }  // namespace reference
 
-/// The right operand of such products: one matrix, or the diagonal blocks, of one shape, of a
-/// block-diagonal matrix. Copies share the packed memory. multiply() is const: several contexts may use one
-/// operand at the same time. The specialization for a device (gpu/ops/lstm.hpp) has the same members with the
-/// same contract.
+/// Right operand b of products c = a b of few rows, repeated in many time steps: one matrix, or the diagonal
+/// blocks (of one shape) of a block-diagonal matrix. It refers to the caller's matrix or to a packed copy,
+/// and copies of the object share that memory. multiply() is const: several contexts may use one operand at
+/// the same time. The specialization for a device (gpu/ops/lstm.hpp) has the same members with the same
+/// contract.
 template <class T, class Device = device::cpu>
 class step_operand;
 
@@ -80,10 +81,10 @@ class step_operand<T, device::cpu> {
     });
   }
 
-  /// c = a b, or with `add` c += a b, as reference::group_product. a: M x (groups K), c: M x (groups N), else
-  /// an assertion fails; rows dense; c overlaps neither operand. On the CPU, sums are in T, and every element
-  /// is summed in one order, whatever the number of threads. `ctx` need not be the context of the
-  /// constructor.
+  /// c = a b, or with `add` c += a b, group by group (formula: reference::group_product). a: M x (groups K),
+  /// c: M x (groups N), else an assertion fails; rows dense; c overlaps neither operand. On the CPU, sums are
+  /// in T, and every element is summed in one order, whatever the number of threads. `ctx` may differ from
+  /// the constructor's context.
   void multiply(context<device::cpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
                 bool add) const {
     PUFFERFISH_ASSERT(
