@@ -5,9 +5,10 @@
 /// Internal: how an operation finds its implementation on a device.
 ///
 /// An operation is a function template over the element type and the device, declared once, in ops/. It
-/// checks its arguments, returns early where there is nothing to do, and then computes on the CPU itself. On
-/// another device it calls a function of the struct of its folder, which checks nothing again. The function
-/// has the name of the operation, unless several operations share it:
+/// checks its arguments, returns early if there is nothing to do, and computes on the CPU itself. For another
+/// device it calls a static function of a struct template over the device; each folder of ops/ has one such
+/// struct, for example elementwise_ops<Device>. That function does not check the arguments again. It has the
+/// name of the operation, unless several operations share it:
 ///
 /// \code
 /// template <class T, class Device>
