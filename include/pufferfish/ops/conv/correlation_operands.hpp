@@ -25,8 +25,8 @@ void point_to_pixel_major(correlation<T>& work, const extents<4>& shape, const T
   work.in = {row, shape[2] * shape[0] * row, shape[0] * row};
   work.in_block = shape[0] * shape[1] * shape[2] * row;
 }
-/// Makes the pixel-major copy of work.input, dense NHWC of extents `shape`, in `storage`, and sets it as the
-/// input.
+/// Copies work.input, a dense NHWC batch with extents `shape`, to `storage` in pixel-major order ([block of
+/// channels][pixel][image][channel of the block]) and sets the copy as the input of `work`.
 template <class T>
 void use_pixel_major(context<device::cpu>& ctx, correlation<T>& work, const extents<4>& shape, T* storage) {
   const index_t images = shape[0], pixels = shape[1] * shape[2], channels = shape[3],

@@ -14,8 +14,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// cell(): the element of a 3x3 kernel that multiplies pixel `at` for result `result` of a tile (both counted
-/// row by row), or -1; forward, stride `Stride`. next_rows x next_columns: the new pixels of the tile below.
+/// Indices of a tile of 2 x 4 results of a forward 3x3 convolution with stride `Stride`. cell(at, result)
+/// returns the element of the kernel that multiplies pixel `at` of the tile for result number `result`, or -1
+/// if there is none; pixels, results and kernel elements are counted row by row. The tile below shares pixels
+/// with this one; next_rows x next_columns of its pixels are new.
 template <index_t Stride>
 struct depthwise_forward_taps {
   static constexpr index_t result_rows = 2, result_columns = 4;

@@ -56,8 +56,9 @@ void copy_patches(const conv_shape& shape, const tensor_view<const T, 4>& x, con
   }
 }
 
-/// One block of the depth of a product of few rows: c (+)= a w, where w has `steps` rows. While its panels of
-/// columns are computed, the same columns of the rows that follow are fetched from memory.
+/// One depth block of a product of few rows: c = a w, or c += a w with `accumulate`, where the block of w has
+/// `steps` rows. While a panel of columns is computed, the same columns of the next `steps` rows of w are
+/// prefetched.
 template <class T>
 void multiply_few_rows(const kernel_table<T>& kernels, const T* a, index_t a_stride, index_t rows, const T* w,
                        index_t w_stride, index_t steps, T* c, index_t columns, bool accumulate) {

@@ -89,7 +89,7 @@ struct group_copy {
       }
     });
   }
-  /// One part, as images of extents `shape` except for the channels.
+  /// Part number `block`, viewed as images with the extents `shape`, but with the `width` channels of a part.
   tensor_view<T, 4> images(index_t block, extents<4> shape) const {
     shape[3] = width;
     return {data + block * rows * width, shape};

@@ -2,10 +2,11 @@
 #pragma once
 
 /// \file
-/// Internal: the gradient of a 3x3 convolution's weight by the
-/// tiles of winograd.hpp, with the transposes of its transforms:
-///   dg = G^T (sum over tiles of (B^T d B) . (A dy A^T)) G,
-/// where the sums are 36 products [tiles x in]^T [tiles x out].
+/// Internal: the gradient dg of a 3x3 convolution's weight by the tiles of winograd.hpp, with the transposes
+/// of the transforms G, B and A of the forward pass:
+///   dg = G^T (sum over tiles of (B^T d B) o (A dy A^T)) G,
+/// where d is a tile of the input, dy the gradient of the tile's outputs, and o multiplies element by
+/// element. The sums are 36 matrix products [tiles x in]^T [tiles x out].
 
 #include <pufferfish/ops/conv/direct_conv_weight.hpp>
 #include <pufferfish/ops/conv/winograd.hpp>
