@@ -15,7 +15,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// Number of rows that are widened at once: their floats take about 8 MiB, or one row.
+/// Number of rows that are converted to float at once: about 8 MiB of floats, but at least one row.
 inline index_t widened_rows(index_t columns) {
   return std::max<index_t>(1, (index_t{2} << 20) / std::max<index_t>(1, columns));
 }
@@ -31,12 +31,14 @@ void convert_rows(context<device::cpu>& ctx, const tensor_view<From, 2>& x, cons
   });
 }
 
-/// Rows of one part of a matrix's moments.
+/// Number of rows in each part of the moments (column means and variances) of a matrix.
 inline index_t moment_rows(index_t columns) {
   return std::max<index_t>(moment_block, 32768 / std::max<index_t>(1, columns));
 }
 
-/// Starts the moments of a matrix that add_row_moments computes later. Call it before scratch is taken.
+/// Prepares `moments` (column means and variances, in parts) for a matrix of the shape of y; add_row_moments
+/// fills them later. Call it before other scratch is taken from the frame, since `moments` takes its memory
+/// there.
 template <class T>
 void start_row_moments(const tensor_view<T, 2>& y, moment_parts<T>& moments) {
   const index_t rows = moment_rows(y.extent(1));
@@ -51,9 +53,10 @@ void add_row_moments(context<device::cpu>& ctx, const tensor_view<T, 2>& y, mome
   });
 }
 
-/// y = x w + bias for 16-bit elements; with `add`, y += x w. Sums are in float and rounded once. w may be a
-/// transposed view. The moments are those of the rounded y. multiply(x, w, bias, y) computes a block of rows
-/// in float; with `add` it adds to y.
+/// y = x w + bias for 16-bit elements; with `add`, the result is added to y. Sums are in float and rounded
+/// once. w may be a transposed view. `moments`, unless nullptr, receives the column moments of the rounded y.
+/// The function multiply(x, w, bias, y) computes blocks of rows in float; with `add`, it must add its result
+/// to its y.
 template <class T, class Multiply>
 void narrow_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                  const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,

@@ -29,9 +29,9 @@ struct row_cut {
         groups(std::clamp<index_t>(16 / std::max<index_t>(1, tiles), 1, panels)) {}
 };
 
-/// A tile of rows of the left operand times panels of the right one, a block of the depth
-/// at a time. Each kernel prefetches data of the next products, a cache line a step: the
-/// next rows of the left operand during the first panel, the next panel after that.
+/// Product of a tile of rows of the left operand with panels of the right operand, one block of the depth at
+/// a time. Each kernel prefetches one cache line per row of the block: of the next rows of the left operand
+/// during the first panel, and of the next panel during later ones.
 template <class T>
 class row_tile {
  public:

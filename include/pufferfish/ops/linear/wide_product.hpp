@@ -91,13 +91,14 @@ void multiply_left_panels(const panel_kernels<T>& kernels, const left_panels<T>&
 
 }  // namespace detail
 
-/// c = a b, or with `add` c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K, b:
+/// c = a b, or with `add` c += a b; in both cases `bias` (N elements, or nullptr) is added to every row. a: M
+/// x K, b:
 /// K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an empty sum. Throws shape_error
 /// if the shapes do not fit.
 ///
 /// On the CPU, sums are in T, and rows of c that are not contiguous fail an assertion. Scratch: a packed copy
-/// of a, and a panel of b for each thread. A device computes gpu::multiply: sums in float (double for
-/// double), and shape_error unless a and b each have dense rows or dense columns, and c dense rows.
+/// of a, and a panel of b for each thread. A device computes sums in float (in double for T = double); it
+/// throws shape_error unless a and b each have dense rows or dense columns, and c dense rows.
 ///
 /// \code
 /// ops::wide_product<float>(ctx, x, w, z, false, bias.data());  // z = x w + b
@@ -149,8 +150,9 @@ void wide_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const 
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, wide_product);
 
-/// dw = x^T dy, or dw += x^T dy with `accumulate`: the gradient of the weight of a wide product. x: M x in,
-/// dy: M x out, dw: in x out; strides, scratch and errors as in wide_product.
+/// Gradient of the weight of a wide product: dw = x^T dy, or dw += x^T dy with `accumulate`. x: M x in and
+/// dy: M x out, any strides; dw: in x out, contiguous rows, overlaps neither. Throws shape_error if the
+/// shapes do not fit. Scratch and requirements of a device are those of wide_product(x^T, dy).
 template <class T, class Device>
 void wide_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
