@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `Adam`: Adam and AdamW over whole arenas.
+/// `Adam`: the optimizers Adam and AdamW. A step updates all parameters of a network, which are stored in one
+/// array (the arena).
 
 #include <cmath>
 #include <utility>
@@ -39,8 +40,9 @@ struct adam_options {
 
 namespace ops::reference {
 
-/// The update of one element in step number `step` (1, 2, ...), as PyTorch defines it; see Adam. `decay` is
-/// 0 if weight decay is off.
+/// The Adam update of one element in step number `step` (1, 2, ...), as PyTorch defines it; formula: see
+/// Adam. `decay` is options.weight_decay, or 0 if the element does not decay. first and second are its two
+/// moments.
 template <class T>
 void adam_element(T& value, T gradient, T& first, T& second, double lr, const adam_options& options,
                   double decay, std::uint64_t step) {
@@ -121,16 +123,18 @@ PUFFERFISH_SEPARATE_CLASS(train, arena_optimizer, adam_options);
 template <class T, class Device = device::cpu>
 class Adam : public arena_optimizer<T, adam_options, Device> {
  public:
-  /// Starts with zero moments at step 0, for example for a network that has just been factorized. Throws
-  /// shape_error if the target's parts do not fit each other, value_error for options out of range.
-  /// The target's arenas must exist as long as the optimizer is used.
+  /// Starts with zero moments at step 0, for example for a network that has just been factorized. The
+  /// target's arrays must exist as long as the optimizer is used. Throws shape_error if gradients or segments
+  /// do not cover the target's values exactly, value_error for options out of range.
   Adam(optimizer_target<T> target, const adam_options& options)
       : arena_optimizer<T, adam_options, Device>(std::move(target), options) {}
 
-  /// The state for checkpoints: the two moments, in the memory of the device, arranged as the values. Valid
-  /// for the life of this object. The bias corrections depend on steps(), so a checkpoint restores all three.
+  /// Mean of gradients, for checkpoints: one element for each value, in the memory of the device. The span is
+  /// valid for the life of this object. A checkpoint stores both moments and steps(), on which the bias
+  /// corrections depend.
   std::span<T> first_moment() { return this->state(0); }
   std::span<const T> first_moment() const { return this->state(0); }
+  /// Mean of squared gradients, for checkpoints, in the order and with the lifetime of first_moment().
   std::span<T> second_moment() { return this->state(1); }
   std::span<const T> second_moment() const { return this->state(1); }
 };

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `arena_optimizer`: the functions that SGD and Adam share, on every device.
+/// `arena_optimizer`: the base class of SGD and Adam, on every device. An arena is one array with all values,
+/// or all gradients, of a network.
 
 #include <array>
 #include <cmath>
@@ -58,7 +59,7 @@ class optimizer_pass {
   explicit optimizer_pass(const arena_tasks&) {}
   void set_control(const control_type&) {}  // never called; clang 14 instantiates its caller
 
-  /// Zeros, one for each value of the target.
+  /// Makes an array of zeros, one for each value of the target.
   static array zeros(const optimizer_target<T>& target) {
     return array(static_cast<index_t>(target.values.size()));
   }
@@ -69,7 +70,7 @@ class optimizer_pass {
     decaying_ = rule::template numbers_of<T>(options, options.weight_decay, steps_, lr);
     others_ = rule::template numbers_of<T>(options, 0.0, steps_, lr);
   }
-  /// The step of these tasks.
+  /// Updates the elements of the tasks in `range`.
   void run(context<device::cpu>& ctx, const arena_tasks& tasks, const arena_tasks::task_range& range,
            const optimizer_target<T>& target, const state_arrays<T>& states) const {
     ctx.parallel_for(range.count, [&](index_t i, int) {
@@ -100,10 +101,11 @@ class optimizer_pass {
 
 }  // namespace detail
 
-/// An optimizer over whole arenas. SGD and Adam derive from it. Weight decay applies to parameters of role
-/// weight only, unless decay_all is set, and to no exempt segment (see arena_segment). Results do not depend
-/// on the number of threads. Gradients are read, not changed, except those that layers have stopped writing:
-/// these are set to zero (see parameter). One thread at a time may call an optimizer.
+/// An optimizer over arenas: one array of all values and one of all gradients of a network. SGD and Adam
+/// derive from it. Weight decay applies only to parameters of role `weight`, unless decay_all is set, and
+/// never to exempt segments (see arena_segment). Results do not depend on the number of threads. Gradients
+/// are read, not changed, except those that layers no longer write: these are set to zero (see parameter).
+/// One thread at a time may call an optimizer.
 ///
 /// On device::gpu (<pufferfish/gpu.hpp>) T is float and arenas and states are in the memory of the device
 /// that was current at construction. A step also writes the 16-bit copies of the values. The constants of a
@@ -142,17 +144,19 @@ class arena_optimizer {
     pass_.set_control(control);
   }
 
-  /// One step with the given learning rate over all parameters. Errors as begin_step.
+  /// Makes one step with learning rate `lr` for all parameters. Throws state_error if the network's
+  /// parameters have moved to new memory since the target was made, value_error for a learning rate that is
+  /// not finite.
   void step(context<Device>& ctx, double lr) {
     begin_step(ctx, lr);
     step_range(ctx, 0, static_cast<index_t>(target_.values.size()));
   }
 
-  /// The same step in parts: begin_step counts the step; the step_range calls after it must contain each
-  /// parameter exactly once. Their order and number do not change a bit of the result. begin_step throws
-  /// state_error if the network has new arenas since the target was made, value_error for a learning rate
-  /// that is not finite. step_range updates elements offset .. offset + size - 1; it throws value_error
-  /// unless they are whole parameters.
+  /// Begins a step that is made in parts: counts the step and computes its constants. The step_range calls
+  /// after it must contain each parameter exactly once; their order and number do not change a bit of the
+  /// result. Throws state_error if the network's parameters have moved to new memory since the target was
+  /// made, value_error for a learning rate that is not finite. step_range() updates elements offset .. offset
+  /// + size - 1; it throws value_error unless they are whole parameters.
   void begin_step(context<Device>& ctx, double lr) { begin(&ctx, lr); }
   [[deprecated("pass the context: begin_step(ctx, lr)")]] void begin_step(
       double lr) requires std::is_same_v<Device, device::cpu> {
@@ -166,14 +170,16 @@ class arena_optimizer {
     pass_.run(ctx, tasks_, range, target_, {states_[0].data(), states_[1].data()});
   }
 
-  /// Number of steps taken, without skipped ones. A checkpoint stores it with the states. set_steps restores
-  /// it: the next step has the number steps + 1, and for steps > 0 the states count as valid.
+  /// Number of steps taken, without skipped ones. A checkpoint stores it with the states.
   std::uint64_t steps() const { return pass_.steps(); }
+  /// Restores the number of steps from a checkpoint: the next step has number steps + 1, and for steps > 0
+  /// the states count as valid.
   void set_steps(std::uint64_t steps) { pass_.set_steps(steps); }
 
  protected:
-  /// Starts with zero states at step 0. Throws shape_error if the target's parts do not fit each other,
-  /// value_error for options out of range. The target's arenas must exist as long as the optimizer is used.
+  /// Starts with zero states at step 0. The target's arrays must exist as long as the optimizer is used.
+  /// Throws shape_error if gradients or segments do not cover the target's values exactly, value_error for
+  /// options out of range.
   arena_optimizer(optimizer_target<T> target, const Options& options)
       : target_(std::move(target)),
         options_(options),
@@ -184,7 +190,7 @@ class arena_optimizer {
     for (std::size_t s = 0; s < rule::states(options_); ++s) states_[s] = pass::zeros(target_);
   }
 
-  /// The state with this number, arranged as the values; empty if the optimizer has none.
+  /// The state array with this number, in the order of the values; empty if the optimizer has no such array.
   std::span<T> state(std::size_t number) { return states_[number].span(); }
   std::span<const T> state(std::size_t number) const { return states_[number].span(); }
 

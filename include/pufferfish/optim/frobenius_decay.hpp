@@ -84,8 +84,9 @@ struct tall_factor {
   index_t others_gram;  ///< offset of the other factor's Gram matrix in grams_
 };
 
-/// Views [n][a][b][c] as a matrix n x (a b c), columns in the order of their addresses. Throws shape_error,
-/// naming `who`, if the columns are not equally spaced, or neither rows nor columns are contiguous.
+/// Returns the view [n][a][b][c] as a matrix of n rows and a * b * c columns; the columns are sorted by
+/// address. Throws shape_error, naming `who`, if the columns are not equally spaced, or neither rows nor
+/// columns are contiguous.
 template <class T>
 tensor_view<T, 2> rows_in_memory(const std::string& who, const tensor_view<T, 4>& view) {
   std::array<std::pair<index_t, index_t>, 3> dims;  // stride, extent
@@ -189,8 +190,8 @@ class frobenius_decay {
   }
 
   /// Begins a step: computes the r x r products from the current factors. `lr` is the step's learning rate,
-  /// used by decoupled decay. Throws state_error if the network has new arenas since, value_error for a
-  /// learning rate that is not finite.
+  /// which decoupled decay uses. Throws state_error if the network's parameters have moved to new memory
+  /// since the construction, value_error for a learning rate that is not finite.
   void begin_step(context<Device>& ctx, double lr) {
     if (generation_ != store_->generation()) {
       detail::throw_error<state_error>({"frobenius_decay: made for generation ", generation_,

@@ -19,7 +19,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Which optimizer to use, with its options.
 using optimizer_options = std::variant<sgd_options, adam_options>;
 
-/// SGD or Adam over the arenas of a model. Contract: see arena_optimizer.
+/// SGD or Adam over the values and gradients of a model; the contract of all members is that of
+/// arena_optimizer.
 ///
 /// \code
 /// const optimizer_options options = sgd_options{.momentum = 0.9};
@@ -30,7 +31,9 @@ using optimizer_options = std::variant<sgd_options, adam_options>;
 template <class T, class Device = device::cpu>
 class optimizer {
  public:
-  /// Errors as the constructors of SGD and Adam. The options' type decides: sgd_options or adam_options.
+  /// Makes an SGD or an Adam object; the type of `options` decides. The target's arrays must exist as long as
+  /// the optimizer is used. Throws shape_error if gradients or segments do not cover the target's values
+  /// exactly, value_error for options out of range.
   optimizer(optimizer_target<T> target, const optimizer_options& options)
       : held_(make(std::move(target), options)) {}
 
@@ -45,7 +48,7 @@ class optimizer {
     std::visit([&](auto& one) { one.step(ctx, lr); }, held_);
   }
 
-  /// The same step in parts; see arena_optimizer::begin_step.
+  /// Begins a step that step_range calls complete; see arena_optimizer::begin_step.
   void begin_step(context<Device>& ctx, double lr) {
     std::visit([&](auto& one) { one.begin_step(ctx, lr); }, held_);
   }
@@ -61,10 +64,10 @@ class optimizer {
   }
 
   /// Number of steps taken, without skipped ones; see arena_optimizer::steps.
-  /// set_steps restores the number from a checkpoint.
   std::uint64_t steps() const {
     return std::visit([](const auto& one) { return one.steps(); }, held_);
   }
+  /// Restores the number of steps from a checkpoint.
   void set_steps(std::uint64_t steps) {
     std::visit([&](auto& one) { one.set_steps(steps); }, held_);
   }

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `optimizer_target`: the arenas that an optimizer updates, and which parts of them decay.
+/// `optimizer_target`: the arrays (arenas) of values and gradients that an optimizer updates, and the
+/// segments of them that weight decay applies to. Segments must cover the values without gaps:
 ///
 /// \code
 /// auto target = make_optimizer_target(net.store());  // a network's arenas
@@ -26,21 +27,21 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A range of the arenas, usually one parameter.
-/// Offsets and sizes are in elements.
+/// A range of the arrays (arenas) of values and gradients, usually one parameter. Offset and size are in
+/// elements.
 struct arena_segment {
   index_t offset = 0;
   index_t size = 0;
   bool decay = true;    ///< whether weight decay applies by default: not to biases and normalisation
   index_t rounded = 0;  ///< offset of its 16-bit copies in the arena of these copies
-  /// No weight decay, regardless of the optimizer's options, because another term of the loss decays the
-  /// segment (see frobenius_decay).
+  /// Excludes the segment from weight decay, whatever the optimizer's options say, because another term of
+  /// the loss decays it (see frobenius_decay).
   bool exempt = false;
 };
 
-/// Values and gradients of a network, and the generation of its arenas for which these spans are valid.
-/// Owns nothing: the arenas must exist as long as an optimizer uses the target. Values and gradients do not
-/// overlap.
+/// The arrays that an optimizer updates, without ownership: they must exist as long as an optimizer uses the
+/// target. Values and gradients have one length and do not overlap. `generation` detects that a network has
+/// moved its parameters to other arrays (factorize() and merge() do): the spans are not valid any more then.
 template <class T>
 struct optimizer_target {
   std::span<T> values;
@@ -54,7 +55,8 @@ struct optimizer_target {
   /// parameter). nullptr: gradients are used as they are.
   parameter_store<T>* store = nullptr;
 
-  /// Throws state_error, naming `who`, if the network has new arenas since the target was made.
+  /// Throws state_error, naming `who`, if the network's parameters have moved to new memory since the target
+  /// was made.
   void require_current(const char* who) const {
     if (generation != nullptr && *generation != expected_generation) {
       PUFFERFISH_THROW(state_error(std::string(who) + ": made for generation " +
@@ -101,8 +103,8 @@ class arena_tasks {
   /// Sorted by offset.
   const std::vector<arena_segment>& tasks() const { return tasks_; }
 
-  /// The tasks of elements offset .. offset + size: the index of the first task and their number. Throws
-  /// value_error, naming `who`, unless the elements are whole segments.
+  /// Returns the tasks of elements offset .. offset + size - 1: the index of the first task and their number.
+  /// Throws value_error, naming `who`, unless the elements are whole segments.
   struct task_range {
     index_t first, count;
   };
@@ -129,10 +131,11 @@ class arena_tasks {
 
 }  // namespace detail
 
-/// The target for a network's arenas: one segment per parameter; only parameters of role weight decay. The
-/// store must outlive the target and must not be moved. Throws state_error if it was moved from.
-/// A new layout of the store (factorize, merge, ...) makes the target stale: the optimizer's next step throws
-/// state_error.
+/// Makes the target for the arrays of a network's store, with one segment per parameter. Weight decay applies
+/// to parameters whose role is `weight`, not to biases and normalisation. From this call on the store must
+/// stay at its address, and it must outlive the target. Throws state_error if the store's contents have been
+/// moved to another store. When the network moves its parameters to new arrays (factorize, merge, ...), the
+/// target becomes invalid: the optimizer's next step throws state_error.
 template <class T>
 optimizer_target<T> make_optimizer_target(parameter_store<T>& store) {
   if (store.is_moved_from()) detail::moved_from("make_optimizer_target: the parameter_store");

@@ -58,7 +58,7 @@ inline void require_schedule(bool valid, const std::string& text) {
 
 }  // namespace detail
 
-/// Always 1, under the name "constant".
+/// Returns a schedule whose factor is always 1 and whose description is "constant".
 inline schedule constant_schedule() { return {}; }
 
 /// gamma^(number of milestones reached): at epoch == milestone the new factor applies. Throws value_error
@@ -214,9 +214,9 @@ class plateau {
            (patience_ == 1 ? " loss" : " losses") + " no better than the best";
   }
 
-  /// factor() multiplies the base learning rate. best() is the smallest loss observed since the start or
-  /// forget_best(); infinity before the first one.
+  /// Factor by which the caller multiplies the base learning rate.
   double factor() const { return factor_; }
+  /// Smallest loss observed since the construction or the last forget_best(); infinity if none was observed.
   double best() const { return best_; }
 
   /// Forgets the best loss and keeps the factor. For the switch: the low-rank network starts with a higher

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `SGD`: stochastic gradient descent with momentum, over whole arenas.
+/// `SGD`: stochastic gradient descent with momentum. A step updates all parameters of a network, which are
+/// stored in one array (the arena).
 
 #include <cmath>
 #include <utility>
@@ -107,9 +108,9 @@ PUFFERFISH_SEPARATE_CLASS(train, arena_optimizer, sgd_options);
 template <class T, class Device = device::cpu>
 class SGD : public arena_optimizer<T, sgd_options, Device> {
  public:
-  /// Starts at step 0, without a velocity. Throws shape_error if the target's parts do not fit each other,
-  /// value_error for options out of range.
-  /// The target's arenas must exist as long as the optimizer is used.
+  /// Starts at step 0, without a velocity. The target's arrays must exist as long as the optimizer is used.
+  /// Throws shape_error if gradients or segments do not cover the target's values exactly, value_error for
+  /// options out of range.
   SGD(optimizer_target<T> target, const sgd_options& options)
       : arena_optimizer<T, sgd_options, Device>(std::move(target), options) {}
 
