@@ -30,10 +30,11 @@ using placed_mask =
 
 }  // namespace detail
 
-/// Sets pruned weights to 0. Needed once, when the mask is made or changed: with masked gradients and states
-/// the weights then stay 0 under SGD and Adam. The values are in the memory of the context's device; on the
-/// CPU they may be in the memory of a host framework. Throws state_error if they are elsewhere or the mask
-/// was made for other arenas. Waits for a device.
+/// Sets pruned weights to 0. Needed once after the mask is made or changed: with masked gradients and states
+/// the weights then stay 0 under SGD and Adam. The values must be in the memory of the context's device; on
+/// the CPU they may also be in the memory of a host framework. Throws state_error if they are in other
+/// memory, or if the mask was made for a network of other parameters. On a device, returns after the device
+/// has finished.
 template <class T, class Device>
 void mask_weights(context<Device>& ctx, const weight_mask& mask, parameter_store<T>& store) {
   if (store.on_host() != memory_of<Device>::source().on_host()) {
@@ -49,9 +50,9 @@ void mask_weights(context<Device>& ctx, const weight_mask& mask, parameter_store
   store.round();
 }
 
-/// The same for the state of an optimizer: every non-empty span of states(), arranged as the arena. Throws
-/// value_error if a span is longer than the arena or, on the CPU, does not consist of whole tensors from the
-/// first one on.
+/// Sets the elements of an optimizer's states that belong to pruned weights to 0: in every non-empty span of
+/// optimizer.states(), which has the order of the weights. Throws value_error if a span is longer than the
+/// mask or, on the CPU, does not consist of whole tensors from the first one on.
 template <class Optimizer, class Device>
 void mask_states(context<Device>& ctx, const weight_mask& mask, Optimizer& optimizer) {
   detail::placed_mask<Device> bits(mask);

@@ -32,27 +32,27 @@ inline std::string describe(const compact_sum_options& options) {
   return options.ternary ? text + ", " + describe(*options.ternary) : text;
 }
 
-/// Mean over p ranks, with gradient g_w on rank w and mask m (1 for all elements that are not prunable):
+/// Gradient compressor that averages over p ranks only the gradients of weights that are not pruned
+/// (survivors). With gradient g_w on rank w and mask m (1 for all elements that may not be pruned):
 ///
 ///     result_i = (1 / p) (g_0,i + ... + g_p-1,i) where m_i = 1, else 0
 ///
-/// Only the elements with m_i = 1 are sent, gathered in arena order into one array. All ranks have the same
-/// mask, so no indices are sent: 4 bytes per survivor (8 for double). The mask's digest is part of
-/// describe(), which the exchange compares between ranks. Each element's sum is that of a plain exchange of
-/// masked gradients; the bits are equal if the order of additions does not depend on the length of a message
-/// and the position in it. Gradients of pruned weights have no influence, even if they are not finite. The
-/// compressor keeps no error memory.
+/// Only the elements with m_i = 1 are sent, gathered in storage order into one array. All ranks have the same
+/// mask, so no indices are sent: 4 bytes per survivor (8 for double). A gradient_exchange compares
+/// describe(), which contains the mask's digest, between ranks. The result is that of an exchange without
+/// compressor of masked gradients; its bits are equal if the order of additions depends neither on the length
+/// of a message nor on the position of an element in the message. Gradients of pruned weights have no
+/// influence, even if they are not finite. No error memory is kept. Source: Wang, Wu, Li and Kutscher:
+/// "PacTrain", DAC 2025.
 ///
-/// `ternary`: TernGrad codes of the survivors are sent instead of their values. Tensors without survivors are
-/// left out, and random numbers are counted by the position among the survivors of a tensor.
+/// With `ternary`, TernGrad codes of the survivors are sent instead of their values. Tensors without
+/// survivors are left out, and random numbers are counted by the position among the survivors of a tensor.
 ///
-/// PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
-///
-/// The lists of survivors are made from the mask in the constructor: 4 bytes per survivor of a tensor that
-/// has pruned elements. A later change of the mask needs a new object. The object shares the ownership of the
-/// mask. An exchange of gradients on a device gathers and scatters there, if it exchanges buckets
-/// (exchange_options::compress_by_bucket) and does not look for non-finite gradients: only survivors are
-/// copied to the host and back. gpu::nccl sums them without the host, without `ternary`.
+/// The constructor makes lists of survivors from the mask: 4 bytes per survivor of a tensor that has pruned
+/// elements. A later change of the mask needs a new object. The object shares the ownership of the mask. For
+/// gradients on a device, survivors are gathered and scattered on the device if the exchange works by buckets
+/// (exchange_options::compress_by_bucket) and does not look for non-finite gradients; then only survivors are
+/// copied to the host and back. Without `ternary`, gpu::nccl sums them on the devices.
 ///
 /// \code
 /// auto mask = std::make_shared<weight_mask>(net.store());
@@ -65,9 +65,9 @@ class compact_sum {
  public:
   using value_type = T;
 
-  /// For the whole arena. Throws value_error without a mask, for the route `sparse` in `ternary`, for a name
-  /// in ternary.skip that is neither a parameter's nor a layer's and, naming it, for a tensor of 2^31
-  /// elements or more.
+  /// Makes the compressor for all parameters of a network. Throws value_error if options.mask is nullptr, for
+  /// the route `sparse` in `ternary`, for a name in ternary.skip that is neither a parameter's nor a layer's,
+  /// and for a tensor of 2^31 elements or more, which the text names.
   explicit compact_sum(compact_sum_options options)
       : compact_sum(options, 0, options.mask ? options.mask->size() : 0) {}
 
@@ -192,7 +192,8 @@ class compact_sum {
   bool packed_ = false;  // the gradients are survivors; values_ is empty
 };
 
-/// Throws state_error if the mask was made for other arenas; other errors as compact_sum.
+/// Makes a compact_sum for a network's store. Throws state_error if the mask was made for a network of other
+/// parameters, and the errors of compact_sum's constructor.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const compact_sum_options& options) {
   compact_sum<T> made(options);

@@ -68,7 +68,8 @@ class early_bird {
   bool observe(const model<Root, Device>& net, index_t epoch) {
     return ticket_ ? true : observe(draw(net), epoch);
   }
-  /// The same for a mask that was drawn already.
+  /// Adds a mask that was drawn already, as observe(net, epoch) does with the mask that it draws. Returns
+  /// whether there is a ticket now. Throws value_error for a mask of other channels than before.
   bool observe(channel_mask mask, index_t epoch) {
     if (ticket_) return true;
     double largest = 0.0;

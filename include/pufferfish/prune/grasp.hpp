@@ -35,7 +35,7 @@ struct grasp_options {
 
 namespace detail {
 
-/// Copies between an arena in the memory of a source and the host.
+/// Copies an arena (one array of all values or gradients) from the memory of `source` to the host.
 template <class T>
 std::vector<T> read_arena(memory_source& source, std::span<const T> arena) {
   std::vector<T> here(arena.size());

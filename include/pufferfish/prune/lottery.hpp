@@ -78,9 +78,11 @@ struct lottery_row {
 template <class T>
 class lottery {
  public:
-  /// Level 0. Copies theta_k from the store's values and buffers; `step` is k. Throws value_error for a share
-  /// outside 0 .. 1 or a name in `unpruned` that is neither a parameter's nor a layer's, state_error if the
-  /// values are on a device.
+  /// Starts at level 0, the dense network: copies the rewind point theta_k, all values and buffers of the
+  /// store, and keeps no reference to the store. `step` is k, the number of training steps before this point.
+  /// Throws value_error if options.share is outside 0 .. 1 or a name in options.unpruned is neither a
+  /// parameter's nor a layer's, state_error if the values are on a device or in the memory of a host
+  /// framework.
   explicit lottery(const parameter_store<T>& store, lottery_options options = {}, std::uint64_t step = 0)
       : options_(std::move(options)),
         step_(step),
@@ -97,7 +99,7 @@ class lottery {
 
   const lottery_options& options() const { return options_; }
   int level() const { return level_; }
-  /// k.
+  /// The step k to which rewind() returns the network.
   std::uint64_t step() const { return step_; }
   /// Mask of the level; the pointer changes with the level. Never nullptr.
   const std::shared_ptr<const weight_mask>& mask() const { return mask_; }
@@ -106,13 +108,14 @@ class lottery {
   /// Whether the level has at most options().parameters parameters.
   bool finished() const { return parameters() <= options_.parameters; }
 
-  /// Values and buffers at step k, in the order of the arenas.
+  /// The values at step k, in storage order.
   std::span<const T> values() const { return values_; }
+  /// The buffers at step k, in storage order.
   std::span<const T> buffers() const { return buffers_; }
 
   /// Number of weights that the next prune() removes.
   index_t next_count() const { return count_of(mask_->kept()); }
-  /// The same for a level with `kept` remaining prunable weights.
+  /// Number of weights that prune() would remove at a level with `kept` remaining prunable weights.
   index_t count_of(index_t kept) const {
     if (options_.rule == lottery_rule::exact) {
       return detail::removal_count(options_.share, removal_share::of_remaining, kept, mask_->prunable());
@@ -132,8 +135,9 @@ class lottery {
     return removed;
   }
 
-  /// Sets values and buffers to theta_k, then removed weights to 0. States of optimizers are not changed: a
-  /// level needs a new optimizer. Throws state_error as prune.
+  /// Sets values and buffers of the store to those of step k, then removed weights to 0. States of optimizers
+  /// are not changed: a level needs a new optimizer. Throws state_error if the store has other parameters or
+  /// buffers, or its values are on a device.
   void rewind(context<device::cpu>& ctx, parameter_store<T>& store) const {
     check_host(store);
     mask_->check_store(store);

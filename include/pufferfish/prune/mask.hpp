@@ -149,8 +149,9 @@ class weight_mask {
   /// The bits of all prunable tensors, for checkpoints and broadcasts. Each tensor starts at a new word and
   /// has ceil(size / 64) of them. The span is valid as long as the mask.
   std::span<const std::uint64_t> words() const { return words_; }
-  /// Replaces all bits. Throws value_error, without changing the mask, for a wrong number of words and,
-  /// naming the tensor, for a bit that is set after the tensor's last element.
+  /// Replaces all bits. Throws value_error, without changing the mask, for a wrong number of words, and for a
+  /// set bit whose position in the words of a tensor is at or after the tensor's size; the text names the
+  /// tensor.
   void set_words(std::span<const std::uint64_t> words) {
     if (words.size() != words_.size()) {
       detail::throw_error<value_error>(
@@ -177,8 +178,9 @@ class weight_mask {
     for (const masked_tensor& tensor : tensors_) places.push_back(values.data() + tensor.offset);
     mark_nonzero(ctx, places);
   }
-  /// The same for the values of a store, which may be in the memory of a host framework. Throws state_error
-  /// if the values are on a device or the mask was made for other arenas.
+  /// Sets the bits of all weights of a store that are not 0 and clears the others. NaN is not 0, -0 is. The
+  /// values may be in the memory of a host framework. Throws state_error if they are on a device or the mask
+  /// was made for a network of other parameters.
   template <class T>
   void set_nonzero(context<device::cpu>& ctx, const parameter_store<T>& store) {
     if (!store.on_host()) {
@@ -197,7 +199,7 @@ class weight_mask {
     }
     return all.values(words()).digest();
   }
-  /// Equal bits, names, layouts and prunable flags.
+  /// True if bits, names, layouts and prunable flags are equal.
   bool operator==(const weight_mask& other) const {
     return words_ == other.words_ && std::ranges::equal(tensors_, other.tensors_, same_tensor);
   }
@@ -215,7 +217,8 @@ class weight_mask {
                                         " in the network, or their shapes differ; make a new mask"});
     }
   }
-  /// The same for the parameters of a store that have elements.
+  /// Throws state_error, naming the tensor, unless the mask's tensors have the names, layouts and offsets of
+  /// the parameters of a store that have elements.
   template <class T>
   void check_store(const parameter_store<T>& store) const {
     check_tensors(coded_tensors(store));

@@ -58,17 +58,19 @@ class mask_tracker {
     if (options.steps == 0) PUFFERFISH_THROW(value_error("mask_tracker: 0 steps; at least 1"));
   }
 
-  /// Compares the weights after an update with the last pattern. `values`: a span of values arranged as the
-  /// arena, or a store, whose values may be in the memory of a host framework. Not collective. Errors as
-  /// weight_mask::set_nonzero.
+  /// Compares the weights after an update with the last pattern. `values`: a span of all values in storage
+  /// order, in host memory, or a store, whose values may be in the memory of a host framework. Not
+  /// collective. Throws value_error for a span of another length, state_error for a store of other parameters
+  /// or on a device.
   template <class Values>
   void observe(context<device::cpu>& ctx, const Values& values) {
     const std::vector<std::uint64_t> before(pattern_.words().begin(), pattern_.words().end());
     pattern_.set_nonzero(ctx, values);
     changed(!seen_ || !std::ranges::equal(before, pattern_.words()));
   }
-  /// The same with a pattern computed by the caller: a mask with bits set for the weights that are not 0.
-  /// Throws state_error for a pattern of other tensors.
+  /// Compares a pattern that the caller has computed, a mask whose bits are set for the weights that are not
+  /// 0, with the last pattern. Not collective. Throws state_error for a mask of tensors that have other
+  /// names, layouts or offsets.
   void observe(const weight_mask& pattern) {
     pattern_.check_tensors({pattern.tensors().begin(), pattern.tensors().end()});
     const bool differs = !seen_ || !(pattern == pattern_);
@@ -89,8 +91,8 @@ class mask_tracker {
     comm.all_reduce_min(std::span<std::uint64_t>(words));
     decide(words[0], ~words[1]);
   }
-  /// The same for a caller that has computed the smallest and the largest word() of all ranks. Not
-  /// collective; the arguments must be equal on all ranks.
+  /// Decides about the next exchange, like agree(), from the smallest and the largest word() of all ranks,
+  /// which the caller has computed. Not collective; the arguments must be equal on all ranks.
   void decide(std::uint64_t least, std::uint64_t largest) {
     compact_ = least != 0 && least == largest;
     ++(compact_ ? counters_.compact : counters_.full);

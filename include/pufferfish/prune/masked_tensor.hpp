@@ -13,8 +13,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Decides whether the weights of a tensor may be pruned. weight_mask calls it once per tensor in its
-/// constructor and does not keep it.
+/// Callback that decides whether the weights of a tensor may be pruned. The constructor of weight_mask calls
+/// it once for each tensor; the mask does not keep a copy of the callback.
 using prunable_choice = std::function<bool(const coded_tensor&)>;
 
 /// The default choice: tensors of 2 or more logical dimensions whose output index is innermost in storage.
@@ -25,7 +25,7 @@ inline bool is_prunable(const coded_tensor& tensor) {
   return tensor.layout.dims >= 2 && tensor.layout.strides[0] == 1;
 }
 
-/// A tensor of the arena, and where its bits are stored.
+/// A tensor of a network, with the place of its bits in a weight_mask.
 struct masked_tensor : coded_tensor {
   bool prunable = false;
   std::size_t first_word = 0;  ///< its first word of bits; it has ceil(size / 64) words if prunable, else 0

@@ -86,8 +86,9 @@ index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, 
   return removed;
 }
 
-/// The same for a share and a scope. With removal_scope::layers the count is computed for each prunable
-/// tensor, and the results are added.
+/// Removes a share of the weights, those of smallest key first; `of` is the number that the share refers to.
+/// With removal_scope::layers the count is computed for each prunable tensor. Returns the number of removed
+/// weights.
 template <class KeyOf>
 index_t remove_share(weight_mask& mask, double share, removal_share of, removal_scope scope,
                      removal_rule rule, const KeyOf& key_of) {

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `scale_sparsity`: a term of the loss that makes weights of batch norms small, so that channels can go.
+/// `scale_sparsity`: a term of the loss that makes weights of batch norms small, so that their channels can
+/// be removed.
 
 #include <algorithm>
 #include <cmath>

@@ -19,7 +19,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Contribution of each component of a low-rank layer: a list for each of its matrices.
+/// Contributions of the rank components of a low-rank layer to its output; formula: see contributions(). `of`
+/// has one list for each matrix of the layer, with one number for each component.
 struct component_contributions {
   std::string layer;
   std::vector<std::size_t> groups;  ///< rank group of each matrix
@@ -90,8 +91,8 @@ std::vector<double> contributions_of(const tensor_view<T, 4>& up, const tensor_v
   return result;
 }
 
-/// The same for a LowRankNormConv: ||column of up|| |weight of the batch norm|, which fixes the scale of the
-/// rows of down.
+/// Contributions of the components of a LowRankNormConv: ||column of up|| * |weight of the batch norm|,
+/// because the batch norm fixes the scale of the rows of down.
 template <class T, class Device>
 std::vector<double> contributions_of(LowRankNormConv<T, Device>& layer) {
   auto* const norm = layer[1].template target<BatchNorm<T>>();

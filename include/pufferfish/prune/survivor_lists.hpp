@@ -21,8 +21,8 @@ namespace detail {
 /// as vectors of 8 elements that are permuted by the bits of the mask.
 class survivor_lists {
  public:
-  /// Throws value_error unless `begin` and `end` are boundaries of tensors and, naming it, for a tensor
-  /// of 2^31 elements or more.
+  /// Builds the lists for elements begin .. end - 1. Throws value_error unless `begin` and `end` are
+  /// boundaries of tensors, and for a tensor of 2^31 elements or more, which the text names.
   survivor_lists(const weight_mask& mask, index_t begin, index_t end) : size_(end - begin) {
     const auto [first, last] = mask.tensor_range(begin, end);
     std::vector<index_t> counts;

@@ -271,8 +271,8 @@ std::vector<T> sliced_values(const model<Root, device::cpu>& before, std::span<c
   return {result.begin(), result.end()};
 }
 
-/// The widths of all channel groups of a network (group_choice::any), in execution order: its structure
-/// beyond its model's.
+/// The widths of all channel groups of a network (group_choice::any), in execution order. They describe the
+/// changes of slice_channels to the structure of the model.
 template <class Root, class Device>
 std::vector<layer_width> layer_widths(const model<Root, Device>& net) {
   std::vector<layer_width> result;
