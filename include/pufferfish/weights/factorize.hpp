@@ -114,7 +114,8 @@ inline index_t least_parameters(const std::vector<weight_decision>& plan) {
   return least;
 }
 
-/// Truncation of all weights: the policy's, else the most exact one that all their statistics allow.
+/// Truncation of all weights: that of the policy, else the most accurate one that the statistics of all
+/// weights allow.
 /// Throws value_error, naming the weight, if statistics are missing or belong to no tensor of the file.
 inline truncation truncation_of(const std::vector<tensor_place>& tensors,
                                 const std::vector<weight_decision>& plan, const weight_policy& policy) {

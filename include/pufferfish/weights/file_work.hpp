@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Reports of factorize_weights and merge_weights; and the work that both do on the tensors of a file.
+/// Reports of factorize_weights and merge_weights, and the work on the tensors of a file that both functions
+/// share.
 
 #include <algorithm>
 #include <chrono>

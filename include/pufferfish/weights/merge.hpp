@@ -190,19 +190,19 @@ std::vector<std::uint8_t> merge_pair(const safetensors_reader& file, const facto
 
 /// Writes the tensors of the file `in` to the file `out`, with every pair of factors replaced by their
 /// product, under the name and in the shape of the weight that factorize_weights replaced. Products are
-/// summed in double and stored in the dtype of the factors. The pairs are those that the metadata list;
-/// without such metadata, a pair is recognized by its names and shapes. The report lists a merged weight at
-/// the position of its first factor, without an error. NAME.up.bias becomes NAME.bias again; the lists of
-/// factors are removed from the metadata. All other tensors are copied bit for bit.
+/// summed in double and stored in the dtype of the factors. The pairs are those listed in the file's
+/// metadata; without such a list, a pair is recognized by its names and shapes. The report has a merged
+/// weight at the position of its first factor, with no truncation error. NAME.up.bias becomes NAME.bias
+/// again; the lists of factors are removed from the metadata. All other tensors are copied bit for bit.
 ///
-/// The result has the shapes of the file before factorize_weights, but its weights are the products of rank
-/// r: the discarded part is lost. `threads` weights are multiplied at once; the result does not depend on the
-/// number.
+/// The result has the shapes of the file before factorize_weights, but each merged weight has only the rank
+/// of its factors: the part that the truncation discarded is lost. `threads` weights are multiplied at the
+/// same time; the result does not depend on the number.
 ///
-/// Throws io_error if a file cannot be read or written, if the metadata list factors that the file lacks or
-/// are invalid, or if a merged weight has the name of another tensor; value_error for less than 1 thread.
-/// After an error, `out` is unchanged. `out` may be `in`. The observer is called as in factorize_weights, but
-/// not for the second factor of a pair.
+/// Throws io_error if a file cannot be read or written, if the list in the metadata is invalid or names
+/// factors that are not in the file, or if a merged weight has the name of another tensor; value_error if
+/// threads < 1. After an error, `out` is unchanged. `out` may be `in`. The observer is called as in
+/// factorize_weights, but not for the second factor of a pair.
 ///
 /// \code
 /// const auto show = [](const weight_result& tensor, double share) {

@@ -133,8 +133,8 @@ class weight_planner {
     return "";
   }
 
-  /// Whether a weight is one of the two factors X.down.weight and X.up.weight, both in the file. Factors stay
-  /// as they are, so that a file can be factorized again.
+  /// True for one of the two factors X.down.weight and X.up.weight of a layer X if the file has both. Such
+  /// factors are copied unchanged, so that the output of factorize_weights may be its input again.
   bool is_factor(const std::string& name) const {
     const std::string_view stem = stem_of(name);
     const bool down = stem == "down" || stem.ends_with(".down"), up = stem == "up" || stem.ends_with(".up");

@@ -57,11 +57,11 @@ struct weight_policy {
   /// Returns the number of groups of the convolution with this weight, which a file does not
   /// record. Called for weights of four dimensions; not set: 1 group.
   std::function<index_t(const std::string& name)> groups;
-  /// Statistics by weight name (see read_statistics), for truncations other than plain and for
-  /// predicted losses. They must outlive the call and cover every weight that is factorized; a
-  /// budget then compares predicted losses. nullptr: no statistics.
+  /// Statistics by weight name (see read_statistics), for truncations other than plain and for predicted
+  /// losses. They must stay valid until the call that uses the policy returns, and must cover every weight
+  /// that is factorized. A budget then compares predicted losses. nullptr: no statistics.
   const network_statistics* statistics = nullptr;
-  /// Truncation of all weights; not set: the most exact one that all their statistics allow.
+  /// Truncation of all weights. If not set: the most accurate one that the statistics of all weights allow.
   std::optional<truncation> truncate;
   svd_method method = svd_method::automatic;  ///< of the decompositions of factorize_weights
   std::uint64_t seed = 0;                     ///< of randomized decompositions

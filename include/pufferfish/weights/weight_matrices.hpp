@@ -19,8 +19,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The elements of a floating-point tensor as a matrix [rows x count / rows] of float or double, row by row
-/// as stored. `rows` must divide the number of elements. Throws the errors of safetensors_reader::read.
+/// Reads a floating-point tensor as a matrix of float or double with `rows` rows, row by row as stored.
+/// `rows` must divide the tensor's number of elements (not checked). Throws the errors of
+/// safetensors_reader::read.
 template <class T>
 tensor<T, 2> read_matrix(const safetensors_reader& file, const tensor_place& place, index_t rows) {
   const index_t cols = rows == 0 ? 0 : place.count() / rows;
