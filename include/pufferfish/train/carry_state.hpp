@@ -95,12 +95,13 @@ class optimizer_memory {
   /// Number of steps that the optimizer had taken.
   std::uint64_t steps() const { return steps_; }
 
-  /// Writes the states of an optimizer of the same kind and options over the network's new arenas, and sets
-  /// its number of steps. `threads` work on different matrices; the bits do not depend on them. Waits for a
-  /// device. The optimizer is as it was if anything is thrown: state_error for an optimizer of another kind,
-  /// for a layer that was low-rank and is not any more, and for one whose weights were not stored in the
-  /// network's arenas; shape_error for a layer or a parameter of another size or rank than before. Each names
-  /// the layer or parameter and both values.
+  /// Writes the remembered states of the old optimizer into `to`, an optimizer of the same kind and options
+  /// for the changed network `net`, and sets its number of steps. States of dense layers that became low-rank
+  /// are projected to the factors. Returns, by parameter, what happened. `threads` work on different
+  /// matrices; the bits do not depend on them. Waits for a device. Throws state_error for an optimizer of
+  /// another kind, a layer that is low-rank no longer, and weights outside the network's arenas; shape_error
+  /// for a parameter of another size or rank than before. Each names the layer or parameter; `to` is
+  /// unchanged then.
   template <class Root, class Device, class Optimizer>
   carried_state carry(model<Root, Device>& net, Optimizer& to, int threads = 1) const {
     auto spans = to.states();

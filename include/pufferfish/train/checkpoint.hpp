@@ -52,7 +52,7 @@ class checkpoint_file {
 
   /// Texts that the writer stored with the checkpoint, by name (`facts` of save_checkpoint).
   const std::map<std::string, std::string>& facts() const { return facts_; }
-  /// The fact of this name. Throws io_error if there is none.
+  /// The text that the writer stored under this name (see facts()). Throws io_error if there is none.
   const std::string& fact(const std::string& fact_name) const {
     const auto found = facts_.find(fact_name);
     if (found == facts_.end()) {

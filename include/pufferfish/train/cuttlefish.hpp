@@ -200,7 +200,7 @@ class cuttlefish_tracker {
     index_t latched = -1;      ///< the epoch that latched the series; -1: none
     index_t rank = 0;          ///< by the latest measurement
   };
-  /// One for each series, in the order of the layers and of their rank groups.
+  /// One report for each rank group of each layer, in the order of the layers and of their groups.
   std::vector<report> reports() const {
     std::vector<report> all;
     for (const one_layer& layer : layers_) {

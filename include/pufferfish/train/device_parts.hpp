@@ -56,7 +56,8 @@ struct device_parts<device::cpu> {
     byte_stage(const extents<4>& images, std::vector<float> table)
         : channels_(images[3]), image_(images[1] * images[2] * images[3]), table_(std::move(table)) {}
 
-    /// `pixels`: `count` images, dense; `labels`: `count`. The results do not overlap them.
+    /// Converts `count` images to numbers (see the class) and copies `count` labels. pixels, images: NHWC,
+    /// dense. The outputs `images` and `labels_out` must not overlap the inputs.
     template <class T>
     void bring(context<device::cpu>&, index_t count, const std::uint8_t* pixels, const std::int32_t* labels,
                T* images, std::int32_t* labels_out) const {

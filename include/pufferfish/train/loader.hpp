@@ -129,7 +129,8 @@ class loader : public batch_plan {
   }
 
  private:
-  /// How one sample is cut and mirrored in one epoch: its window starts at (top, left) of the unpadded image.
+  /// How one sample is cut and mirrored in one epoch: its window starts at (top, left) of the image without
+  /// padding. Both are negative if the window starts in the padding.
   struct window {
     index_t top = 0;
     index_t left = 0;

@@ -55,7 +55,8 @@ inline bool looks_like_further_rank(std::string_view name) {
          name.find_first_not_of("0123456789", colon + 1) == std::string_view::npos;
 }
 
-/// The list that is stored for these layers; ranks_from_numbers is its inverse.
+/// Encodes the ranks of layers as the list of named numbers that a checkpoint stores; ranks_from_numbers
+/// inverts it.
 inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
   named_numbers numbers;
   for (const layer_rank& layer : ranks) {
@@ -71,8 +72,8 @@ inline named_numbers numbers_of(const std::vector<layer_rank>& ranks) {
   }
   return numbers;
 }
-/// Never throws: names that end in a further rank's suffix, but follow no such layer, are layers of their
-/// own.
+/// Decodes the list that numbers_of has made. Never throws: a name that ends in a further rank's suffix, but
+/// follows no such layer, is read as a layer.
 inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) {
   std::vector<layer_rank> ranks;
   const auto is_further = [&ranks](const std::string& name) {
