@@ -217,9 +217,10 @@ std::vector<T> grasp_scores(context<Device>& ctx, parameter_store<T>& store, con
 }
 
 /// Removes the weights of largest score from the mask until floor(share x prunable) weights are pruned in
-/// all; of equal scores, those earlier in the arena. With another options.rule than `exact` the number
-/// differs: see removal_rule. Returns the number of removed weights. The values are restored, not masked: see
-/// mask_weights. Errors as grasp_scores, and value_error unless 0 <= share <= 1; after an error the mask is
+/// all; of equal scores, those earlier in storage order. With another options.rule than `exact` the number
+/// differs: see removal_rule. Returns the number of removed weights. The network's values are restored, not
+/// masked: see mask_weights. Throws the errors of grasp_scores, and value_error unless 0 <= share <= 1; after
+/// an error the mask is unchanged.
 /// unchanged.
 ///
 /// \code

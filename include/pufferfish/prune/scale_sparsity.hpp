@@ -68,8 +68,8 @@ class scale_sparsity {
     return strength_ * sum;
   }
 
-  /// gradient += s sign(gamma) for all scales, or for those among `size` elements of the arena from `offset`
-  /// on, which are whole parameters. Throws state_error if the store has new arenas or is on a device.
+  /// Adds s sign(gamma) to the gradients of all batch norm weights gamma. Throws state_error if the network's
+  /// parameters have moved to new memory or are on a device.
   void add() { add(0, static_cast<index_t>(store_->gradients().size())); }
   void add(index_t offset, index_t size) {
     if (store_->generation() != generation_ || !store_->on_host()) {

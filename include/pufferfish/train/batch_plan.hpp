@@ -95,8 +95,9 @@ class batch_plan {
     return {first, count * (options_.rank + 1) / options_.ranks - first, count};
   }
 
-  /// Like place(), for a batch that will fill `images` (NHWC) and `labels` labels. Also throws shape_error if
-  /// there is no room for count samples or the images have another size.
+  /// Returns place(epoch, step) for a batch that will fill `images` (NHWC extents) and `labels` labels.
+  /// Throws the errors of place(), and shape_error if there is no room for its samples or the images have
+  /// another size.
   batch_place place_for(index_t epoch, index_t step, const extents<4>& images, std::size_t labels) const {
     const batch_place part = place(epoch, step);
     const extents<4> expected{part.count, images_[1], images_[2], images_[3]};

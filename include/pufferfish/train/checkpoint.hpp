@@ -87,9 +87,9 @@ class checkpoint_file {
   /// Sets the network to the stored structure (which layers are low-rank, their ranks, the widths of
   /// sliced channel groups, and the ChannelSelects of residual blocks) and then to the stored values, bit for
   /// bit. `net` is a network of the same model, freshly built or not, dense or factorized and sliced in any
-  /// way. A file of a network that differs only in the widths of channel groups is restored, too. If its
-  /// structure is the stored one already, no arena moves and the generation stays. Otherwise the arenas move
-  /// and the generation increases.
+  /// way. A file of a network that differs only in the widths of channel groups is restored, too. If the
+  /// network has the stored structure already, its parameters stay in their memory. Otherwise they move to
+  /// new memory, so that optimizers made before throw state_error.
   ///
   /// Also fills `states`. The file must have each of them under its name with the same number of elements. An
   /// empty list ignores stored states, as for inference.
@@ -262,15 +262,16 @@ class checkpoint_file {
   std::map<std::string, std::string> facts_;
 };
 
-/// Reads and checks a checkpoint. `limit`: largest file accepted, in bytes. Throws io_error as
-/// safetensors_file::read, and for a file that is no checkpoint or has an unknown format version.
+/// Reads and checks a checkpoint. `limit`: largest file accepted, in bytes. Throws io_error if the file
+/// cannot be read, is larger, or is not a valid checkpoint (see safetensors_file::read), and for an unknown
+/// format version.
 inline checkpoint_file open_checkpoint(const std::string& path,
                                        std::uint64_t limit = default_tensor_file_limit) {
   return checkpoint_file(safetensors_file::read(path, limit));
 }
 
-/// Like open_checkpoint, from bytes in memory. Error texts call them `name`.
-/// Errors as open_checkpoint, without those of reading the file.
+/// Checks a checkpoint whose bytes are in memory; error texts call it `name`. Throws io_error if the bytes
+/// are not a valid checkpoint, and for an unknown format version.
 inline checkpoint_file parse_checkpoint(std::vector<std::uint8_t> bytes, std::string name) {
   return checkpoint_file(safetensors_file::parse(std::move(bytes), std::move(name)));
 }

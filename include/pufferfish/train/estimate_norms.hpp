@@ -25,7 +25,7 @@ concept norm_estimating_task = requires(Task& task, context<typename Task::model
 /// collective: ranks average their buffers afterwards.
 ///
 /// Throws state_error for a model with batch norms if the task has no estimate(), or if the tape is not
-/// empty; value_error unless passes > 0; other errors as the task.
+/// empty; value_error unless passes > 0. Exceptions of the task are passed on.
 /// \code
 ///   estimate_norms(run.machine(), run.task(), run.net(), {run.epoch(), run.step_of_epoch(), 0}, 3);
 /// \endcode

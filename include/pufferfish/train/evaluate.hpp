@@ -41,8 +41,7 @@ struct evaluation {
   }
 };
 
-/// Sums an evaluation over all ranks. Collective.
-/// Two all-reduces: one of the loss, one of the counts.
+/// Sums an evaluation over all ranks, by two all-reduces: one of the loss, one of the counts. Collective.
 template <class Comm>
 evaluation reduce(Comm& comm, evaluation local) {
   double loss[1] = {local.loss_sum};
@@ -142,8 +141,8 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
 /// its part of every batch; the sums are over all ranks. Restores the context's mode. On a device the set is
 /// copied there first. Collective.
 /// `batch`: images of all ranks per forward pass. loss_sum and hits are those of SoftmaxCrossEntropy without
-/// smoothing. Throws as loader for an invalid set, batch or normalization, and shape_error if images do not
-/// fit the network; ranks that do not throw wait for the others.
+/// smoothing. Throws the errors of loader's constructor for an invalid set, batch or normalization, and
+/// shape_error if images do not fit the network; ranks that do not throw wait for the others.
 /// \code
 ///   const normalization normalize = measure_normalization(train);
 ///   const evaluation seen = evaluate(ctx, net, comm, test, normalize);

@@ -19,8 +19,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The elements themselves if they are stored on the host, else a copy on the host. T may be const. Waits for
-/// the device.
+/// Gives the host access to an array in the memory of `source`: values() is the array itself if it is in host
+/// memory, else a copy. The constructor waits for the device. T may be const.
 template <class T>
 class host_mirror {
   using value = std::remove_const_t<T>;
@@ -45,7 +45,7 @@ class host_mirror {
   std::vector<value> copy_;
 };
 
-/// Copies the root's elements to all ranks, from and to memory of any device. Collective.
+/// Broadcasts an array from rank `root` to all ranks; the array is in the memory of `source`. Collective.
 template <class Comm, class T>
 void broadcast_from(Comm& comm, int root, memory_source& source, std::span<T> values) {
   if (comm.size() == 1) return;

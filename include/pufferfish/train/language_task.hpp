@@ -106,8 +106,9 @@ class language_task {
  public:
   using model_type = model<Root, Device>;
 
-  /// The texts must outlive the object. Throws value_error for a token outside the model's vocabulary and for
-  /// a test text of less than two tokens; other errors as token_streams.
+  /// Prepares a task for rank `rank` of `ranks`. The texts must outlive the object. Throws value_error for a
+  /// token outside the model's vocabulary and for a test text of less than two tokens, and the errors of
+  /// token_streams.
   language_task(const model_type& net, std::span<const std::int32_t> train,
                 std::span<const std::int32_t> test, const language_task_options& options, int rank, int ranks)
       : train_text_(train),

@@ -55,7 +55,8 @@ constexpr index_t reflected(index_t p, index_t n) { return p < 0 ? -p : p >= n ?
 }  // namespace detail
 
 /// Mean and standard deviation of each channel over all pixels of a set (the training set). A deviation of 0
-/// becomes 1. Throws as loader does for an empty or contradictory set.
+/// becomes 1. Throws an error for an empty or contradictory set, of the type that the constructor of loader
+/// throws.
 inline normalization measure_normalization(const image_set& set) {
   detail::check_image_set(set, "measure_normalization");
   const auto channels = static_cast<std::size_t>(set.channels);
@@ -106,7 +107,8 @@ class loader : public batch_plan {
   random_stream augmentation_stream(index_t epoch) const { return stream("augment", epoch); }
 
   /// Fills rows 0 .. count - 1 of `images` (N x height x width x channels, dense) and of `labels` with this
-  /// rank's part of a global batch; later rows are unchanged. Throws as place_for.
+  /// rank's part of a global batch; later rows are unchanged. Returns the place of the part. Throws the
+  /// errors of place_for().
   template <class T>
   batch_place load(index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) {

@@ -20,10 +20,10 @@ inline constexpr const char* lottery_mask_state = "lottery.mask";
 
 }  // namespace detail
 
-/// Writes a checkpoint whose network is theta_k, not masked, with the level, the mask and the rows. `net` is
-/// a network of the search; its values do not matter. A program calls this between two levels; within a level
-/// training_run::save is a checkpoint of its own. `facts` and errors as save_checkpoint. Local: one rank
-/// calls it. Needs memory for a second network.
+/// Writes a lottery to a checkpoint: values and buffers at the rewind point (not masked), level, mask and
+/// rows. `net` is a network of the search; its values do not matter. A program calls this function between
+/// two levels; within a level training_run::save writes a separate checkpoint. `facts` and errors are those
+/// of save_checkpoint. Local: one rank calls it. Needs memory for a second network.
 template <class Root, class Device, class T = detail::stored_t<const model<Root, Device>>>
 void save_lottery(const std::string& path, const model<Root, Device>& net, const lottery<T>& tickets,
                   std::map<std::string, std::string> facts = {}) {
@@ -60,8 +60,9 @@ lottery<T> load_lottery(const std::string& path, model<Root, device::cpu>& net,
   return tickets;
 }
 
-/// The same for all ranks of a communicator, of which rank 0 alone reads the file. Collective: all ranks
-/// throw if rank 0 does, which throws the same, the others state_error with its text.
+/// Reads a lottery that save_lottery has written, on all ranks of a communicator; rank 0 alone reads the file
+/// and sends it to the others. Collective. If rank 0 throws an error (see the form above), the other ranks
+/// throw state_error with its text.
 template <class Root, class Comm, class T = typename Root::value_type>
 lottery<T> load_lottery(const std::string& path, model<Root, device::cpu>& net,
                         const lottery_options& options, Comm& comm) {

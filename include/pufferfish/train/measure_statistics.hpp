@@ -12,12 +12,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The statistics of the layers that `policy` would factorize (see statistics_collector), from the first
-/// `steps` steps of a task's epochs, each a forward and a backward pass in training mode. Changes the
-/// gradients of `net` and the running statistics of its batch norms; its parameters stay. Throws value_error
-/// for fewer than 1 step; other errors as the task and as select.
-/// Step k has the batch of epoch k / n, step k mod n, with n = task.steps_per_epoch(). Local: statistics are
-/// of the task's rank, and sum_over_ranks adds them. Restores the context's mode.
+/// Collects the statistics of the layers that `policy` would factorize (see statistics_collector) from the
+/// first `steps` steps of a task, each a forward and a backward pass in training mode. Changes the gradients
+/// of `net` and the running statistics of its batch norms, but not its parameters. Throws value_error if
+/// steps < 1, the errors of the task, and value_error or rank_error for an invalid policy (see select()).
+/// Step k uses the batch of epoch k / n, step k mod n, with n = task.steps_per_epoch(). Local: the statistics
+/// are those of the task's rank, and sum_over_ranks adds them over the ranks. Restores the context's mode.
 /// \code
 ///   image_task<float> task(net, train, test, options, 0, 1);
 ///   const network_statistics seen = measure_statistics(ctx, task, net, policy, 20);

@@ -26,8 +26,9 @@ class procedure : public training_run<image_task<T, Device>, Comm> {
  public:
   using machine_options = typename base::machine_options;
 
-  /// `net` is dense. The sets must outlive the object. If images do not fit the network, throws shape_error,
-  /// and value_error on ranks whose images do fit. Other errors as training_run.
+  /// Prepares the training of a dense network. The sets must outlive the object. If the images of a rank do
+  /// not fit the network, that rank throws shape_error and all others throw value_error. Also throws the
+  /// errors of training_run.
   procedure(network<T, Device> net, Comm& comm, const image_set& train, const image_set& test,
             const training_options& options, const machine_options& machine = {})
       : procedure(

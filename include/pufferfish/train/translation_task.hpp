@@ -225,7 +225,7 @@ std::vector<std::vector<std::int32_t>> translate(context<Device>& ctx, context<d
   }
   return result;
 }
-/// The same for a model on the CPU.
+/// Translates with a model on the CPU; arguments, result and errors are those of the form above.
 template <class T>
 std::vector<std::vector<std::int32_t>> translate(context<device::cpu>& ctx, const model<transformer<T>>& net,
                                                  std::span<const std::span<const std::int32_t>> sentences,

@@ -24,7 +24,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Rank policy of one weight when there is no budget.
+/// Returns the rank policy of one weight for a policy without a budget.
 inline const rank_policy& rank_policy_of(const weight_policy& policy, const weight_decision& decision) {
   return decision.embedding && policy.embedding_rank ? *policy.embedding_rank : policy.rank;
 }

@@ -184,9 +184,9 @@ class slice_plan {
 /// training and inference.
 ///
 /// Low-rank layers keep their rank; one whose smaller matrix cannot have that rank becomes dense. A sliced
-/// network can be factorized, merged and sliced again like any other. New arenas, a new generation:
-/// optimizers and exchanges of the old one throw from now on; sliced_values carries states over. Every rank
-/// of a distributed run slices by an equal mask.
+/// network can be factorized, merged and sliced again like any other. Parameters move to new memory:
+/// optimizers and exchanges made before throw state_error from now on; sliced_values carries optimizer states
+/// over. Every rank of a distributed run slices by an equal mask.
 ///
 /// Throws state_error, naming the layer, for a layer in the mask that is the producer of no channel group,
 /// value_error for a wrong number of marks, a layer that is listed twice and a layer without a remaining
@@ -217,10 +217,10 @@ channel_slicing slice_channels(model<Root, Device>& net, const channel_mask& mas
   return report;
 }
 
-/// Sets the channels without a mark to zero, so that the network computes what slice_channels would leave:
-/// weight and bias of the batch norms of each channel, or without a batch norm the row of the producer and
-/// its bias; for channels of a residual stream, the inputs of the consumer. To compare both, and to try a
-/// mask. Errors as slice_channels.
+/// Sets the channels without a mark to zero, so that the network computes the function that slice_channels
+/// would leave. Zeroed are weight and bias of the batch norms of each channel, or without a batch norm the
+/// row of the producer and its bias; for channels of a residual stream, the inputs of the consumer. Serves to
+/// compare both and to try a mask. Throws the errors of slice_channels.
 template <class Root, class Device>
 void mask_channels(model<Root, Device>& net, const channel_mask& mask) {
   using T = typename Root::value_type;
@@ -244,10 +244,11 @@ void mask_channels(model<Root, Device>& net, const channel_mask& mask) {
   });
 }
 
-/// Values that are arranged like the arena of `before`, such as an optimizer's state, arranged like the arena
-/// after change(copy of before), which slices the copy. `change` must copy and leave out values only: of a
-/// layer that becomes dense (channel_slicing::made_dense) the result has no meaning. Throws shape_error
-/// unless there is one value for each parameter, and as `change`. CPU only.
+/// Converts an array that has one element for each parameter element of `before`, in storage order (an
+/// optimizer's state, for example), to the storage order after change(copy of before), which slices the copy.
+/// `change` must only copy and leave out values: for a layer that becomes dense (channel_slicing::made_dense)
+/// the result has no meaning. Throws shape_error for another number of values; exceptions of `change` are
+/// passed on. CPU only.
 ///
 /// \code
 /// const network<float> before = net;
@@ -282,12 +283,13 @@ std::vector<layer_width> layer_widths(const model<Root, Device>& net) {
   return result;
 }
 
-/// Gives a network the structure that slice_channels would: the listed layers get these numbers of output
-/// channels, fewer or more than they have. Parameters of layers that change are zero. A ChannelSelect passes
-/// the first channels of its stream, and is removed if it were to pass all of them. For ranks of a
-/// distributed run that receive the values from another rank, and for loading checkpoints. New arenas, a new
-/// generation. Throws state_error for a layer that is no group's producer, value_error for a number below 1
-/// or above the channels of a stream, rank_error as slice_channels; the network is unchanged then.
+/// Gives a network the structure that slice_channels would give it: the listed layers get these numbers of
+/// output channels, fewer or more than they have. Parameters of layers that change are zero, and all
+/// parameters move to new memory. A ChannelSelect passes the first channels of its stream, and is removed if
+/// it were to pass all of them. Used on ranks of a distributed run that receive the values from another rank,
+/// and before a checkpoint is loaded. Throws state_error for a layer that does not produce a channel group,
+/// value_error for a number below 1 or above the channels of a stream, rank_error for a LowRankNormConv that
+/// cannot keep its rank; the network is unchanged then.
 template <class Root, class Device>
 void apply_widths(model<Root, Device>& net, const std::vector<layer_width>& widths) {
   using T = typename Root::value_type;

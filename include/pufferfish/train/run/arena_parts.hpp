@@ -64,7 +64,8 @@ struct arena_parts {
     if (options.rare) outer.start(store, comm, options, std::exchange(compressor, std::nullopt));
     exchange.emplace(store, comm, gradients, std::move(compressor));
   }
-  /// The same with a new compressor made from the options. Its number of steps becomes the optimizer's.
+  /// Makes the gradient exchange, with a compressor made from the options. Its number of steps becomes the
+  /// optimizer's.
   void make_exchange(parameter_store<T>& store, Comm& comm, const run_options& options, bool low_rank) {
     make_exchange(store, comm, options,
                   make_run_compressor(comm, store, options, low_rank, options.exchange.plan));

@@ -48,7 +48,7 @@ class run_outer {
   void stop() { exchange_.reset(); }
   bool runs() const { return exchange_.has_value(); }
 
-  /// See rare_exchange::set_epoch.
+  /// Tells the rare exchange, if there is one, the epoch and its learning rate; see rare_exchange::set_epoch.
   void set_epoch(index_t epoch, double rate) {
     if (runs()) exchange_->set_epoch(epoch, rate);
   }

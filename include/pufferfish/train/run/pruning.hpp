@@ -29,13 +29,13 @@ class run_pruning {
 
   explicit run_pruning(const run_options& options) : options_(options.pruning) {}
 
-  /// Whether prune() is due: if there is no mask, at once for a given one, else at the start of an epoch from
-  /// pruning_options::epoch on.
+  /// True if the caller must call prune() now. Once a mask exists, this is false. A mask given in the options
+  /// is due at once; otherwise pruning is due at the start of the first epoch from pruning_options::epoch on.
   bool is_due(const training_record& at) const {
     return options_ && !mask_ && (options_->mask || (at.step == 0 && at.epoch >= options_->epoch));
   }
   /// Makes the mask, the same on all ranks, and sets the pruned weights and their optimizer states to 0.
-  /// Collective: all ranks throw if one of them throws; errors as prune_by_magnitude and prune_by_grasp.
+  /// Collective: all ranks throw if one of them throws an error of prune_by_magnitude or prune_by_grasp.
   template <class Parts>
   void prune(const Parts& run) {
     auto mask = std::make_shared<weight_mask>(whole(run.net.store()));

@@ -66,10 +66,10 @@ void average_buffers(Comm& comm, memory_source& memory, std::span<T> buffers) {
   here.send_back();
 }
 
-/// Makes the compressor that a run has for these arenas, before or after the switch; nullopt if it has none
-/// in that phase. The compressor is split into the fragments of rare exchanges, or with
-/// exchange_options::compress_by_bucket into the buckets of `plan` (nullopt: default_plan). All ranks make
-/// one or all throw (it allocates memory of the gradients' size). Collective.
+/// Makes the gradient compressor of a run for the parameters of `store`, dense or `low_rank`; nullopt if the
+/// run has none in that phase. The compressor is split into the fragments of rare exchanges, or with
+/// exchange_options::compress_by_bucket into the buckets of `plan` (nullopt: default_plan). Allocates memory
+/// of the gradients' size; if one rank throws, all ranks throw. Collective.
 template <class T, class Comm>
 std::optional<any_compressor<T>> make_run_compressor(Comm& comm, const parameter_store<T>& store,
                                                      const run_options& options, bool low_rank,
@@ -117,7 +117,7 @@ class carried_mirror {
   std::vector<T> wide_;
 };
 
-/// States of the optimizer and the compressor, and states that each rank has of its own: the task's carried
+/// States of the optimizer and the compressor, and states that differ between ranks: the task's carried
 /// state, the compressor's memory, statistics for the switch.
 template <class T, class Comm, class Carried>
 class run_states {

@@ -113,7 +113,8 @@ class run_steps<Task, Comm, device::cpu> {
 
   /// Waits for all steps and adds their results to the record; returns as take().
   int settle(const parts&, training_record&) { return 0; }
-  /// The same after ranks have been lost, without throwing for that.
+  /// Waits for all steps and adds their results to the record, like settle(), but does not throw for lost
+  /// ranks.
   int settle_alone(const parts&, training_record&) { return 0; }
 
  private:
