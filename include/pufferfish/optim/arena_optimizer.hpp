@@ -155,13 +155,14 @@ class arena_optimizer {
   /// Begins a step that is made in parts: counts the step and computes its constants. The step_range calls
   /// after it must contain each parameter exactly once; their order and number do not change a bit of the
   /// result. Throws state_error if the network's parameters have moved to new memory since the target was
-  /// made, value_error for a learning rate that is not finite. step_range() updates elements offset .. offset
-  /// + size - 1; it throws value_error unless they are whole parameters.
+  /// made, value_error for a learning rate that is not finite.
   void begin_step(context<Device>& ctx, double lr) { begin(&ctx, lr); }
   [[deprecated("pass the context: begin_step(ctx, lr)")]] void begin_step(
       double lr) requires std::is_same_v<Device, device::cpu> {
     begin(nullptr, lr);
   }
+  /// Updates elements offset .. offset + size - 1 in the step that begin_step() began. Throws value_error
+  /// unless the elements are whole parameters.
   void step_range(context<Device>& ctx, index_t offset, index_t size) {
     const auto range = tasks_.tasks_of(rule::name, offset, size);
     unwritten_.use(target_.store, offset, size, [&](index_t first, index_t count) {

@@ -128,9 +128,9 @@ struct noam_rate {
   }
 };
 
-/// The same rate as a schedule for base learning rate 1: step s of training is at epoch (s - 1) /
-/// steps_per_epoch. Steps count from epoch 0. To restart the warm-up at the switch, as the paper's code does,
-/// pass epochs since the switch. Throws value_error unless all numbers are positive.
+/// Makes a schedule of the learning rate noam_rate, for a base learning rate of 1: step s of training is at
+/// epoch (s - 1) / steps_per_epoch. Steps count from epoch 0. To restart the warm-up at the switch, as the
+/// paper's code does, pass epochs since the switch. Throws value_error unless all numbers are positive.
 inline schedule noam(const noam_rate& rate, double steps_per_epoch) {
   const auto positive = [](double value) { return value > 0.0 && std::isfinite(value); };
   const std::string text = "Noam, width " + detail::shortest_number(rate.d_model) + ", warm-up " +
@@ -228,8 +228,7 @@ class plateau {
   /// Multiplies the factor by `by`: some recipes change the learning rate at the switch.
   void scale(double by) { factor_ *= by; }
 
-  /// Writes the state as text for a checkpoint, and restores it bit for bit. set_state throws value_error for
-  /// a text that state() did not write.
+  /// The state as text, for a checkpoint.
   std::string state() const {
     char text[96];
     char* const last = text + sizeof text;
@@ -240,6 +239,7 @@ class plateau {
     end = std::to_chars(end, last, waited_).ptr;
     return {text, end};
   }
+  /// Restores a state bit for bit. Throws value_error for a text that state() did not write.
   void set_state(const std::string& text) {
     double best = 0.0, factor = 0.0;
     int waited = 0;

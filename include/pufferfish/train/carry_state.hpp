@@ -195,7 +195,7 @@ class optimizer_memory {
                                       " of a network of ", size, " parameters"});
   }
 
-  // Finds the origin of each new parameter's state, and fills the report. Throws as carry.
+  // Finds the origin of each new parameter's state, and fills the report. Throws the errors of carry().
   template <class Root, class Device>
   plan make_plan(model<Root, Device>& net, carried_state& report) const {
     const auto& entries = net.store().parameters();

@@ -271,7 +271,7 @@ class cuttlefish_tracker {
     return static_cast<index_t>(std::min(most, std::max(wanted, least)));
   }
 
-  // Throws as observe() says.
+  // Throws the errors of observe().
   void check(index_t epoch, const std::vector<layer_stable_rank>& measured) const {
     if (epoch != measurements_) {
       detail::throw_error<state_error>(

@@ -124,8 +124,8 @@ class AnnealedLayer {
   state_buffer<parameter_t<T>> residual_, share_;
 };
 
-/// The share s of the residual after `done` of `steps` training steps: (1 + cos(pi done / steps)) / 2 before
-/// the last step, 0 after it. Throws value_error if steps < 1.
+/// The share s of the residual after `done` of `steps` training steps: (1 + cos(pi done / steps)) / 2 for
+/// done < steps, then 0. Throws value_error if steps < 1.
 inline double residual_share(double done, double steps) {
   if (!(steps >= 1.0)) detail::throw_error<value_error>({"residual_share: over ", steps, " steps"});
   if (done >= steps) return 0.0;

@@ -103,7 +103,7 @@ std::vector<factor_report> project_targets(const std::vector<soft_target<Slot>>&
 ///     W <- (1 - strength) W + strength trunc_r(W)
 ///
 /// where trunc_r(W) is the truncation of W to rank r. With a plain truncation, singular values after the r-th
-/// shrink by the factor 1 - strength and the others stay. Called every few hundred steps of the warm-up, the
+/// are multiplied by 1 - strength and the others stay. Called every few hundred steps of the warm-up, the
 /// function makes the weights nearly low-rank at the switch (projected warm-up). All else stays bit for bit:
 /// other layers, biases and the optimizer's state; parameters stay in their memory. Returns a report for each
 /// projected matrix, about W before the projection: kept_energy tells how close to low rank W was.

@@ -105,7 +105,8 @@ PUFFERFISH_SEPARATE_OPERATION(sequence, embedding_forward);
 /// The gradient of the table (formula: reference::embedding_backward), overwritten or (`add`) added to.
 /// Without `add`, rows of unused tokens and of the padding become zero. `padding`: token whose row has no
 /// gradient, or no_token; tokens equal to it must be in range, too. Every sum is in the order of positions,
-/// in parameter_t<T>. dy: N x D, dtable: V x D, contiguous rows, no overlap. Errors as embedding_forward.
+/// in parameter_t<T>. dy: N x D, dtable: V x D, contiguous rows, no overlap. Throws shape_error if the shapes
+/// do not fit and, on the CPU, value_error for a token out of range, before anything is written.
 ///
 /// On the CPU, tasks are pieces of 512 columns, so a narrower table is updated by one thread. A device
 /// ignores tokens out of range. It first sorts the positions by token, with N^2 comparisons. Scratch there: 8

@@ -95,8 +95,9 @@ token_loss_result output_loss_forward(context<device::cpu>& ctx, const output_la
 /// by the forward pass, is overwritten: one backward pass for each forward pass. Layer, targets and options
 /// as there; gradients overlap nothing. On the CPU every sum has one order, whatever the number of threads;
 /// scratch: up to 7 matrices of the size of dx, and packed blocks. On a device the gradients are multiplied
-/// by the context's loss_scale() if one is set. Throws as output_loss_forward, and value_error for a
-/// normalizer that is not positive (on a device only if it is given by value).
+/// by the context's loss_scale() if one is set. Throws the errors of output_loss_forward, shape_error for
+/// gradients of other sizes, and value_error for a normalizer that is not positive (on a device only if it is
+/// given by value).
 template <class T, class Device>
 void output_loss_backward(context<Device>& ctx, const output_layer<T>& layer,
                           std::span<const std::int32_t> targets, const token_loss_options& options,

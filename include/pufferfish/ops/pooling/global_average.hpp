@@ -75,7 +75,8 @@ void global_average_forward(context<Device>& ctx, const tensor_view<const T, 4>&
 PUFFERFISH_SEPARATE_OPERATION(conv, global_average_forward);
 
 /// The gradient of global_average_forward (formula: reference::global_average_backward). dy: N x 1 x 1 x C,
-/// dx: N x H x W x C, dense, overwritten; dx overlaps nothing. Checks as global_average_forward.
+/// dx: N x H x W x C, dense, overwritten; dx overlaps nothing. The shapes are not checked; a view that is not
+/// dense throws shape_error.
 template <class T, class Device>
 void global_average_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                              const tensor_view<T, 4>& dx) {

@@ -116,8 +116,8 @@ any_layer<T, Device> with_components(any_layer<T, Device>& layer, const kept_com
 /// Reduces the ranks of the listed layers: keeps the columns of up and rows of down in the lists, and for a
 /// LowRankNormConv the entries of its batch norm. The function changes by the removed components alone, not
 /// at all for those whose column or row is zero. Layers of all kinds, LSTM, attention and embeddings
-/// included. All other values are copied bit for bit. New arenas, a new generation; sliced_values carries the
-/// states of an optimizer over. Returns the ranks before.
+/// included. All other values are copied bit for bit. Parameters move to new memory: optimizers made before
+/// throw state_error. sliced_values carries the states of an optimizer over. Returns the ranks before.
 ///
 /// Throws state_error for a name that is no low-rank layer, is listed twice, or has a residual, value_error
 /// for lists that do not fit the layer; each names the layer, and the model is unchanged then.
