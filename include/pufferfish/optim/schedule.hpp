@@ -36,7 +36,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// \endcode
 class schedule {
  public:
-  /// Always 1.
+  /// A schedule whose factor is always 1.
   schedule() : schedule([](double) { return 1.0; }, "constant") {}
   /// Any function of the epoch, with a name for logs.
   schedule(std::function<double(double)> factor, std::string description)

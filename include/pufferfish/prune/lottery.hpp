@@ -164,7 +164,8 @@ class lottery {
   }
   void add(const lottery_row& row) { rows_.push_back(row); }
 
-  /// For checkpoints: level, k and rows in lines; the mask's bits are mask_numbers<T>(*mask()).
+  /// The level, the step k and the rows as lines of text, for checkpoints. The mask's bits are stored
+  /// separately, as mask_numbers<T>(*mask()).
   std::string to_text() const {
     std::string text = detail::message({"lottery ", level_, " ", step_, " ", describe(options_), "\n"});
     for (const lottery_row& row : rows_) {

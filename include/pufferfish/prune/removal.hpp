@@ -3,7 +3,7 @@
 
 /// \file
 /// `removal_rule`, `removal_share`, `removal_scope`: how many weights are pruned, and how ties are settled.
-/// Also the selection of weights that all pruning criteria share.
+/// The file also has the selection of weights that all pruning criteria share.
 
 #include <algorithm>
 #include <cmath>

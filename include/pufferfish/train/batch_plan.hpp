@@ -24,8 +24,8 @@ struct augmentation {
   index_t pad_crop = 0;  ///< pad each side by this many pixels, then cut a window of the old size at random
   bool reflect = false;  ///< pad with the mirror image (the edge not repeated) instead of zero pixels
   bool flip = false;     ///< mirror left and right with probability 1/2
-  /// Of images that are not of one size (folder_images): smallest share of an image's area in a random
-  /// window, which is scaled to the size of the batch; 1: the middle of the image.
+  /// Used for images of different sizes (folder_images): a random window of the image, with at least this
+  /// share of its area, is scaled to the size of the batch. 1: the middle of the image is used.
   double smallest_area = 1.0;
 };
 

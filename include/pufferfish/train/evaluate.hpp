@@ -17,9 +17,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Sums over the samples seen.
-/// Of a set of images `correct` counts hits and `count` images. Tasks without hits leave `correct` at 0, and
-/// `count` then counts tokens.
+/// Sums over the samples of an evaluation. For a set of images, `correct` is the number of hits and `count`
+/// the number of images. Tasks without hits leave `correct` at 0, and `count` is the number of tokens.
 struct evaluation {
   double loss_sum = 0.0;
   std::int64_t correct = 0;

@@ -34,7 +34,7 @@ class segment_place {
   using view = tensor_view<const std::int32_t, 2>;
 
  public:
-  /// Room for `tokens` tokens.
+  /// Allocates memory for segments of up to `tokens` tokens.
   explicit segment_place(index_t tokens) : place_(2 * tokens * size) {}
 
   /// Copies the segment to the device. Does nothing for an empty segment.

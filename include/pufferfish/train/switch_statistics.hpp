@@ -107,12 +107,13 @@ class switch_statistics {
     return all;
   }
 
-  /// Discards the statistics; to be called when layers or arenas of the model change.
+  /// Discards the statistics. Must be called when layers of the model are replaced or its parameters move in
+  /// memory.
   void forget() { collector_.reset(); }
 
-  /// For checkpoints between the first and the last of the S steps: returns a line that is the same on all
-  /// ranks, and writes the sums of this rank to `numbers`. Returns an empty line if no step was measured.
-  /// Collective.
+  /// Saves statistics for a checkpoint that is written between the first and the last of the S measured
+  /// steps. Returns a line that is the same on all ranks, and writes the sums of this rank to `numbers`.
+  /// Returns an empty line if no step was measured. Collective.
   template <class U, class Comm>
   std::string save(Comm& comm, std::vector<U>& numbers) {
     if (!collector_) return {};

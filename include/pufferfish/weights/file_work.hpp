@@ -157,12 +157,12 @@ inline std::size_t room_for_metadata(const safetensors_reader& file) {
   return room;
 }
 
-/// Share of the work done, for an observer, which must outlive the object.
+/// Reports the share of the work that is done (0 .. 1) to an observer, which must outlive the object.
 class work_share {
  public:
   work_share(const std::vector<double>& cost, const weight_observer& observer)
       : all_(std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0))), observer_(observer) {}
-  /// To be called after each tensor, with its cost.
+  /// Adds the cost of a finished tensor and calls the observer, if there is one, with the share done so far.
   void done(const weight_result& tensor, double cost) {
     done_ += cost;
     if (observer_) observer_(tensor, done_ / all_);

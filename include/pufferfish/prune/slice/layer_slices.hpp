@@ -38,7 +38,7 @@ inline std::vector<index_t> marked(const std::vector<bool>& keep, index_t pixels
   return list;
 }
 
-/// to(r, c, y, x) = from(rows[r], columns[c], y, x). Any strides; no overlap.
+/// to(r, c, y, x) = from(rows[r], columns[c], y, x). The views may have any strides and must not overlap.
 template <class T>
 void gather_matrix(const tensor_view<const T, 4>& from, kept_list rows, kept_list columns,
                    const tensor_view<T, 4>& to) {
@@ -52,7 +52,7 @@ void gather_matrix(const tensor_view<const T, 4>& from, kept_list rows, kept_lis
     }
   }
 }
-/// to(i) = from(entries[i]); null views: nothing.
+/// to(i) = from(entries[i]) for all i. Does nothing if `to` is a null view.
 template <class T>
 void gather_vector(const tensor_view<const T, 1>& from, kept_list entries, const tensor_view<T, 1>& to) {
   for (index_t i = 0; !to.is_null() && i < to.extent(0); ++i) to(i) = from(kept_at(entries, i));

@@ -33,7 +33,7 @@ struct run_data {
   using all_parts = run_parts<Task, Comm>;
   using switch_type = run_switch<Task, Comm>;
 
-  /// As the constructor of training_run. Collective.
+  /// Prepares a run; arguments and errors are those of training_run's constructor. Collective.
   run_data(model_type dense, Comm& ranks, Task of, const run_options& how, const machine_options& machine)
       : net(std::move(dense)),
         resume_lines(detail::resume_lines(net, of, how)),
@@ -97,8 +97,9 @@ struct run_data {
     bound.drop_exchange();
   }
 
-  /// As training_run::settle and training_run::synchronize.
+  /// Waits for all steps and adds their results to the record (training_run::settle).
   void settle() { found_skipped += steps.settle(parts(), record); }
+  /// Makes the ranks' parameters and buffers equal after all steps (training_run::synchronize).
   void synchronize() {
     settle();
     bound.outer.synchronize(ctx);

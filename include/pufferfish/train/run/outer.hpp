@@ -52,7 +52,8 @@ class run_outer {
   void set_epoch(index_t epoch, double rate) {
     if (runs()) exchange_->set_epoch(epoch, rate);
   }
-  /// To be called after a local step; `rate`: learning rate of that step.
+  /// Counts a local step, made with learning rate `rate`, and exchanges the fragments that are due. Must be
+  /// called after each step. Collective.
   void step_done(context<Device>& ctx, double rate) {
     if (!runs()) return;
     exchange_->set_local_steps(schedule_(rate, peak_));

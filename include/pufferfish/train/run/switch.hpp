@@ -222,7 +222,7 @@ class run_switch {
   static constexpr const char* clock_fact = "training.switch";
   static constexpr const char* statistics_fact = "training.statistics";
 
-  /// Room for the numbers that a checkpoint of `net` with this line of statistics contains.
+  /// Makes an array for the numbers that a checkpoint of `net` stores if it has this line of statistics.
   std::vector<T> prepare(const std::string& line, const std::string& source, const model_type& net) {
     std::vector<T> numbers;
     switch_statistics<model_type>(options_).prepare(line, source, net, numbers);
