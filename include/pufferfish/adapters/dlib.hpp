@@ -10,7 +10,7 @@
 ///     using dense_net = dlib::loss_multiclass_log<dlib::fc<10, dlib::fc<120, features<
 ///         dlib::con<32, 5, 5, 1, 1, features<dlib::con<16, 5, 5, 1, 1, input>>>>>>;
 ///     low_rank_twin<dense_net> twin(trained);   // con and fc are factorized, all else is copied
-///     // The same, written out: the rank is the second argument; 0 is a quarter of the full rank.
+/// // Equivalent explicit type: the rank is the second argument; 0 is a quarter of the full rank.
 ///     using small_net = dlib::loss_multiclass_log<dlib::fc<10, pufferfish::low_rank_fc<120, 0, features<
 ///         pufferfish::low_rank_con<32, 0, 5, 5, 1, 1, features<dlib::con<16, 5, 5, 1, 1, input>>>>>>;
 ///     small_net small(trained);
@@ -33,13 +33,13 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Converts a trained network to its low-rank twin `LowRankNet`: the same layers, except that some con and fc
-/// are low_rank_con and low_rank_fc. These get factors of the rank that the policy chooses, whatever rank
-/// their type says; all other layers are copied. `reports`, if given, receives a report for each low-rank
-/// layer, named "layer 3" for dlib::layer<3>(network). Throws as low_rank_con_::factorize. `dense` is copied
-/// and stays unchanged. Layers are matched by their position, and low-rank ones whose partner is no dense
-/// layer of the matching type are left as LowRankNet's constructor has made them. Costs two factorizations of
-/// each layer: that of the constructor, and that of the policy.
+/// Converts a trained network to its low-rank twin `LowRankNet`: a network type with the same layers, except
+/// that some con and fc layers are low_rank_con and low_rank_fc. Their factors have the rank that the policy
+/// chooses, whatever rank their type says; all other layers are copied. `reports`, if given, receives a
+/// report for each low-rank layer, named "layer 3" for dlib::layer<3>(network). Throws the errors of
+/// low_rank_con_::factorize. `dense` is not changed. Layers are matched by their position. A low-rank layer
+/// whose counterpart is not a dense layer of the matching type stays as LowRankNet's constructor has made it.
+/// Each layer is factorized twice: by that constructor and by the policy.
 template <class LowRankNet, class DenseNet>
 LowRankNet factorize_network(const DenseNet& dense, const rank_policy& policy,
                              std::vector<factor_report>* reports = nullptr) {

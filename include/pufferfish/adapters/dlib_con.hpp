@@ -16,9 +16,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// dlib's tensors are NCHW, this library's kernels use NHWC. x and y of a forward pass, and x, dy and dx of a
 /// backward pass are therefore transposed in scratch memory, except for images of one channel or one pixel,
-/// where both layouts are equal; layout_changes() counts this. Parameters are not transposed: dlib's tensor
-/// stores them in the kernels' order, `down` as [height][width][in][r], then `up` as [r][out], then the bias.
-/// Between forward and backward pass the layer keeps the activation of r channels; clean() releases it.
+/// where both layouts are equal. layout_changes() returns the number of tensors transposed so far. Parameters
+/// are not transposed: dlib's tensor stores them in the kernels' order, `down` as [height][width][in][r],
+/// then `up` as [r][out], then the bias. Between forward and backward pass the layer keeps the activation of
+/// r channels; clean() releases it.
 ///
 /// dlib's solvers treat a layer of a type unknown to them as one vector of weights. The bias multipliers take
 /// effect only with `bias_solver` (dlib_solver.hpp); other solvers treat the bias as a weight.
@@ -44,18 +45,19 @@ class low_rank_con_ : public detail::dlib_layer {
   explicit low_rank_con_(::dlib::num_con_outputs o) : low_rank_con_() {
     set_num_filters(static_cast<long>(o.num_outputs));
   }
-  /// A layer without parameters; the first pass makes them.
+  /// Makes a layer without parameters. The first pass allocates them.
   low_rank_con_() : dlib_layer(Rank) {
     shape_ = {0, NumFilters, {Rows, Cols}, {StrideY, StrideX}, {PaddingY, PaddingX}, {1, 1}};
   }
-  /// Copies a dense layer's options and, once it has parameters, factorizes them. Throws as factorize.
+  /// Copies a dense layer's options and, if the dense layer has parameters, factorizes them. Throws the
+  /// errors of factorize.
   low_rank_con_(const dense_type& dense) : low_rank_con_() {
     take_options(dense);
     shape_.out_channels = dense.num_filters();
     if (dense.get_layer_params().size() > 0) factorize(dense, wanted_rank(), "low_rank_con");
   }
 
-  /// The geometry in dlib's terms. nr() and nc() of a kernel as large as its image are 0 before the first
+  /// The geometry with dlib's names. For a kernel as large as its image, nr() and nc() are 0 before the first
   /// pass.
   long num_filters() const { return static_cast<long>(shape_.out_channels); }
   long nr() const { return static_cast<long>(shape_.kernel.height); }
@@ -81,8 +83,8 @@ class low_rank_con_ : public detail::dlib_layer {
   const conv_shape& shape() const { return shape_; }
 
   /// Sets the parameters to the best factors of a dense layer's weight, of the rank that the policy chooses,
-  /// and to its bias; copies its options. Throws state_error for a dense layer without parameters, else as
-  /// factorize_matrix, except that ranks that make the layer larger are accepted.
+  /// and to its bias; copies its options. Throws state_error for a dense layer without parameters, and the
+  /// errors of factorize_matrix, but accepts ranks whose factors are larger than the weight.
   factor_report factorize(const dense_type& dense, const rank_policy& policy,
                           const std::string& name = "low_rank_con") {
     const conv_shape shape = layer_traits<dense_type>::shape(dense);
@@ -92,8 +94,8 @@ class low_rank_con_ : public detail::dlib_layer {
     return report;
   }
 
-  /// As dlib's con_: the pixel of the output whose window is centered at a pixel of the input, and the
-  /// reverse.
+  /// Maps points between images as dlib's con_ does: map_input_to_output returns the output pixel whose
+  /// window is centered at an input pixel, map_output_to_input the center of an output pixel's window.
   ::dlib::dpoint map_input_to_output(::dlib::dpoint p) const {
     p.x() = (p.x() + static_cast<double>(padding_x() - nc() / 2)) / static_cast<double>(stride_x());
     p.y() = (p.y() + static_cast<double>(padding_y() - nr() / 2)) / static_cast<double>(stride_y());
@@ -134,9 +136,9 @@ class low_rank_con_ : public detail::dlib_layer {
     from_nhwc(y, output.host_write_only(), false);
   }
 
-  /// From dy = gradient_input: overwrites params_grad with the gradients of down, up and bias, unless the
-  /// learning rate multiplier is 0, and adds the gradient of x to sub.get_gradient_input(). Throws
-  /// state_error without a forward pass for a batch of this size.
+  /// Computes gradients from dy = gradient_input. Overwrites params_grad with the gradients of down, up and
+  /// bias, unless the learning rate multiplier is 0, and adds the gradient of x to sub.get_gradient_input().
+  /// Throws state_error without a forward pass for a batch of this size.
   template <class Subnet>
   void backward(const ::dlib::tensor& gradient_input, Subnet& sub, ::dlib::tensor& params_grad) {
     const ::dlib::tensor& x = sub.get_output();
@@ -172,9 +174,10 @@ class low_rank_con_ : public detail::dlib_layer {
     for (const index_t number : item.geometry()) serialize(static_cast<long>(number), out);
     item.write(out);
   }
-  /// Also reads a serialized dlib::con_ and factorizes it. The rank of a factorized dense layer is the wanted
-  /// one. Throws dlib::serialization_error for another version, kernel size or stride, or parameters of a
-  /// wrong size; the errors of factorize for a dense layer.
+  /// Reads a serialized low_rank_con_, or a serialized dlib::con_, which is then factorized with the rank
+  /// that `item` has been constructed or set to (set_rank). Throws dlib::serialization_error if the
+  /// serialized version, kernel size or stride is not that of the type, or if the number of parameters is
+  /// wrong; for a dense layer also the errors of factorize.
   friend void deserialize(low_rank_con_& item, std::istream& in) {
     using ::dlib::deserialize;
     std::string version;

@@ -42,10 +42,10 @@ class distributed_solver {
     detail::check_communicator<Comm>();
   }
 
-  /// The wrapped solver's step of a layer's parameters for the mean gradient. Collective. Throws state_error
-  /// without a communicator and, at the first call, on all ranks, if the layer's parameters differ. With one
-  /// rank the gradient is passed on as it is. Throws the errors of the communicator. The result refers to
-  /// memory of the wrapped solver.
+  /// Averages a layer's gradient over all ranks and returns the wrapped solver's step of the parameters for
+  /// this mean. Collective. With one rank the gradient is used unchanged. Throws state_error without a
+  /// communicator; at the first call also, on all ranks, if the layer's parameters differ between ranks; and
+  /// the errors of the communicator. The result refers to memory of the wrapped solver.
   template <class Layer>
   const ::dlib::tensor& operator()(float learning_rate, const Layer& layer, const ::dlib::tensor& gradient) {
     if (comm_ == nullptr) {

@@ -34,7 +34,8 @@ class low_rank_fc_ : public detail::dlib_layer {
   low_rank_fc_() : dlib_layer(Rank) {
     if (BiasMode == ::dlib::FC_NO_BIAS) disable_bias();
   }
-  /// As the constructor of low_rank_con_ from a dense layer.
+  /// Copies a dense layer's options and, if the dense layer has parameters, factorizes them. Throws the
+  /// errors of factorize.
   low_rank_fc_(const dense_type& dense) : low_rank_fc_() {
     take_own_options(dense);
     out_ = static_cast<index_t>(dense.get_num_outputs());
@@ -58,7 +59,9 @@ class low_rank_fc_ : public detail::dlib_layer {
   tensor_view<float, 2> down() { return {params_.host(), {rank(), in_}, {1, rank()}}; }
   tensor_view<float, 2> up() { return up_of(params_.host()); }
 
-  /// As low_rank_con_::factorize.
+  /// Sets the parameters to the best factors of a dense layer's weight, of the rank that the policy chooses,
+  /// and to its bias; copies its options. Throws state_error for a dense layer without parameters, and the
+  /// errors of factorize_matrix, but accepts ranks whose factors are larger than the weight.
   factor_report factorize(const dense_type& dense, const rank_policy& policy,
                           const std::string& name = "low_rank_fc") {
     factor_report report = take(layer_traits<dense_type>::matrices(dense)[0].view,
@@ -67,7 +70,8 @@ class low_rank_fc_ : public detail::dlib_layer {
     return report;
   }
 
-  /// As low_rank_con_::setup.
+  /// Draws new factors, each from Glorot's distribution as dlib's layers do; the bias is 0. Throws rank_error
+  /// if the rank exceeds the number of inputs or outputs.
   template <class Subnet>
   void setup(const Subnet& sub) {
     const ::dlib::tensor& x = sub.get_output();
@@ -89,7 +93,10 @@ class low_rank_fc_ : public detail::dlib_layer {
     ops::linear_forward<float>(context(), t, stored_up(), bias_data(), y);
   }
 
-  /// As low_rank_con_::backward. Throws shape_error, too.
+  /// Computes gradients from dy = gradient_input. Overwrites params_grad with the gradients of down, up and
+  /// bias, unless the learning rate multiplier is 0, and adds the gradient of x to sub.get_gradient_input().
+  /// Throws state_error without a forward pass for a batch of this size, shape_error if the number of
+  /// features has changed.
   template <class Subnet>
   void backward(const ::dlib::tensor& gradient_input, Subnet& sub, ::dlib::tensor& params_grad) {
     const tensor_view<const float, 2> x = rows(sub.get_output());
@@ -117,8 +124,10 @@ class low_rank_fc_ : public detail::dlib_layer {
     for (const index_t number : {item.in_, item.out_, item.rank()}) serialize(static_cast<long>(number), out);
     item.write(out);
   }
-  /// Also reads a serialized dlib::fc_ and factorizes it. Throws dlib::serialization_error for another
-  /// version, another bias mode or parameters of a wrong size; the errors of factorize for a dense layer.
+  /// Reads a serialized low_rank_fc_, or a serialized dlib::fc_, which is then factorized with the rank that
+  /// `item` has been constructed with or set to (set_rank). Throws dlib::serialization_error if the serialized
+  /// version or bias mode is not that of the type, or if the number of parameters is wrong; for a dense layer
+  /// also the errors of factorize.
   friend void deserialize(low_rank_fc_& item, std::istream& in) {
     using ::dlib::deserialize;
     std::string version;
@@ -206,7 +215,7 @@ class low_rank_fc_ : public detail::dlib_layer {
   index_t in_ = 0, out_ = NumOutputs;
 };
 
-/// low_rank_fc_ as a layer of a network type, with a bias; low_rank_fc_no_bias: without.
+/// A layer of a dlib network type: low_rank_fc_ with a bias. low_rank_fc_no_bias has no bias.
 template <unsigned long NumOutputs, long Rank, class Subnet>
 using low_rank_fc = ::dlib::add_layer<low_rank_fc_<NumOutputs, Rank, ::dlib::FC_HAS_BIAS>, Subnet>;
 template <unsigned long NumOutputs, long Rank, class Subnet>

@@ -73,7 +73,8 @@ auto view_of(M&& matrix) {
                                  {matrix.rowStride(), matrix.colStride()});
 }
 
-/// The same for a vector (a row or a column), with one dimension. A vector without elements: a null view.
+/// Views the memory of an Eigen row or column vector as a one-dimensional view. Nothing is copied: the memory
+/// must outlive the view. The view of a vector without elements is null.
 template <class V>
 auto vector_view_of(V&& vector) {
   static_assert(detail::eigen_plain_t<V>::IsVectorAtCompileTime, "pufferfish: not an Eigen vector");
@@ -93,7 +94,8 @@ auto map_of(const tensor_view<T, 2>& view) {
                     any_stride>(view.data(), view.extent(0), view.extent(1),
                                 any_stride(view.stride(0), view.stride(1)));
 }
-/// The same for one dimension: a column vector.
+/// Maps a one-dimensional view as an Eigen column vector. Nothing is copied: the view's memory must outlive
+/// the map.
 template <class T>
 auto map_of(const tensor_view<T, 1>& view) {
   using vector = Eigen::Matrix<std::remove_const_t<T>, Eigen::Dynamic, 1>;
@@ -112,9 +114,10 @@ struct eigen_factors {
   index_t rank() const { return up.cols(); }
 };
 
-/// Factorizes an Eigen matrix or the value of an Eigen expression (rows = outputs, columns = inputs).
-/// Formula, policies and errors as factorize_matrix. An expression without memory (a sum, a product) is
-/// evaluated first. The argument is not changed, and the result owns its matrices.
+/// Approximates an Eigen matrix, or the value of an Eigen expression, by up * down of the rank that the
+/// policy chooses. Rows are outputs, columns are inputs. The formula, the policies and the errors are those
+/// of factorize_matrix. An expression without memory (a sum, a product) is evaluated first. The argument is
+/// not changed, and the result owns its matrices.
 template <class Derived>
 eigen_factors<typename Derived::Scalar> factorize(const Eigen::MatrixBase<Derived>& matrix,
                                                   const rank_policy& policy,
@@ -144,7 +147,9 @@ eigen_linear(Weight) -> eigen_linear<Weight>;
 template <class Weight, class Bias>
 eigen_linear(Weight, Bias) -> eigen_linear<Weight, Bias>;
 
-/// The views are valid as long as the eigen_linear. An empty bias means none.
+/// Gives svd_factorize access to an eigen_linear: `weight` as a view and `bias` as a view. The views are
+/// valid as long as the eigen_linear. If its bias vector is empty, the layer has no bias and the view is
+/// null.
 template <class Weight, class Bias>
 struct layer_traits<eigen_linear<Weight, Bias>> {
   static constexpr auto kind = layer_kind::linear;
@@ -167,7 +172,7 @@ auto samples_of(M&& columns) {
   return transpose(view_of(columns));
 }
 
-/// `samples` itself if its rows are stored back to back, else a copy in scratch memory.
+/// Returns `samples` if its rows are contiguous, else a contiguous copy in scratch memory of `frame`.
 template <class T>
 tensor_view<const T, 2> dense_samples(const tensor_view<const T, 2>& samples, scratch_frame& frame) {
   if (samples.is_contiguous()) return samples;
@@ -205,7 +210,8 @@ void forward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>
   copy(own, to);
 }
 
-/// The same, with a newly allocated result.
+/// Computes y = up (down x) + b for a batch x [in x N] whose samples are columns, and returns y [out x N] in
+/// a new matrix. Modes, requirements and errors are those of forward_columns with the argument y.
 template <class T, class X>
 detail::eigen_matrix<T> forward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>& layer,
                                         const X& x) {

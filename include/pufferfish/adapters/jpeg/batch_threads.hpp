@@ -21,8 +21,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Runs batches of calls on its own threads. Batches begin in the order in which they were started.
-/// One thread starts batches and waits for them.
+/// A pool of threads that runs batches of calls. Items of an earlier batch begin before those of a later one;
+/// items of both may run at the same time. All calls of start and wait must come from one thread of the
+/// program.
 class batch_threads {
  public:
   /// One batch: run(i, thread) for i = 0 .. count - 1, with `thread` below the number of threads. A batch
@@ -48,7 +49,7 @@ class batch_threads {
   }
   batch_threads(const batch_threads&) = delete;
   batch_threads& operator=(const batch_threads&) = delete;
-  /// Items that have not begun are dropped.
+  /// Drops the items that have not begun, waits for those that run, and ends the threads.
   ~batch_threads() { stop(); }
 
   void start(std::shared_ptr<batch> started) {

@@ -46,8 +46,8 @@ class jpeg_decoder {
     if (handle_ == nullptr) detail::throw_error<backend_error>({"jpeg_decoder: ", tjGetErrorStr2(nullptr)});
   }
 
-  /// {height, width} of an image, from its header. `name` begins the texts of errors. Throws io_error for
-  /// bytes that are no JPEG image.
+  /// Returns {height, width} of an image, from its header. `name` (the file's path) is the first word of
+  /// error texts. Throws io_error for bytes that are not a JPEG image or for more than most_pixels pixels.
   extents<2> size_of(std::span<const std::uint8_t> bytes, const std::string& name) {
     const header seen = header_of(bytes, name);
     return {seen.height, seen.width};
@@ -62,10 +62,12 @@ class jpeg_decoder {
     return {eighths, 8};
   }
 
-  /// Decodes an image to RGB, reduced by `by` while it is decoded, which is faster than to decode it whole:
-  /// {n, 8} with n in 1 .. 8. The result has ceil(size n / 8) pixels a side. Grey images and those in CMYK
-  /// are converted, an orientation in the file's metadata is not applied. Throws io_error for bytes that are
-  /// no JPEG image or that end too early, and for an image of more than most_pixels.
+  /// Decodes a JPEG image to RGB into `image`. The image is scaled down by the factor `by` = {n, 8}, n in 1
+  /// .. 8, during decoding, which is faster than decoding at full size. From a file of height x width pixels
+  /// the result has ceil(height n / 8) x ceil(width n / 8) pixels. Grey and CMYK images are converted to RGB.
+  /// The orientation in the file's metadata is ignored. `name` (the file's path) is the first word of error
+  /// texts. Throws io_error for bytes that are not a JPEG image or are cut off, and for a file of more than
+  /// most_pixels pixels before scaling.
   void decode(std::span<const std::uint8_t> bytes, const std::string& name, scale by, rgb_image& image) {
     const header seen = header_of(bytes, name);
     const int width = TJSCALED(seen.width, by), height = TJSCALED(seen.height, by);

@@ -74,8 +74,8 @@ inline std::optional<std::uint64_t> external_bytes(const onnx::TensorProto& tens
   return std::nullopt;
 }
 
-/// The places of all external tensors of the main graph. Throws io_error as place_of, for an external tensor
-/// without a known length, and for one in a subgraph.
+/// Returns file, first byte and length of each external tensor of the main graph. Throws the errors of
+/// place_of, and io_error for an external tensor without a known length or in a subgraph.
 inline std::vector<external_place> external_places(const onnx::ModelProto& model, const std::string& path) {
   std::vector<external_place> all;
   for_each_constant(model.graph(), [&](const onnx::TensorProto& one) {
@@ -126,7 +126,7 @@ class data_file_writer {
     refer(tensor, begin);
   }
 
-  /// Moves the raw_data of a tensor to the file.
+  /// Moves the raw_data of a tensor to the external data file, and lets the tensor refer to that file.
   void move(onnx::TensorProto& tensor) {
     align();
     const std::uint64_t begin = size_;

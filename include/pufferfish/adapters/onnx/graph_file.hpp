@@ -34,7 +34,8 @@ void append_parts(const std::vector<tensor_view<T, 4>>& parts, std::string& to) 
   }
 }
 
-/// The model of a graph, with the weights as initializers, checked. `path`: in errors.
+/// Returns the ONNX model of a graph, with the weights as initializers, after ONNX's checker has accepted it.
+/// `path` names the file in error texts.
 template <class T>
 onnx::ModelProto onnx_model_of(const onnx_graph<T>& graph, const std::string& path) {
   onnx::ModelProto model;

@@ -40,7 +40,8 @@ using module_kinds = std::tuple<
     module_kind<torch::nn::EmbeddingImpl, LowRankEmbedding>, module_kind<torch::nn::LSTMImpl, LowRankLSTM>,
     module_kind<torch::nn::MultiheadAttentionImpl, LowRankMultiheadAttention>>;
 
-/// Calls call(kind) for each kind in turn until a call returns true. Returns whether one did.
+/// Calls call(kind) for each module_kind (each supported type of dense module) in turn until a call returns
+/// true. Returns whether one did.
 template <class Call>
 bool any_kind(Call&& call) {
   return std::apply([&](const auto&... kind) { return (call(kind) || ...); }, module_kinds{});
@@ -154,8 +155,10 @@ auto with_numbers(const Dense& dense, Call&& call) {
   return weight.scalar_type() == torch::kFloat ? call(source, float()) : call(source, double());
 }
 
-/// Gains of the rank groups of a module's layers, for the most exact truncation that the statistics allow.
-/// One list of gains for each rank group, in order, the layers of an LSTM one after another.
+/// How much each singular component of a module's weights reduces the approximation error: the numbers from
+/// which a budget over several layers chooses ranks. `groups` has one list of these gains for each set of
+/// matrices that must have one rank; the layers of an LSTM follow one another. `kind` is the decomposition to
+/// which the gains apply.
 struct layer_gains {
   std::vector<std::vector<double>> groups;
   truncation kind = truncation::plain;

@@ -149,10 +149,12 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
            << ", batch_first=" << (options.batch_first() ? "true" : "false") << ")";
   }
 
-  /// As torch::nn::LSTM. input: steps x batch x in (batch x steps x in with batch_first); `before`: h and c,
-  /// each layers x batch x hidden. Returns the output and the state after the last step. Throws shape_error.
-  /// Dropout (options.dropout()) is applied between layers in training mode. Without `before` the state is
-  /// zero. The returned state is layers x batch x hidden for h and for c.
+  /// Computes the sequence of hidden states, as torch::nn::LSTM does. `input` has the shape
+  /// [steps][batch][input_size], or [batch][steps][input_size] with options.batch_first(); the output has the
+  /// same order, with hidden_size values per step. `before` is the initial state (h, c), each
+  /// [layers][batch][hidden_size]; without it the state is zero. Returns the output and the state (h, c)
+  /// after the last step. In training mode dropout (options.dropout()) is applied between layers. Throws
+  /// shape_error if a shape does not match.
   std::tuple<Tensor, state> forward(const Tensor& input, torch::optional<state> before = {}) {
     const std::int64_t batch_dimension = options.batch_first() ? 0 : 1;
     if (input.dim() != 3 || input.size(2) != options.input_size()) {

@@ -38,8 +38,9 @@ class onnx_exporter;
 using export_form = std::function<std::optional<onnx_tensor>(
     onnx_exporter& to, const std::string& path, const torch::nn::Module& module, const onnx_tensor& x)>;
 
-/// The form of modules whose exact type is Module. write(to, path, module, x) adds the nodes of its forward
-/// function and returns the output:
+/// Returns an export form: the function that onnx_exporter uses for modules whose exact type is Module.
+/// write(to, path, module, x) adds the ONNX nodes of the module's forward function for the input x and
+/// returns the output. `path` is the module's name in its root. For other types the form returns nullopt.
 ///
 /// \code
 /// // forward(x): x + relu(fc->forward(x))
@@ -83,7 +84,8 @@ class onnx_exporter {
     refuse(path, module, "has no form in ONNX; onnx_export_options::forms may define one");
   }
 
-  /// Adds a node `op` with the one input x, whose output has the shape of x. Throws shape_error for tokens.
+  /// Adds a node `op` with the single input x and returns its output, which has the shape of x. Throws
+  /// shape_error if x.tokens is true, that is if x holds integer token numbers.
   onnx_tensor node(const std::string& op, const std::string& name, const onnx_tensor& x,
                    const std::vector<onnx_attribute>& attributes = {}) {
     if (x.tokens) {

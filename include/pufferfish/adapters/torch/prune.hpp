@@ -221,7 +221,8 @@ class module_mask {
     for (std::size_t i = 0; i < parameters_.size(); ++i) apply_to(i, parameters_[i].tensor.grad());
   }
 
-  /// The bits as a tensor of 64-bit integers, to be saved with the module.
+  /// Returns the bits of the pruning mask (one bit per weight) as a tensor of 64-bit integers, which can be
+  /// saved with the module.
   Tensor to_tensor() const {
     const auto words = mask_->words();
     Tensor bits = torch::empty({static_cast<std::int64_t>(words.size())}, torch::kLong);

@@ -99,7 +99,8 @@ class slot : public torch::nn::Module, public slot_base {
   std::shared_ptr<LowRank> low_rank_;
 };
 
-/// A slot of a layer whose forward takes one tensor. forward(x) calls the layer in the slot.
+/// A slot, that is a module member that holds a dense layer until factorize() replaces it by a low-rank one,
+/// for layers whose forward takes one tensor. forward(x) calls the layer that the slot holds.
 template <class Dense, class LowRank>
 class unary_slot final : public slot<unary_slot<Dense, LowRank>, Dense, LowRank> {
  public:

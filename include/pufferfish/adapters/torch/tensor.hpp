@@ -105,7 +105,8 @@ tensor_view<T, 2> rows_of(const Tensor& t) {
   return {t.data_ptr<T>(), {columns == 0 ? 0 : t.numel() / columns, columns}};
 }
 
-/// Images in channels-last memory, as NHWC. `t` is NCHW and contiguous in torch::MemoryFormat::ChannelsLast.
+/// Views a tensor of images as [N][H][W][C]. `t` has the shape N x C x H x W and is contiguous in
+/// torch::MemoryFormat::ChannelsLast. Nothing is copied: `t` must outlive the view.
 template <class T>
 tensor_view<T, 4> images_of(const Tensor& t) {
   return {t.data_ptr<T>(), {t.size(0), t.size(2), t.size(3), t.size(1)}};
@@ -163,7 +164,8 @@ struct factor_tensors {
   Tensor down, up;
 };
 
-/// Splits stacked factors into `parts` equal parts and appends them.
+/// Splits `down` and `up` along their first dimension into `parts` equal parts, and appends the pairs of
+/// parts to `to`. The parts are detached from the autograd graph and share memory with the arguments.
 inline void append_factors(std::vector<factor_tensors>& to, const Tensor& down, const Tensor& up,
                            std::int64_t parts) {
   const std::vector<Tensor> downs = down.detach().tensor_split(parts), ups = up.detach().tensor_split(parts);
