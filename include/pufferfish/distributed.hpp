@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Training on several processes: the communicator concept, `self` for one process, `mpi::communicator`,
-/// gradient compressors, and the gradient exchange that overlaps with the backward pass. Needs the
-/// headers and library of MPI.
+/// Umbrella header for training on several processes with MPI. It includes the communicator concept, the
+/// communicators `mpi::communicator` and `self` (a group of one process), gradient compressors, and the
+/// gradient exchange that overlaps with the backward pass. It needs MPI's headers and library.
 ///
 /// One step of data-parallel training, on every rank:
 ///

@@ -11,14 +11,14 @@
 /// #include <pufferfish/kernels.hpp>
 /// \endcode
 ///
-/// All source files need the same compiler flags and the same PUFFERFISH_ASSERT_LEVEL, as in any program
-/// whose objects exchange layers. Without such a source file the linker reports
-/// a_source_file_must_include_pufferfish_kernels_hpp.
+/// All source files of the program need the same compiler flags and the same PUFFERFISH_ASSERT_LEVEL, because
+/// they exchange the library's C++ objects. If no source file includes this header, the linker reports the
+/// undefined symbol a_source_file_must_include_pufferfish_kernels_hpp.
 ///
-/// The component `kernels` of CMake, pkg-config and Meson brings such a source file and the definition
-/// (docs/start.md). The source file can be compiled in parts, on several processors: once for each of the
-/// parts linalg, conv, dense, sequence and train, with -DPUFFERFISH_COMPILE_PARTS -DPUFFERFISH_COMPILE_linalg
-/// and so on.
+/// The component `kernels` of the library's CMake, pkg-config and Meson packages adds such a source file and
+/// defines PUFFERFISH_SEPARATE_KERNELS for the program's other files (docs/start.md). The source file can be
+/// compiled in parts, on several processors: once for each of the parts linalg, conv, dense, sequence and
+/// train, with -DPUFFERFISH_COMPILE_PARTS -DPUFFERFISH_COMPILE_linalg and so on.
 
 #ifdef PUFFERFISH_SEPARATE_FUNCTION
 #error "pufferfish: <pufferfish/kernels.hpp> must be the first header of the library in its source file"

@@ -9,7 +9,8 @@
 /// const LowRankLinear<float> layer = svd_factorize<LowRankLinear<float>>(dense, rank_ratio{0.25});
 /// \endcode
 ///
-/// `dense` is a layer of the program with layer_traits (lowrank/traits.hpp), or one of <pufferfish/nn.hpp>.
+/// `dense` is a dense layer of <pufferfish/nn.hpp>, or a layer of any type for which the program specializes
+/// the template layer_traits (lowrank/traits.hpp).
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/error.hpp>

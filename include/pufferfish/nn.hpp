@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Whole networks: dense and low-rank layers, losses, optimizers, factorization of a network. This
-/// is the header for programs that use no other framework. Training loops, data and checkpoints are
-/// in <pufferfish/train.hpp>.
+/// Umbrella header for whole networks: dense and low-rank layers, losses, optimizers, factorization of a
+/// network. It is meant for programs without another framework. Training loops, data and checkpoints are in
+/// <pufferfish/train.hpp>.
 ///
 /// \code
 /// Sequential<float> layers;
@@ -14,8 +14,10 @@
 ///     .add("out", Linear<float>(256, 10));
 /// network<float> net(std::move(layers));
 /// net.initialize(1);
-/// ...                                                       // train it
-/// const factorization made = factorize(net, {.first_layer = 1});  // to a quarter of the full rank
+/// ...                                                       // training of `net`
+/// // Replaces layers by factors of a quarter of their full rank (the default), from the first layer with a
+/// // weight matrix on.
+/// const factorization made = factorize(net, {.first_layer = 1});
 /// \endcode
 ///
 /// Every class and function is in namespace pufferfish. All errors derive from pufferfish::error

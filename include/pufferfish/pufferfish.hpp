@@ -2,20 +2,20 @@
 #pragma once
 
 /// \file
-/// Everything that needs only the C++ standard library: layers, networks, factorization, optimizers, the
-/// published models, and (except with -fno-exceptions) gradient compressors and the exchange for one
-/// process. It also includes
+/// Umbrella header of everything that needs only the C++ standard library: layers, networks, factorization,
+/// optimizers, the model architectures of the Pufferfish paper, and (except with -fno-exceptions) gradient
+/// compressors and the exchange for one process. It also includes
 ///
 ///   <pufferfish/train.hpp>, the training tasks and weight files  if the compiler finds <zlib.h> and
 ///                                                                <nlohmann/json.hpp>
 ///   <pufferfish/distributed.hpp>                                 if it finds <mpi.h>
 ///
-/// A program that uses these links zlib and MPI (docs/start.md lists the targets). The adapters of host
-/// frameworks and <pufferfish/gpu.hpp> must be included separately. Compiling this header takes several times
-/// as long as compiling <pufferfish/lowrank.hpp>.
+/// A program that calls the functions of these two headers must be linked with zlib and MPI (docs/start.md
+/// lists the targets). The adapters of host frameworks and <pufferfish/gpu.hpp> must be included separately.
+/// Compiling this header takes several times as long as compiling <pufferfish/lowrank.hpp>.
 ///
-/// A program that includes a part instead compiles faster: <pufferfish/lowrank.hpp> for layers in another
-/// framework, <pufferfish/nn.hpp> for networks, one header of pufferfish/models for a model.
+/// Smaller headers compile faster: <pufferfish/lowrank.hpp> for layers in another framework,
+/// <pufferfish/nn.hpp> for networks, one header of pufferfish/models for a model.
 
 #include <pufferfish/io/image_set.hpp>
 #include <pufferfish/io/token_streams.hpp>

@@ -2,14 +2,15 @@
 #pragma once
 
 /// \file
-/// The training loop: data, the Pufferfish procedure, evaluation, checkpoints. Needs zlib and nlohmann-json;
-/// MPI only if <pufferfish/distributed.hpp> is included too.
+/// Umbrella header for training: data sets, evaluation, checkpoints, and the class `procedure`, which trains
+/// a dense network, factorizes it and trains the low-rank network. It needs zlib and nlohmann-json; MPI only
+/// if <pufferfish/distributed.hpp> is included too.
 ///
 /// \code
 /// const auto train = load_mnist_layout(folder, true), test = load_mnist_layout(folder, false);
 /// auto net = small_resnet<float>({.channels_in = 1, .classes = 10});  // models/small_resnet.hpp
 /// net.initialize(1);
-/// self alone;  // or an mpi::communicator
+/// self alone;  // communicator of a single process; or an mpi::communicator
 /// procedure<float, self> run(std::move(net), alone, train, test, training_options{});
 /// training_observer silent;
 /// run.run(silent);  // dense epochs, factorization, low-rank epochs
