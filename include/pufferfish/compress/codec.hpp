@@ -23,8 +23,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A tensor, or the part of a tensor inside a stripe, as input of a codec. In a list of them offsets ascend
-/// from 0 without gaps: the values of tensor t + 1 are stored directly after those of tensor t.
+/// A parameter, or the part of a parameter in one stripe (a range of the gradient array that one rank owns,
+/// see two_hop_codes), as input of a codec. In a list of them offsets ascend from 0 without gaps: the values
+/// of tensor t + 1 are stored directly after those of tensor t.
 struct coded_tensor {
   std::string name;          ///< name of the parameter
   logical_layout layout;     ///< layout of the whole parameter
@@ -34,8 +35,9 @@ struct coded_tensor {
   std::uint64_t stream = 0;  ///< stream of random numbers; depends on the name alone
 };
 
-/// Rank, step and hop of a code. They seed random codecs, so that a resumed run draws the same numbers. Codes
-/// of different places are drawn independently.
+/// Identifies a code for random codecs, so that a resumed run draws the same random numbers: the rank that
+/// encodes, the step, and the hop (the first or second time that a code is sent in a step, see
+/// two_hop_codes). The draws of different places are independent.
 struct code_place {
   int rank = 0;            ///< rank that encodes
   std::uint64_t step = 0;  ///< number of exchanges before this one
@@ -45,17 +47,20 @@ struct code_place {
 /// Whether decoded values replace the values of a span, are added to them or subtracted from them.
 enum class decode_as { values, addition, subtraction };
 
-/// Codes a fixed list of tensors, an argument of its constructor.
+/// A gradient_codec turns the values of a list of tensors, which its constructor gets, into a code (bytes)
+/// and back. Members, where D = gradients + memory and C(D) are the values that the code of D decodes to:
 ///   value_type                         float or double
 ///   has_fixed_length                   static constexpr bool: every code has most_bytes() bytes
-///   most_bytes()                       bytes that a code may have
-///   encode(ctx, place, gradients, memory, code)  writes the code C of D = gradients + memory into `code`
-///                                      (most_bytes() bytes) and returns its length. On return memory is
-///                                      D - C, C decoded. An empty memory counts as zero and stays empty
-///   decode(ctx, code, as, to)          to = C, to += C or to -= C. Throws value_error for bytes that are no
-///                                      code
-///   describe()                         a line that identifies its options
+///   most_bytes()                       largest number of bytes of a code
+///   encode(ctx, place, gradients, memory, code)  writes the code of D into `code` (most_bytes() bytes) and
+///                                      returns its length. On return memory is D - C(D). An empty memory
+///                                      counts as zero and stays empty
+///   decode(ctx, code, as, to)          to = C(D), to += C(D) or to -= C(D). Throws value_error for bytes
+///   that
+///                                      are not a code
+///   describe()                         returns a line that identifies the codec's options
 /// Spans of values have the length of all tensors together and do not overlap. Results do not depend on the
+/// number of threads. If D is not finite, C(D) is not specified.
 /// number of threads. Where D is not finite, C is not specified.
 ///
 /// gathered_codes and two_hop_codes also require `options_type` and a constructor from (std::vector of
@@ -87,8 +92,9 @@ concept gradient_codec = std::movable<C> &&
   { observer.describe() } -> std::same_as<std::string>;
 };
 
-/// All parameters of a store that have elements, in the order of the arena. Offsets are those of the arena,
-/// and `stream` is stream_id(name). The result copies names and layouts; the store need not outlive it.
+/// Lists all parameters of a store that have elements, in the order of the store's gradient array (the arena,
+/// store.gradients()). Offsets are positions in that array, and `stream` is stream_id(name). The result
+/// copies names and layouts; the store need not outlive it.
 template <class T>
 std::vector<coded_tensor> coded_tensors(const parameter_store<T>& store) {
   std::vector<coded_tensor> result;
@@ -151,8 +157,8 @@ void add_gradients(context<device::cpu>& ctx, std::span<const T> gradients, std:
                   [=](index_t begin, index_t end) { add(from + begin, to + begin, end - begin); });
 }
 
-/// The values to code: computes gradients + memory in the memory; the gradients if the memory is empty. The
-/// result points to memory.data() or gradients.data().
+/// Returns the values to code. If `memory` is empty, these are the gradients: the result is gradients.data().
+/// Else memory += gradients, and the result is memory.data().
 template <class T>
 const T* values_to_code(context<device::cpu>& ctx, std::span<const T> gradients, std::span<T> memory) {
   if (memory.empty()) return gradients.data();

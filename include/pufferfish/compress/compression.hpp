@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// All compressors of the library. Each has an options struct, from which gradient_exchange,
-/// run_options and new_compressor(store, options) make it:
+/// All gradient compressors of the library. Each compressor has an options struct. gradient_exchange,
+/// run_options and new_compressor(store, options) take this struct and construct the compressor:
 ///
 /// \code
 /// mpi::communicator comm(MPI_COMM_WORLD);
@@ -17,7 +17,8 @@
 /// refer to memory of the compressor: they are valid until its next encode, and the object must not be moved
 /// before decode.
 ///
-/// Rules for all compressors of this folder: encode leaves `gradients` unchanged and updates the error memory
+/// Rules for all compressors that this header includes: encode leaves `gradients` unchanged and updates the
+/// error memory
 /// or the momentum; decode overwrites `gradients`. The result has the same bits on all ranks and for every
 /// number of threads.
 

@@ -111,10 +111,11 @@ inline std::string describe(const accordion_options& options) {
 /// first step after such an epoch; in other steps the round is empty.
 ///
 /// Collective behavior: all ranks must see the same epochs and rates, so set_epoch is called with equal
-/// arguments on all ranks. Rank 0 needs one more arena of memory, for the sums.
+/// arguments on all ranks. Rank 0 needs memory for one more array of the gradients' size, for the sums.
 ///
-/// With exchange_options::compress_by_bucket the first round is one of every bucket, for its matrices. A
-/// level depends on the gradients of its matrix alone, so the levels are those of the whole.
+/// With exchange_options::compress_by_bucket every bucket has an added round of its own, which sends the
+/// levels of the bucket's matrices. The level of a matrix depends on its own gradients alone, so all levels
+/// are those of an exchange without buckets.
 ///
 /// \code
 /// accordion_options options{.low = power_sgd_options{4}, .high = power_sgd_options{1}};
@@ -152,8 +153,9 @@ class accordion {
   /// 3 for PowerSGD, 2 for top-k.
   int rounds() const { return 1 + method_.rounds(); }
 
-  /// Round 0: in the first step after an epoch that is due, rank 0 decides the levels, and the message
-  /// gathers its block; otherwise the message is empty. Round r: round r - 1 of the method.
+  /// Prepares the message of a round. Round 0: in the first step after an epoch after which levels are
+  /// decided, rank 0 decides them, and the message gathers its block; otherwise the message is empty. Round r
+  /// > 0: encodes round r - 1 of the method.
   compressor_message<value_type> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                         std::span<value_type> gradients) {
     if (round > 0) return method_.encode(ctx, place, round - 1, gradients);
@@ -170,8 +172,9 @@ class accordion {
     return message;
   }
 
-  /// Round 0: begins the epoch with the levels of rank 0 if the step is the first one of an epoch, and adds
-  /// the gradients to the sum on rank 0. Round r: round r - 1 of the method.
+  /// Completes a round. Round 0: if the step is the first one of an epoch, begins the epoch with the levels
+  /// that rank 0 has decided; then adds the gradients to the sum on rank 0. Round r > 0: decodes round r - 1
+  /// of the method.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round,
               std::span<value_type> gradients) {
     if (round > 0) return method_.decode(ctx, place, round - 1, gradients);

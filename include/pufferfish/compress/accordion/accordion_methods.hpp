@@ -41,7 +41,8 @@ class power_sgd_levels : public power_sgd<T> {
   }
   /// One level per matrix of ranges(). Matrices whose rank changes get a new Q, drawn from `step`.
   void set_levels(std::span<const T> levels, std::uint64_t step) { this->set_ranks(ranks(levels), step); }
-  /// Sets the levels if the states, read from a checkpoint, already belong to these levels.
+  /// Sets the levels without drawing new Q. For a run that continues from a checkpoint: the states of
+  /// PowerSGD have been read and hold the Q of these levels already, which is not checked.
   void restore_levels(std::span<const T> levels) { this->restore_ranks(ranks(levels)); }
 
  private:
@@ -90,8 +91,10 @@ class top_k_levels {
 
   int rounds() const { return 1; }
 
-  /// Sends the vectors as a sum and the entries of matrices as gathered blocks of equal length. With memory,
-  /// the memory of matrices becomes D without the sent entries. `gradients` is not changed.
+  /// Prepares the message: vectors as a sum, the selected entries of matrices as gathered blocks of equal
+  /// length. Entries are selected from D = gradients + memory, or from the gradients if there is no error
+  /// feedback. With error feedback the memory of matrices becomes D with the sent entries set to zero.
+  /// `gradients` is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int,
                                std::span<T> gradients) {
     compressor_message<T> message;

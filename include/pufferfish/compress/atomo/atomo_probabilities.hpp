@@ -21,17 +21,22 @@ struct atomo_tail {
   double above = 0;
 };
 
-/// The saturation M of ATOMO's probabilities p_i = min(1, |weight_i| / M), where the sum of all p_i is
-/// `sparsity`. Atoms with |weight_i| > M are always kept. M = 0 if all atoms are kept, since at most
-/// `sparsity` of them have a nonzero weight, or if the sum of magnitudes is not finite.
+/// Computes the saturation M of ATOMO's probabilities p_i = min(1, |w_i| / M), where w_i is the weight of
+/// atom i (a singular triplet or an entry of a gradient), s = `sparsity`, and M is such that the sum of all
+/// p_i is s. Atoms with |w_i| > M are always kept. M = 0 means that all atoms are kept: at most s of them
+/// have a nonzero weight, or the sum of magnitudes is not finite.
 ///
-/// The sequential rule takes weights of descending magnitude, i = 0, 1, ..; while
-/// s |w_i| > sum of |w_j| for j >= i, p_i = 1 and s decreases by 1; then M = that sum / s. Here M is found
-/// without sorting: M_0 = infinity, M_n+1 = sum of magnitudes <= M_n / (s - number of magnitudes > M_n),
-/// until that number stays the same. M_n decreases, and no atom saturates that the sequential rule would not
-/// saturate. Few rounds are needed in practice; n weights need at most min(n, s) + 1.
+/// The published rule sorts the weights by descending magnitude. For i = 0, 1, ..: if s |w_i| exceeds the sum
+/// of |w_j| over j >= i, then p_i = 1 and s decreases by 1; else the rule ends with M = (sum of |w_j| over j
+/// >= i) / s. This class finds M without sorting, by the iteration
 ///
-/// `tail(level)` returns the atomo_tail; it is called once per round. Wang, Sievert, Liu, Charles,
+///     M_0 = infinity,  M_(k+1) = (sum of all |w_i| <= M_k) / (s - number of |w_i| > M_k),
+///
+/// which ends when the number of |w_i| > M_k stays the same. M_k decreases, and no atom saturates that the
+/// published rule would not saturate. Few iterations are needed in practice; n weights need at most min(n, s)
+/// + 1.
+///
+/// `tail(level)` returns the atomo_tail; it is called once per iteration. Wang, Sievert, Liu, Charles,
 /// Papailiopoulos and Wright, ATOMO (NeurIPS 2018), algorithm 1.
 class atomo_saturation {
  public:
@@ -48,7 +53,7 @@ class atomo_saturation {
   double level() const { return level_; }
   bool found() const { return found_; }
 
-  /// One round. `tail` is the atomo_tail of level().
+  /// Performs one iteration of the search for M. `tail` is the atomo_tail of level().
   void refine(const atomo_tail& tail) {
     const double left = sparsity_ - tail.above;
     // Because of rounding, the saturated atoms may use up the sparsity.
@@ -73,10 +78,12 @@ inline void check_positive(const char* codec, const char* option, double value) 
 
 }  // namespace detail
 
-/// p_i of all atoms, in the order of `weights`, whose signs do not matter. Atoms of weight 0 have probability
-/// 0. The sum is min(sparsity, number of weights that are not zero) up to rounding. Keeping atom i with
-/// probability p_i and weight_i / p_i as its value is unbiased; among all p of this sum, the variance sum of
-/// weight_i^2 (1 / p_i - 1) is the least. Throws value_error unless sparsity is positive and finite.
+/// Returns the probability p_i of keeping each atom, in the order of `weights`, whose signs do not matter. An
+/// atom is an element of a sum that is sampled: a singular triplet or an entry of a gradient. Atoms of weight
+/// 0 have probability 0. The sum of all p_i is S = min(sparsity, number of nonzero weights) up to rounding.
+/// Keeping atom i with probability p_i and with the value weight_i / p_i is unbiased. Among all probabilities
+/// with the sum S these have the least variance: sum over i of weight_i^2 (1 / p_i - 1). Throws value_error
+/// unless sparsity is positive and finite.
 ///
 /// \code
 /// atomo_probabilities(std::vector<double>{4, 2, 1, 1}, 2);  // {1, 0.5, 0.25, 0.25}, of variance 10

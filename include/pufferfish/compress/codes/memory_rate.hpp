@@ -49,8 +49,8 @@ class memory_rate {
     }
   }
 
-  /// Appends the last learning rate as "exchange.memory_rate", equal on all ranks, to `states` if memories
-  /// are rescaled.
+  /// Returns `states` followed by the state "exchange.memory_rate", the last learning rate, which is equal on
+  /// all ranks. An object that never rescales returns `states` unchanged.
   std::vector<compressor_state<T>> after(std::vector<compressor_state<T>> states) {
     if (last_.size() > 0) states.push_back({"exchange.memory_rate", last_.span(), false});
     return states;

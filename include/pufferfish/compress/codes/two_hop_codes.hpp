@@ -17,8 +17,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Stripe r of p of an arena of `size` elements: [r S, (r + 1) S) with S = 32 ceil(size / (32 p)), so that
-/// bits of a stripe fill whole words. The last stripes may be shorter or empty. Requires 0 <= stripe < count.
+/// Stripe number `stripe` of an array of `size` elements that is cut into `count` stripes: the elements
+/// [stripe S, (stripe + 1) S) with S = 32 ceil(size / (32 count)), so that the sign bits of a stripe fill
+/// whole 32-bit words. The last stripes may be shorter or empty. Requires 0 <= stripe < count.
 struct stripe_range {
   index_t begin = 0, end = 0;
   index_t size() const { return end - begin; }
@@ -28,25 +29,27 @@ inline stripe_range stripe_of(index_t size, int stripe, int count) {
   return {std::min(size, stripe * length), std::min(size, (stripe + 1) * length)};
 }
 
-/// A compressor that sends codes to the owners of stripes and codes of the means back. The arena is cut into
-/// one stripe per rank. With gradients g_w and memory e_w on rank w, memory E_r of the owner of stripe r (all
-/// zero at the start) and the codec's code C, which treats each tensor's part in a stripe as a tensor of its
-/// own:
+/// A compressor that averages codes in two hops. The gradient array is cut into one stripe per rank; rank r
+/// owns stripe r. In hop 1 every rank sends the code of each stripe to its owner; in hop 2 every owner sends
+/// the code of the stripe's mean to all ranks. On p ranks, with gradients g_w and memory e_w on rank w,
+/// memory E_r of the owner of stripe r (all zero at the start), and C(D) the values that the codec's code of
+/// D decodes to, where each tensor's part in a stripe is coded like a tensor of its own:
 ///
 ///     hop 1:  D_w = g_w + e_w; C(D_w) of stripe r is sent to rank r; e_w = D_w - C(D_w)
 ///     hop 2:  V = (1 / p) (C(D_0) + ... + C(D_p-1)) + E_r on rank r; C(V) is sent to all; E_r = V - C(V)
 ///     result: C(V) of all stripes, the same bits on all ranks
 ///
-/// Without memory e and E stay zero. From p = 3 ranks on a rank sends fewer bytes than by a gather: about 2
-/// codes instead of p - 1. With error feedback and a code of signs: DoubleSqueeze (Tang et al., ICML 2019).
+/// Without memory e and E stay zero. On three or more ranks each rank sends fewer bytes than by a gather:
+/// about 2 codes instead of p - 1. With error feedback and a code of signs: DoubleSqueeze (Tang et al., ICML
+/// 2019).
 ///
 /// The codec must have a fixed length, and a constructor from (std::vector<coded_tensor>,
 /// Codec::options_type).
 ///
-/// Stripes depend on the number of ranks: the memories of a checkpoint fit only runs with as many ranks. With
-/// exchange_options::compress_by_bucket each bucket has stripes of its own, so that all ranks own as much of
-/// it; on several ranks other parts of tensors are then coded together. On one rank the gradients are coded
-/// twice.
+/// Stripes depend on the number of ranks: the memories of a checkpoint fit only runs on the same number of
+/// ranks. With exchange_options::compress_by_bucket each bucket is cut into stripes, so that all ranks own
+/// equal parts of it. On several ranks the parts of tensors that are coded together are then different ones.
+/// On one rank the gradients are coded twice.
 ///
 /// \code
 /// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {},
@@ -59,8 +62,9 @@ class two_hop_codes {
   static_assert(Codec::has_fixed_length,
                 "pufferfish: both ends of a two-hop exchange must know the lengths of codes");
 
-  /// `tensors`: the tensors of the gradient arena. The object is prepared for one rank; the exchange calls
-  /// start. Throws the errors of Codec's constructor.
+  /// Makes a compressor for the tensors of the gradient array. Until start(rank, ranks) is called, which
+  /// gradient_exchange does, the object works for a group of one rank. `memory`: whether errors are fed back.
+  /// Throws the errors of Codec's constructor.
   two_hop_codes(std::vector<coded_tensor> tensors, const typename Codec::options_type& options,
                 code_memory memory)
       : tensors_(std::move(tensors)), options_(options), kind_(memory) {

@@ -27,10 +27,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     D = g + e;  P = sum over ranks of D^T Q, its columns made orthonormal;  Q_own = D P;
 ///     Q = mean over ranks of Q_own;  result = Q P^T;  e = D - Q_own P^T      (aggregated: D - result)
 ///
-/// Two sums a step: first all P and everything uncompressed (vectors, and matrices for which compression does
-/// not pay), which becomes the mean; then all Q. A matrix is a parameter as stored in memory: rows are its
-/// outer extents (taps and inputs of a convolution), columns the innermost one (outputs). P belongs to the
-/// columns. A column of P that vanishes is replaced by a unit vector orthogonal to the others.
+/// A step sends two sums. The first one has all P, and the values that are sent uncompressed and become their
+/// mean: vectors, and matrices for which compression does not pay. The second one has all Q. A matrix is a
+/// parameter as stored in memory: its columns are the innermost extent (outputs), its rows all other extents
+/// together (of a convolution: kernel position and input channel). A column of P that vanishes is replaced by
+/// a unit vector orthogonal to the others.
 ///
 /// If the rank is the smaller extent, the result is the mean up to rounding. Before options.start_step the
 /// result is the mean, and e stays zero. Matrices may have different ranks: see set_ranks.
@@ -40,7 +41,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Shapes: D is rows x columns, Q rows x r, P columns x r with r = min(rank, rows, columns). Time: three
 /// matrix products of 2 r rows columns operations each per step and matrix, four with local error feedback.
-/// Memory: e for the whole arena, and both messages.
+/// Memory: one value e per element of the gradients, and the buffers of both sums.
 ///
 /// \code
 /// gradient_exchange<float, mpi::communicator> exchange(net.store(), comm, {}, power_sgd_options{.rank = 4});
@@ -78,7 +79,8 @@ class power_sgd {
     for (std::size_t i = 0; i < matrices_.size(); ++i) draw(i, 0);
   }
 
-  /// The same for all parameters of a store, which is only read here.
+  /// Makes the compressor for all parameters of a store. The store is not changed and need not outlive the
+  /// object. Errors are those of the constructor from tensors.
   power_sgd(const parameter_store<T>& store, const power_sgd_options& options)
       : power_sgd(coded_tensors(store), options) {}
 
@@ -133,7 +135,8 @@ class power_sgd {
     });
   }
 
-  /// Bytes in the step of the last encode; before the first encode: in step 0.
+  /// Returns the bytes that this rank passes to the two sums in the step of the last encode; before the first
+  /// encode, in step 0.
   index_t payload_bytes() const {
     return static_cast<index_t>(sizeof(T)) * (dense_ ? error_.size() : first_size_ + second_size_);
   }
@@ -144,8 +147,9 @@ class power_sgd {
     return rate_.after({{"exchange.error", error_.span(), true}, {"exchange.q", second_.span(), false}});
   }
 
-  /// Options and kernels. Each rank computes products whose results must be equal on all ranks, and kernels
-  /// of different instruction sets add in different orders.
+  /// Returns the options and the instruction set (AVX-512, AVX2 or neither) of the kernels. An exchange
+  /// compares this text over the ranks and refuses ranks that differ: every rank computes the result by
+  /// itself, and kernels of different instruction sets add in different orders.
   std::string describe() const {
     return pufferfish::describe(options_) + ", " + detail::kernel_name() + " kernels";
   }
@@ -172,7 +176,9 @@ class power_sgd {
       }
     }
   }
-  /// As set_ranks, if exchange.q already holds the Q of these ranks, as read from a checkpoint.
+  /// Sets the ranks of all matrices without drawing new Q. For a run that continues from a checkpoint:
+  /// exchange.q has been read and holds the Q of these ranks, which is not checked. Throws shape_error unless
+  /// `ranks` has one rank per matrix, value_error for ranks out of range.
   void restore_ranks(std::span<const index_t> ranks) {
     if (ranks.size() != matrices_.size()) {
       detail::throw_error<shape_error>(

@@ -15,10 +15,12 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// The part of a step that a rank subtracts from its error memory.
 enum class error_feedback {
-  /// Its own contribution. The memory stays bounded, and is zero if P represents a rank's gradient exactly.
+  /// Subtracts the rank's own contribution, Q_own P^T. The memory stays bounded, and is zero if P represents
+  /// a rank's gradient exactly.
   local,
-  /// The mean over ranks, as in the paper's program and PyTorch. The results and the mean of all memories are
-  /// those of `local` (all is linear), but a single memory drifts like the square root of the steps.
+  /// Subtracts the mean of all ranks' contributions, as the paper's program and PyTorch do. The results and
+  /// the mean of all memories equal those of `local`, because all steps are linear, but the memory of a
+  /// single rank grows like the square root of the number of steps.
   aggregated,
 };
 

@@ -36,14 +36,16 @@ inline std::string describe(const qsgd_options& options) {
                           options.seed, ", ", to_string(options.route)});
 }
 
-/// All N values of D, one tensor after the other, are cut into buckets of d values; the last bucket may be
-/// shorter. With b bits there are the levels 0 .. s, s = 2^(b-1) - 1. For a bucket of norm v:
+/// Quantizes gradients stochastically to a few levels. All N values of D, one tensor after the other, are cut
+/// into buckets of d values (options.bucket); the last bucket may be shorter. With b bits per value
+/// (options.bits) there are the levels 0 .. s, s = 2^(b-1) - 1. For a bucket whose norm (options.norm: L2, or
+/// the largest magnitude) is v:
 ///
 ///     a_i = s |D_i| / v;  l_i = floor(a_i) + 1 with probability a_i - floor(a_i), else floor(a_i)
 ///     C(D)_i = sign(D_i) l_i v / s
 ///
-/// E C(D) = D. With the L2 norm E ||C(D) - D||^2 <= min(d / s^2, sqrt(d) / s) ||D||^2. A bucket of zeros is
-/// coded as zeros.
+/// The expected value of C(D) is D. With the L2 norm the expected value of ||C(D) - D||^2 is at most min(d /
+/// s^2, sqrt(d) / s) ||D||^2. A bucket of zeros is coded as zeros.
 ///
 /// The code: N fields of b bits, field i in the bits [b i, b i + b) of a little-endian stream of bytes, sign
 /// (1: negative) in the field's highest bit, l_i in the others; then the norms of all buckets as T. Sums of

@@ -72,7 +72,8 @@ inline std::uint32_t draw_at(const random_stream& random, std::uint64_t i) {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/quantize/stochastic_rounding.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Stands in for a rounding kernel if all fields are zero. Returns true: all values are decided.
+/// Sets all fields to 0, which is the result of a rounding kernel for values that are all zero. Returns true,
+/// as a kernel does if the upper 16 bits of the random draws decide the rounding of every value.
 inline bool no_fields(std::uint8_t* fields, index_t count) {
   std::fill_n(fields, count, std::uint8_t{0});
   return true;

@@ -13,9 +13,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// TernGrad for the gradients of a store: shared_tern_grad if options.shared_scaler is true, else tern_codec
-/// without error memory. Throws value_error for a clip out of range, for the route `sparse` and for a name in
-/// options.skip that is no parameter or layer.
+/// Makes TernGrad for the gradients of a store: shared_tern_grad if options.shared_scaler is true, else
+/// tern_codec without error memory. Throws value_error for a clip out of range, for the route `sparse`, and
+/// for a name in options.skip that is neither a parameter nor a layer.
 ///
 /// \code
 /// const tern_grad_options options{.clip = 2.5};

@@ -40,18 +40,21 @@ namespace detail {
 
 }  // namespace detail
 
-/// For each cell of D, which is an output unit of a matrix or kernel, a vector, or a whole tensor:
+/// Codes each value of D = gradients + memory by one bit. The values are grouped into cells: a cell is one
+/// output unit of a matrix or kernel, a whole vector, or with options.cell = tensor a whole tensor. For each
+/// cell:
 ///
 ///     a+ = mean of the D_i >= 0;  a- = mean of the D_i < 0  (0 where there is none);
 ///     C(D)_i = a+ where D_i >= 0, else a-
 ///
-/// The squared error is the least that one bit per value and two numbers per cell allow for these signs, and
-/// D - C(D) sums to 0 over each sign of each cell up to rounding.
+/// Among all codes of these signs and two numbers per cell, this one has the least squared error. D - C(D)
+/// sums to 0 over each sign of each cell up to rounding.
 ///
 /// The code, at an address that is a multiple of four: ceil(N / 32) words for all N values, bit i % 32 of
 /// word i / 32 set where value i is negative; then a+ and a- as T for every cell, tensors in order, a
-/// tensor's cells in the order of output units. The part of a tensor in a stripe has the cells that it
-/// touches, in the order in which its elements touch them. Sums are taken in double.
+/// tensor's cells in the order of output units. A tensor of which only a part is coded (a stripe, see
+/// two_hop_codes) has the cells of the elements in the part, in the order in which these elements touch them.
+/// Sums are taken in double.
 ///
 /// Seide, Fu, Droppo, Li and Yu, 1-Bit Stochastic Gradient Descent (INTERSPEECH 2014), whose
 /// cells are columns of weight matrices; here cells are output units. The paper's first,

@@ -25,10 +25,11 @@ constexpr const char* to_string(one_bit_cell cell) {
 
 namespace detail {
 
-/// The cells of a tensor's part. In storage, output units alternate every `run` = strides[0] elements and
-/// repeat after shape[0] runs: run = 1 for kernels and linear layers, run = row length for embeddings. Cells
-/// of the part are numbered in the order in which the part's elements touch them; a whole tensor's cell c is
-/// output unit c.
+/// Divides the elements of a tensor, or of a part of a tensor, into cells: the groups of elements that share
+/// two means, one cell per output unit. In storage, the output unit changes after every run of strides[0]
+/// elements and repeats after shape[0] runs. A run has one element for kernels and linear layers, one row for
+/// embeddings. Cells of a part are numbered in the order in which the part's elements touch them; a whole
+/// tensor's cell c is output unit c.
 class tensor_cells {
  public:
   /// The cells of the elements tensor.first .. tensor.first + tensor.size - 1 of the parameter's storage.
@@ -49,8 +50,9 @@ class tensor_cells {
   index_t run() const { return run_; }
   /// Number of runs after which the cells repeat; at least count().
   index_t units() const { return units_; }
-  /// The number of the run with element i of the part, and the cell of the element.
+  /// Number of the run that contains element i of the part.
   index_t run_of(index_t i) const { return (skipped_ + i) / run_; }
+  /// Number of the cell that contains element i of the part.
   index_t cell_of(index_t i) const { return run_of(i) % units_; }
   /// Number of elements of a cell.
   index_t size_of(index_t cell) const {
@@ -60,9 +62,10 @@ class tensor_cells {
     return elements;
   }
 
-  /// Covers elements [begin, end) of the part, in order, by calls of rows(at, rows, columns, cell), for rows
-  /// over the cells cell .. cell + columns - 1, and of run(at, length, cell), for runs of one cell. `at`
-  /// counts from the part's first element. Only rows is called if run() is 1, only run otherwise.
+  /// Covers elements [begin, end) of the part, in order, by calls of the two arguments. If run() is 1, calls
+  /// only rows(at, rows, columns, cell): a block of rows x columns elements, whose column j belongs to cell
+  /// `cell` + j. Otherwise calls only run(at, length, cell): consecutive elements of one cell. `at` is the
+  /// position of the first element in the part.
   template <class Rows, class Run>
   void for_each(index_t begin, index_t end, const Rows& rows, const Run& run) const {
     while (begin < end) {

@@ -14,8 +14,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Options of sign_codec. With error feedback sign_codec is EF-signSGD if codes are gathered, DoubleSqueeze
-/// by two hops.
+/// Options of sign_codec. With error feedback the method is EF-signSGD if codes are gathered, and
+/// DoubleSqueeze if codes are sent in two hops.
 struct sign_codec_options {
   code_memory memory = code_memory::error_feedback;
   code_route route = code_route::gather;  ///< gather or two_hop

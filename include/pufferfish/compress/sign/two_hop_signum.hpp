@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `two_hop_signum`: the result of `signum`, with fewer bytes sent from three ranks on.
+/// `two_hop_signum`: computes the result of `signum`, and sends fewer bytes on three or more ranks.
 
 #include <algorithm>
 #include <cstddef>
@@ -84,8 +84,10 @@ class two_hop_signum {
 
   int rounds() const { return 2; }
 
-  /// Round 0 updates the momentum and sends its signs to the owners of stripes; round 1 gathers the planes
-  /// that decode of round 0 has counted. `gradients` is not changed.
+  /// Prepares the message of a round. Round 0 updates the momentum and sends its signs to the owners of the
+  /// stripes. Round 1 gathers the results of the votes, as bit planes (one bit per value for negative
+  /// results, and a second one for zeros if ties occur), which decode of round 0 has computed. `gradients` is
+  /// not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     compressor_message<T> message;

@@ -34,8 +34,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// Lin, Han, Mao, Wang and Dally, Deep gradient compression (ICLR 2018). With momentum m and the gradient g_w
-/// of each of p ranks, scaled by min(1, (tau / sqrt(p)) / ||g_w||) if clip_norm is tau > 0:
+/// Deep gradient compression (Lin, Han, Mao, Wang and Dally, ICLR 2018): accumulates gradients with momentum
+/// on each rank and sends the largest entries. With momentum m and the gradient g_w of rank w of p ranks,
+/// scaled by min(1, (tau / sqrt(p)) / ||g_w||) if clip_norm is tau > 0:
 ///
 ///     matrices (two or more dimensions), u_w and v_w zero at the start, on each rank:
 ///       u_w = m u_w + g_w;  v_w = v_w + u_w        (Nesterov: u_w = m (u_w + g_w);  v_w = v_w + u_w + g_w)
@@ -46,14 +47,17 @@ namespace detail {
 ///     parameters with weight decay d, w their values:
 ///       b = m b + w;  result = G + d b                            (Nesterov: result = G + d (w + m b))
 ///
-/// rho is dgc_ratio of the epoch. The optimizer uses the result as the gradient: use SGD without momentum and
-/// without weight decay. Without factor masking u_w is not set to zero.
+/// rho is dgc_ratio of the epoch, n the number of elements of a tensor. In the line for weight decay, w
+/// without an index are the parameters' values; b and u are zero at the start. The optimizer uses the result
+/// as the gradient: use SGD without momentum and without weight decay. Without factor masking the sent
+/// entries of u_w are not set to zero.
 ///
-/// One round: a sum of the vectors, and gathered blocks of equal length with all values, then all indices
-/// (32-bit integers, ascending, local to their tensor), tensors in the order of the arena. With half_values
-/// values are sent as float16 of at most 65504, and v_w keeps the rounding error. With a sampled threshold
-/// fewer than k entries may be selected; blocks are then filled with entries of the index n. With
-/// code_route::sparse a sparse all-reduce adds the entries of all ranks, in the order of sparse_all_reduce.
+/// A step has one round. The message has a sum of the vectors, and gathered blocks of equal length with all
+/// values, then all indices (32-bit integers, ascending, local to their tensor), tensors in the order of the
+/// arena. With half_values values are sent as float16 of at most 65504, and v_w keeps the rounding error.
+/// With a sampled threshold fewer than k entries may be selected; blocks are then padded with entries of the
+/// index n, which decode ignores. With code_route::sparse a sparse all-reduce adds the entries of all ranks,
+/// in the order of sparse_all_reduce.
 ///
 /// The store must outlive the object if there is weight decay.
 ///

@@ -49,9 +49,11 @@ class entry_lists {
     for (const index_t count : counts) firsts_.push_back(firsts_.back() + count);
   }
 
-  /// Number of lists; first entry of a list among all entries; length of a list.
+  /// Number of lists.
   std::size_t tensors() const { return firsts_.size() - 1; }
+  /// Number of the first entry of list `tensor` among the entries of all lists.
   index_t first(std::size_t tensor) const { return firsts_[tensor]; }
+  /// Number of entries of list `tensor`.
   index_t count(std::size_t tensor) const { return firsts_[tensor + 1] - firsts_[tensor]; }
   /// Number of entries of all lists together.
   index_t size() const { return firsts_.back(); }

@@ -13,7 +13,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A rectangle of rows x columns values. Value i of it, row by row, is value `place(i)` of all coded values.
+/// A rectangle of rows x columns values of a tensor. Counted row by row, value i of the rectangle is stored
+/// at position `place(i)` of all coded values.
 struct matrix_block {
   std::size_t tensor = 0;
   index_t first = 0;   ///< number of its first value, among all coded values

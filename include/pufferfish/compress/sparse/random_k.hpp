@@ -27,7 +27,8 @@ struct random_k_options {
   /// Selects one run of consecutive entries in each tensor instead of independent entries.
   bool block = false;
   code_memory memory = code_memory::error_feedback;
-  /// Multiplies sent entries by n / k, so that the expected result is the mean. An error with a memory.
+  /// Multiplies the k sent entries of a tensor of n elements by n / k, so that the expected result is the
+  /// mean of the gradients. Must not be combined with a memory: value_error.
   bool unbiased = false;
   std::uint64_t seed = 1;  ///< seed of the positions, the same on all ranks
 };

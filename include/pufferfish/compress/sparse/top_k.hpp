@@ -133,7 +133,8 @@ class top_k_codec {
     }
   }
 
-  /// Only the options on which codes depend. The class that sends the codes adds the memory.
+  /// Describes only the options on which codes depend. The class that sends the codes (gathered_codes, ...)
+  /// appends the kind of memory to this text.
   std::string describe() const { return detail::describe_codes(options_); }
 
  private:
