@@ -28,11 +28,12 @@ PUFFERFISH_NAMESPACE_END
 #define PUFFERFISH_DETAIL_CHECK(condition, text) void(0)
 #endif
 
-/// Checked at levels 1 and 2: once per operation.
-/// The condition is not evaluated at level 0, so it must have no side effects.
+/// Checks a condition at assert levels 1 and 2, and ends the program with a message that has `text` (a string
+/// literal) if it is false. For checks that a function makes once per operation, not once per element. At
+/// level 0 the condition is not evaluated, so it must have no side effects.
 #define PUFFERFISH_ASSERT(condition, text) PUFFERFISH_DETAIL_CHECK(condition, text)
 
-/// Checked at level 2 only: once per element.
+/// Checks a condition like PUFFERFISH_ASSERT, but at assert level 2 only. For checks of every element.
 #if PUFFERFISH_ASSERT_LEVEL > 1
 #define PUFFERFISH_ASSERT_FULL(condition, text) PUFFERFISH_DETAIL_CHECK(condition, text)
 #else

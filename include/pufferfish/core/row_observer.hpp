@@ -58,7 +58,8 @@ class row_observer {
   ~row_observer() = default;
 };
 
-/// A context's slot for at most one observer. Layers call its operator().
+/// Holds the row_observer that is registered with a context, or none. Layers call operator() of this object
+/// for the rows of their training passes; it forwards the rows to the observer.
 class observed_rows {
  public:
   row_observer* observer() const { return observer_; }

@@ -111,8 +111,9 @@ class tape {
 
   bool empty() const { return entries_.empty(); }
   std::size_t entries() const { return entries_.size(); }
-  /// The arena of the tensors, and the arena of the host's notes.
+  /// The memory in which the tape's tensors are stored, for statistics of its use.
   const stack_arena& memory() const { return arena_; }
+  /// The host memory in which the tape stores small values (see push_value) of the layers.
   const stack_arena& notes() const { return notes_; }
 
   /// Removes all entries, for example after a forward pass whose backward pass was abandoned.
