@@ -21,11 +21,13 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Averages gradients in place. The exchange of a bucket starts as soon as all of its gradients are written,
-/// in the order of the arena on every rank. Nothing is packed: messages are sent from the gradient arena.
+/// Averages the gradients of a store over all ranks, in place. The gradients are sent in buckets (ranges of
+/// the store's gradient array). The exchange of a bucket starts as soon as all of its gradients are written;
+/// the order of the buckets is the same on every rank. Nothing is packed: messages are sent from the gradient
+/// array.
 ///
 ///     gradient_exchange<float, mpi::communicator> exchange(net.store(), comm);
-///     exchange.begin(ctx);          // before the backward pass (of the step's last micro-batch)
+///     exchange.begin(ctx);          // at any time before the backward pass (of the last micro-batch)
 ///     ... forward, backward ...
 ///     exchange.finish(ctx);         // every gradient is the mean over the ranks
 ///
@@ -37,10 +39,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// communicator) begin throws state_error: the ranks' collectives may no longer fit together. Make a new
 /// exchange on all ranks. A step that nonfinite_policy::stop ends has not failed in this sense.
 ///
-/// Begin and finish are collective. One thread at a time calls the members. Between begin and finish no other
-/// code may use the communicator, nor read report(). The mean is the sum times 1 / p, rounded.
-/// The algorithm decides the order of the sum: the same plan (exchange_plan) on the same number of ranks
-/// gives the same bits again. All ranks end with the same bits.
+/// begin and finish are collective. One thread at a time calls the members. Between begin and finish no other
+/// code may use the communicator, and report() must not be read. The mean is the sum times 1 / p, rounded.
+/// The all-reduce algorithm determines the order of the sum: the same plan (exchange_plan) on the same number
+/// of ranks gives the same bits again. All ranks end with the same bits.
 ///
 /// With a compressor the exchange starts in finish, since the compressor needs all gradients and its work
 /// would compete with the backward pass for cores. With exchange_options::compress_by_bucket it starts bucket
@@ -53,9 +55,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// In a step that is captured into a graph (gpu::step_graph), begin and finish are called as in a direct
 /// step. Each replay then exchanges its own gradients: the graph notifies the exchange's thread when a bucket
-/// is on the host, and waits for the thread before it copies the bucket back; the host only launches the
-/// graph. So threads must be able to use the communicator (else state_error), and no other code may use it
-/// until the context has been synchronized. Replays have no return values; instead:
+/// is on the host, and waits for the thread before it copies the bucket back; the calling thread only
+/// launches the graph. The exchange's thread therefore calls the communicator, which must allow calls from
+/// other threads (else state_error), and no other code may use it until the context has been synchronized.
+/// Replays have no return values; instead:
 /// - The optimizer's kernels read from skip() whether the step counts. finish returns true.
 /// - An error is thrown by a later call (see context::failures), and its step is skipped.
 /// - steps(), report() and nonfinite() are those of completed replays. Read them while none is under way,

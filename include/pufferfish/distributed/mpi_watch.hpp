@@ -104,8 +104,9 @@ class watch : public std::enable_shared_from_this<watch> {
   double seconds() const { return seconds_; }
   void set_seconds(double seconds) { seconds_ = seconds; }
 
-  /// Whether waits poll. Otherwise they are MPI's blocking calls, which is possible as there is no time limit
-  /// and no other thread must wait for its turn meanwhile.
+  /// Whether waits test their requests repeatedly (MPI_Test) instead of calling MPI's blocking functions. A
+  /// wait polls if it has a time limit, or if several threads take turns in calling MPI, because a blocking
+  /// call would then keep the other threads from their turn.
   bool polls() const { return seconds_ > 0.0 || takes_turns_; }
 
   /// True after a timeout: transfers under way never end.

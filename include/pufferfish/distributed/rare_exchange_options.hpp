@@ -101,10 +101,11 @@ struct rare_exchange_report {
   double busy_ms = 0.0;             ///< of the thread that makes exchanges during local steps
 };
 
-/// Cuts the arena at the boundaries of parameters into fragments of about equal size: fragment f ends at the
-/// boundary nearest to element N (f + 1) / count of N. Empty ones are left out, so that there may be fewer
-/// than `count`, which is at least 1.
-/// The fragments cover the arena without gaps; `first` and `count` number parameters as in gradient_bucket.
+/// Cuts the values of a store at the boundaries of parameters into fragments of about equal size. With N
+/// values in the store, fragment f ends at the boundary nearest to element N (f + 1) / count. Empty fragments
+/// are left out, so that there may be fewer than `count`, which is at least 1. The fragments cover all values
+/// without gaps. In a returned gradient_bucket, the members `first` and `count` are the number of the
+/// fragment's first parameter and its number of parameters.
 template <class T>
 std::vector<gradient_bucket> cut_fragments(const parameter_store<T>& store, index_t count) {
   const auto& parameters = store.parameters();

@@ -31,8 +31,8 @@ inline std::vector<std::int64_t> present_parts(const named_sums& sums) {
   }
   return present;
 }
-/// Allocates the parts marked 1, with zeros. Returns false if `present` has another number of entries than
-/// there are parts.
+/// Allocates, filled with zeros, the parts whose entry in `present` is not 0. Returns false if the number of
+/// entries of `present` is not the number of parts.
 inline bool make_parts(const named_sums& sums, const std::vector<std::int64_t>& present) {
   std::size_t at = 0;
   for (const auto& [name, one] : sums) {
