@@ -53,26 +53,31 @@ constexpr ncclDataType_t nccl_type() {
 ///     comm.broadcast(net.store().values(), 0, ctx.stream());
 ///     gradient_exchange<float, gpu::nccl<mpi::communicator>, device::gpu> exchange(net.store(), comm);
 ///
-/// Calls with a stream put their work into it, and may be captured into a graph. All ranks must make them in
-/// the same order, on any streams. NCCL adds: all ranks get the same bits, in an order that depends on the
-/// machines, NCCL's version and environment. Only sums in NVLink switches (NVLS) have no fixed order
-/// (NVIDIA/nccl issue 1497): a deterministic context needs NCCL_NVLS_ENABLE=0 in the environment.
+/// Collectives with a stream argument are submitted to that stream, and may be captured into a graph. All
+/// ranks must call them in the same order, on any streams. NCCL computes the sums: all ranks get the same
+/// bits, in an order of summation that depends on the machines, NCCL's version and environment. Only sums in
+/// NVLink switches (NVLS) have no fixed order (NVIDIA/nccl issue 1497): a deterministic context needs
+/// NCCL_NVLS_ENABLE=0 in the environment.
 ///
-/// A thread notices failures (see detail::nccl_handle). It aborts NCCL's communicator, so that kernels that
-/// wait on the device return. From then on every call throws, as do context::synchronize and step_graph::run
-/// of contexts that report_to was called for.
+/// A thread of the object notices failures (see detail::nccl_handle). It aborts NCCL's communicator, so that
+/// kernels that wait on the device return. From then on every call throws. context::synchronize and
+/// step_graph::run throw, too, if report_to has been called for their context.
 ///
 /// A gradient_exchange on device::gpu with this communicator sends buckets from the gradient arena, on a
-/// stream of its own, while the backward pass goes on. Differences to the exchange through the host:
-/// - The means are in the arena for work that is put into the context's stream after finish, or by `arrived`.
+/// stream of its own, during the backward pass. It differs from the exchange through the host in these
+/// points:
+/// - Work that is submitted to the context's stream after finish, or in a call of `arrived`, sees the means.
 ///   The host waits only to check a nonfinite_policy or, with a timeout, the other ranks, and in begin of a
 ///   direct step after captured ones. The times in report() are zero.
 /// - Any step can be captured. skip() is written only if exchange_options::nonfinite is not `ignore`; else
 ///   the flag stays 0.
-/// - NCCL adds: the constructor throws value_error for an algorithm of this library, and there is no thread.
-///   Compressors work on the host: it throws value_error for one, unless it is the mean of some elements
-///   (compact_sum without TernGrad), which are gathered on the device; make other exchanges with host().
-/// - begin also throws failures of NCCL since the last call, and those of require_deterministic.
+/// - NCCL chooses the algorithm: the constructor throws value_error if the options name an algorithm of this
+///   library. There is no exchange thread.
+/// - Most compressors work on the host: the constructor throws value_error for them. The exception is
+///   compact_sum without TernGrad, whose result is the mean of a fixed set of elements, which are gathered on
+///   the device. For other compressors make the exchange with host().
+/// - begin also throws NCCL failures since the previous call of the exchange, and the errors of
+///   require_deterministic.
 /// - The context's device is current in all calls. The exchange must outlive graphs that have captured its
 ///   calls; its destructor waits for the device if a step is unfinished or was captured.
 ///
@@ -159,19 +164,23 @@ class nccl {
 
   // Parts of a longer operation. Mark its begin and end: the timeout holds for the whole operation.
 
-  /// Puts a host function into the stream if there is a timeout, else does nothing. Each mark_begin must be
-  /// followed by a mark_end.
+  /// Marks the begin of a longer operation on the stream: if the communicator has a timeout, submits a host
+  /// function that starts the clock; without a timeout does nothing. Each mark_begin must be followed by a
+  /// mark_end.
   void mark_begin(cudaStream_t stream) {
     if (handle_) handle_->mark_begin(stream);
   }
+  /// Marks the end of the operation that the last mark_begin on the stream has begun.
   void mark_end(cudaStream_t stream) {
     if (handle_) handle_->mark_end(stream);
   }
-  /// As all_reduce_sum and all_reduce_min, without the marks for the timeout.
+  /// Sums `values` over all ranks in place, like all_reduce_sum, but sets no marks for the timeout.
   template <class T>
   void start_sum(std::span<T> values, cudaStream_t stream) {
     reduce(values, ncclSum, stream);
   }
+  /// Computes the minimum of `values` over all ranks in place, like all_reduce_min, without marks for the
+  /// timeout.
   template <class T>
   void start_min(std::span<T> values, cudaStream_t stream) {
     reduce(values, ncclMin, stream);

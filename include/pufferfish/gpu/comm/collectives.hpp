@@ -63,9 +63,12 @@ void broadcast(gpu_context& ctx, Comm& comm, std::span<T> values, int root) {
   }
 }
 
-/// Element i becomes the mean over all ranks: the sum times the rounded 1 / size(). Otherwise as broadcast;
-/// float or double. With gpu::nccl, throws value_error if the context is deterministic and NCCL's sums may
-/// not be (nccl::require_deterministic). One rank: nothing is done.
+/// Replaces each element of `values`, in device memory, by its mean over all ranks: the sum times the rounded
+/// 1 / size(). T is float or double. Collective; `values` has the same length on all ranks. With gpu::nccl
+/// the work is submitted to the context's stream and the call returns before it has ended; other
+/// communicators copy through the host, which waits, and must not be called in a capture. With one rank
+/// nothing is done. Throws the errors of the communicator and backend_error; with gpu::nccl also value_error
+/// if the context is deterministic but NCCL's order of summation is not fixed (nccl::require_deterministic).
 ///
 ///     gpu::mean(ctx, comm, net.store().buffers());             // statistics of batch norms
 template <class Comm, class T>

@@ -120,13 +120,16 @@ class nccl_finite_check {
   void restart(cudaStream_t stream) {
     gpu::check(cudaMemsetAsync(found_.data(), 0xff, 3 * sizeof(std::uint64_t), stream), "cudaMemsetAsync");
   }
-  /// Looks for elements that are not finite among this rank's own gradients; `offset`: that of the first one
-  /// in the arena.
+  /// Searches this rank's own gradients, before they are exchanged, for elements that are not finite, and
+  /// keeps the position of the first one on the device. `offset` is the position of gradients[0] in the
+  /// gradient arena.
   void find(std::span<const T> gradients, index_t offset, cudaStream_t stream) {
     kernels::find_nonfinite(stream, gradients.data(), static_cast<index_t>(gradients.size()),
                             static_cast<std::uint64_t>(offset), found_.data());
   }
-  /// Finds the first element that is not finite, before the exchange and after it, and sets the flag skip().
+  /// Combines over all ranks what calls of find have found in the gradients before the exchange, searches
+  /// `exchanged` (the gradients after it), and sets the flag skip() if either search found an element that is
+  /// not finite. The positions are copied to the host. All work is submitted to the stream; collective.
   void decide(std::span<const T> exchanged, cudaStream_t stream) {
     kernels::tag_with_rank(stream, found_.data(), static_cast<std::uint64_t>(comm_->rank()),
                            found_.data() + 1);

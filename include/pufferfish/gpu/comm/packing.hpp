@@ -17,13 +17,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// An array in device memory with the packed elements of all buckets, one bucket after the other. Calls put
-/// their work into a stream, and a graph may capture them.
+/// Packs the elements of gradient buckets that are sent into one array in device memory, one bucket after the
+/// other. Calls submit their work to a stream, and a graph may capture them.
 template <class T>
 class packed_buckets {
  public:
-  /// places[b]: positions of the elements of bucket b in the bucket. Allocates 4 + sizeof(T) bytes per
-  /// element on the current device. Throws backend_error.
+  /// places[b] lists the positions, in bucket b, of the elements that are packed. Allocates 4 + sizeof(T)
+  /// bytes for each packed element on the current device. Throws backend_error.
   explicit packed_buckets(const std::vector<std::vector<std::int32_t>>& places) {
     std::vector<std::int32_t> all;
     for (const std::vector<std::int32_t>& of_bucket : places) {
@@ -36,9 +36,11 @@ class packed_buckets {
     values_ = memory_block<T>(device_memory(), size(), uninitialized);
   }
 
-  /// Elements of all buckets; the first element of bucket b and the number of its elements.
+  /// Number of packed elements of all buckets.
   index_t size() const { return firsts_.back(); }
+  /// Number of the first packed element of bucket b among all packed elements.
   index_t first(std::size_t b) const { return firsts_[b]; }
+  /// Number of packed elements of bucket b.
   index_t count(std::size_t b) const { return firsts_[b + 1] - firsts_[b]; }
 
   /// The packed elements of bucket b.

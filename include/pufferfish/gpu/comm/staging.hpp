@@ -126,7 +126,8 @@ class gradient_staging<T, device::gpu> {
   void publish(context<device::gpu>& ctx, bool usable) {
     gpu::check(cudaMemsetAsync(skip_.data(), usable ? 0 : 1, sizeof(int), ctx.stream()), "cudaMemsetAsync");
   }
-  /// In replayed steps: copies the value that set_usable has set before the stream reaches the copy.
+  /// In replayed steps: submits the copy of the host's flag, which set_usable writes, to the device's flag
+  /// skip(). set_usable must be called before the stream executes the copy.
   void publish_replayed(context<device::gpu>& ctx) {
     gpu::check(
         cudaMemcpyAsync(skip_.data(), host_skip_.data(), sizeof(int), cudaMemcpyHostToDevice, ctx.stream()),

@@ -97,20 +97,24 @@ PUFFERFISH_HOST_DEVICE inline conv_axis backward_axis(int pixels, int gradients,
   return axis;
 }
 
-/// The axes of a geometry: rows and columns, forward, and backward for one phase (row or column modulo the
-/// stride).
+/// The vertical axis (rows of pixels) of the forward convolution of a geometry.
 PUFFERFISH_HOST_DEVICE inline conv_axis forward_rows(const conv_geometry& g) {
   return forward_axis(g.in_height, g.out_height, g.kernel_height, g.stride_height, g.padding_height,
                       g.dilation_height);
 }
+/// The horizontal axis (columns of pixels) of the forward convolution of a geometry.
 PUFFERFISH_HOST_DEVICE inline conv_axis forward_columns(const conv_geometry& g) {
   return forward_axis(g.in_width, g.out_width, g.kernel_width, g.stride_width, g.padding_width,
                       g.dilation_width);
 }
+/// The vertical axis of the gradient with respect to the input, for the input rows phase, phase +
+/// stride_height, ...; 0 <= phase < stride_height.
 PUFFERFISH_HOST_DEVICE inline conv_axis backward_rows(const conv_geometry& g, int phase) {
   return backward_axis(g.in_height, g.out_height, g.kernel_height, g.stride_height, g.padding_height,
                        g.dilation_height, phase);
 }
+/// The horizontal axis of the gradient with respect to the input, for the input columns phase, phase +
+/// stride_width, ...; 0 <= phase < stride_width.
 PUFFERFISH_HOST_DEVICE inline conv_axis backward_columns(const conv_geometry& g, int phase) {
   return backward_axis(g.in_width, g.out_width, g.kernel_width, g.stride_width, g.padding_width,
                        g.dilation_width, phase);

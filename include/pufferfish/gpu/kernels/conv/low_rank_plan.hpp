@@ -33,20 +33,24 @@ inline constexpr int most_fused_rank = 64;
 
 namespace plans {
 
-/// Ranks are padded to one of these.
+/// Returns the rank to which kernels pad a rank of at most 64 with zeros: 16, 32 or 64. Larger ranks are not
+/// computed by these kernels (most_fused_rank).
 constexpr int padded_rank(index_t rank) { return rank <= 16 ? 16 : rank <= 32 ? 32 : 64; }
 
-/// Pixels of a backward block, and output channels that it processes at a time.
+/// Number of pixels that a thread block of the backward kernel processes.
 inline constexpr int backward_rows = 64;
+/// Number of output channels that a thread block of the backward kernel processes at a time.
 constexpr int backward_chunk(int padded_rank) { return padded_rank == 64 ? 32 : 64; }
 
-/// Tiles of a backward block, in elements: gradients, up and t.
+/// Number of elements of the shared memory of a thread block of the backward kernel. It holds three tiles,
+/// whose rows are padded by 16 bytes: output gradients [backward_rows][chunk], the factor `up`
+/// [padded][chunk], and their product [backward_rows][padded].
 constexpr index_t backward_tiles(int padded, int element_bytes) {
   const index_t pad = 16 / element_bytes, chunk = backward_chunk(padded) + pad;
   return backward_rows * chunk + padded * chunk + backward_rows * (padded + pad);
 }
 
-/// Output channels, in whole chunks.
+/// Rounds a number of output channels up to a multiple of backward_chunk(padded).
 constexpr index_t padded_columns(int padded, index_t columns) {
   return cut(columns, backward_chunk(padded)) * backward_chunk(padded);
 }

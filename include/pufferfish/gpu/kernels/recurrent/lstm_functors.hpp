@@ -40,9 +40,14 @@ struct lstm_step_gradient {
   A before;                ///< gradient of the cell before
 };
 
-/// From the gradients `dh` of the output and `dc_after` of the cell, the latter from the step after. With t =
-/// tanh(cell): dc = dh o (1 - t^2) + dc_after; the gradients of the preactivations are dc g i (1 - i), dc
-/// before f (1 - f), dc i (1 - g^2) and dh t o (1 - o); that of `before` is dc f.
+/// Computes the backward pass of lstm_step_forward for one element. `a`: the gates' activations; `before`,
+/// `cell`: the cell state before and after the step; dh: gradient of the output; dc_after: gradient of `cell`
+/// from the next time step. With t = tanh(cell) and * for products:
+///
+///     dc = dh * o * (1 - t^2) + dc_after
+///     gradients of the preactivations:  i: dc * g * i * (1 - i),  f: dc * before * f * (1 - f),
+///                                       g: dc * i * (1 - g^2),    o: dh * t * o * (1 - o)
+///     gradient of `before`:             dc * f
 template <class A>
 PUFFERFISH_HOST_DEVICE inline lstm_step_gradient<A> lstm_step_backward(const lstm_gates_of<A>& a, A before,
                                                                        A cell, A dh, A dc_after) {
