@@ -42,7 +42,7 @@ using eigen_element_t =
     std::conditional_t<std::is_const_v<std::remove_reference_t<M>> || !eigen_is_writable<M>,
                        const typename eigen_plain_t<M>::Scalar, typename eigen_plain_t<M>::Scalar>;
 
-/// Compile-time checks of an argument of view_of: the expression has memory, and is no temporary matrix.
+/// Compile-time checks of an argument of view_of: the expression has memory, and is not a temporary matrix.
 template <class M>
 constexpr void check_eigen_memory() {
   static_assert(eigen_has_memory<M>,

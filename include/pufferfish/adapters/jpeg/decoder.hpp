@@ -98,7 +98,7 @@ class jpeg_decoder {
                             &seen.width, &seen.height, &seen.sampling, &seen.colors) != 0) {
       check_harmless(name, "not a JPEG image");
     }
-    // A file that ends before its image begins is no error there.
+    // A file that ends before its image begins is not an error there.
     if (seen.width < 1 || seen.height < 1) refuse({name, ": not a JPEG image: it has no pixels"});
     if (std::int64_t{seen.width} * seen.height > most_pixels) {
       refuse({name, ": ", seen.height, " x ", seen.width, " pixels; at most ", most_pixels, " are read"});

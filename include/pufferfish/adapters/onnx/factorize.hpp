@@ -209,7 +209,7 @@ inline void fill_report(onnx_report& report, const std::vector<onnx_weight>& wei
 /// folder OUT.work-XXXXXX, which is removed. ONNX's checker runs on both models, unless their opset is newer
 /// than the installed library.
 ///
-/// Throws io_error for a file that is no model, has cycles, missing or wrong external data, tensors whose
+/// Throws io_error for a file that is not a model, has cycles, missing or wrong external data, tensors whose
 /// elements do not fit their shapes, or that the checker refuses, and if `out` cannot be written; other
 /// errors as factorize_weights. After an error, `out` is unchanged, but an OUT.data of an earlier
 /// model may be replaced. `out` may be `in` if there are no external data.

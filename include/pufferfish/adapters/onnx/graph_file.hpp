@@ -87,7 +87,7 @@ void find_unnamed(const onnx_graph<T>& graph, const onnx::GraphProto& model, con
   }
 }
 
-/// Fills the weights of a graph from the constants of a model; all or none. Errors as read_onnx.
+/// Fills the weights of a graph from the constants of a model; all or none. Errors are those of read_onnx.
 template <class T>
 void read_bindings(const onnx_graph<T>& graph, const std::string& path) {
   const onnx::ModelProto model = read_onnx_model(path);

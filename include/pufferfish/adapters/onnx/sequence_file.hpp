@@ -245,7 +245,7 @@ class onnx_transformer {
 /// logits [steps][batch][vocabulary], h_out and c_out, the state after the last step. A dense LSTM is one
 /// LSTM node. A factorized one is two MatMul for the input side of all gates and steps, and a Scan whose
 /// steps have two MatMul for the hidden side; an LSTM node cannot hold factors of the hidden side. The table
-/// of the embedding is stored once. Errors as write_onnx of a network.
+/// of the embedding is stored once. Errors are those of write_onnx of a network.
 ///
 /// \code
 /// write_onnx("lm.onnx", net);  // model<lstm_lm<float>>
@@ -258,7 +258,7 @@ void write_onnx(const std::string& path, const model<lstm_lm<T>>& net) {
 
 /// Writes a part of a Transformer; onnx_part lists inputs and outputs. A linear layer is MatMul and Add, a
 /// factorized one MatMul, MatMul and Add. Weights have the names of the network's parameters and are stored
-/// transposed, [in][out]. Errors as write_onnx of a network.
+/// transposed, [in][out]. Errors are those of write_onnx of a network.
 template <class T>
 void write_onnx(const std::string& path, const model<transformer<T>>& net,
                 onnx_part part = onnx_part::whole) {

@@ -156,7 +156,7 @@ void visit_elements(const onnx::TensorProto& tensor, tensor_dtype dtype, const s
   }
 }
 
-/// All elements of a floating-point tensor as bytes. Errors as visit_elements.
+/// All elements of a floating-point tensor as bytes. Errors are those of visit_elements.
 inline std::vector<std::uint8_t> elements_of(const onnx::TensorProto& tensor, tensor_dtype dtype,
                                              const std::string& path) {
   std::vector<std::uint8_t> all;

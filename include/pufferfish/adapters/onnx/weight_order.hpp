@@ -24,8 +24,9 @@ struct onnx_use {
   bool fits(const onnx_use& other) const { return shape == other.shape && place == other.place; }
 };
 
-/// Appends the first use of each constant for which shape_of(name) returns a shape, not nullptr, in the order
-/// of the nodes. Those of a subgraph follow the inputs of its node. Identity nodes are no use.
+/// Appends to `to` the first use of each constant for which shape_of(name) returns a shape, not nullptr, in
+/// the order of the nodes. Uses in a subgraph follow the inputs of its node. An Identity node does not count
+/// as a use.
 template <class ShapeOf>
 void append_uses(const onnx::GraphProto& graph, const ShapeOf& shape_of, std::set<std::string>& seen,
                  std::vector<onnx_use>& to) {

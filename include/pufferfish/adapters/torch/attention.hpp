@@ -28,7 +28,7 @@ namespace host_torch {
 ///     auto [y, weights] = attention->forward(x, x, x);     // x: [steps][batch][512]
 class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultiheadAttentionImpl> {
  public:
-  /// The same rank for all four projections, or one for each (query, key, value, output). Throws value_error
+  /// Sets one rank for all four projections, or one for each (query, key, value, output). Throws value_error
   /// for a width that the heads do not divide and for options that low-rank attention does not have (kdim or
   /// vdim other than embed_dim, add_bias_kv, add_zero_attn), rank_error unless 1 <= rank <= embed_dim.
   LowRankMultiheadAttentionImpl(const torch::nn::MultiheadAttentionOptions& given, std::int64_t rank)

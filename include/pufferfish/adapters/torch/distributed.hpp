@@ -73,7 +73,7 @@ class distributed {
               const compression_options& compression = no_compression{})
       : distributed(module, comm, options, compressor_of_options(compression)) {}
 
-  /// The same with a compressor made by the caller.
+  /// Makes the object with the options and with a compressor that the function `compressor` makes.
   distributed(torch::nn::Module& module, Comm& comm, const exchange_options& options,
               const make_compressor_function& compressor)
       : module_(&module),
@@ -165,7 +165,7 @@ class distributed {
                     const compression_options& compression = no_compression{}) {
     set_exchange(options, compressor_of_options(compression));
   }
-  /// The same with a compressor made by the caller.
+  /// Changes the options of the exchange, and uses a compressor that the function `compressor` makes.
   void set_exchange(const exchange_options& options, const make_compressor_function& compressor) {
     if (running_) {
       PUFFERFISH_THROW(state_error("host_torch::distributed: set_exchange during a step; finish() it first"));

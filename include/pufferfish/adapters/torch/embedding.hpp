@@ -21,7 +21,8 @@ struct LowRankEmbeddingOptions {
   TORCH_ARG(std::int64_t, num_embeddings);
   TORCH_ARG(std::int64_t, embedding_dim);
   TORCH_ARG(std::int64_t, rank);
-  /// As in torch::nn::Embedding: row padding_idx of `down` starts as zeros and gets no gradient.
+  /// Index of the padding token, as in torch::nn::Embedding: its row of `down` starts as zeros and gets no
+  /// gradient.
   TORCH_ARG(torch::optional<std::int64_t>, padding_idx) = torch::nullopt;
 };
 

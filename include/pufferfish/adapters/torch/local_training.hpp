@@ -79,7 +79,7 @@ class local_training {
   /// Exchanges all changes since the last exchange; afterwards parameters and buffers are equal on all ranks.
   /// Contiguous float and double buffers, such as batch-norm statistics, become their means over the ranks,
   /// others rank 0's. (Running averages are linear in the averaged values, so their mean here is the same as
-  /// if they had been averaged at each exchange.) Collective. Throws as step_done.
+  /// if they had been averaged at each exchange.) Collective. Throws the errors of step_done.
   void synchronize() {
     check_arena();
     exchange_->synchronize(ctx_);

@@ -96,12 +96,13 @@ class onnx_exporter {
   }
 
   /// Adds a parameter or buffer of at most four dimensions and returns its name. The file stores FLOAT;
-  /// tensors of another scalar type or device are copied. Errors as view().
+  /// tensors of another scalar type or device are copied. Errors are those of view().
   std::string weight(const std::string& name, const Tensor& values) {
     const tensor_view<float, 4> elements = view(name, values);
     return graph_.weight(name, values.sizes().vec(), {elements});
   }
-  /// As weight(); an undefined tensor adds nothing and gives an empty name.
+  /// Adds a parameter or buffer like weight(). For an undefined tensor it adds nothing and returns an empty
+  /// name.
   std::string optional_weight(const std::string& name, const Tensor& values) {
     return values.defined() ? weight(name, values) : std::string();
   }

@@ -124,7 +124,7 @@ class module_mask {
   /// The module must outlive the object. Throws value_error, naming it, for a trained parameter that is not
   /// dense, not on the CPU or not of scalar T.
   explicit module_mask(torch::nn::Module& module) : module_mask(module, prunable_weights(module)) {}
-  /// The same with another choice of tensors; their names are those of module.named_parameters().
+  /// Makes the mask of the tensors that `choice` selects; their names are those of module.named_parameters().
   module_mask(torch::nn::Module& module, const prunable_choice& choice)
       : module_(&module), parameters_(detail::trained_parameters<T>(module, user)) {
     std::erase_if(parameters_, [](const auto& p) { return p.tensor.numel() == 0; });
@@ -203,8 +203,9 @@ class module_mask {
       if (apply_to(i, parameters_[i].tensor.detach())) parameters_[i].changed();
     }
   }
-  /// The same, and sets the optimizer's state to 0 at pruned weights: momentum and means of SGD, Adam, AdamW,
-  /// RMSprop and Adagrad. Throws value_error for the state of another optimizer.
+  /// Sets pruned weights to 0, and also the optimizer's state of these weights: momentum and means of SGD,
+  /// Adam, AdamW, RMSprop and Adagrad. Throws value_error for the state of another optimizer, and state_error
+  /// as prune_by_magnitude.
   void apply(torch::optim::Optimizer& optimizer) {
     std::vector<std::vector<Tensor>> states;
     for (const auto& p : parameters_) states.push_back(detail::states_of(optimizer, p.tensor));

@@ -41,7 +41,7 @@ class zero_tracker {
   /// compressor, is the full one. Throws value_error for 0 steps.
   explicit zero_tracker(distributed<Comm, T>& parallel, const mask_tracker_options& options = {})
       : zero_tracker(parallel, prunable_weights(parallel.module()), options) {}
-  /// The same with another choice of tensors.
+  /// Makes a tracker of the tensors that `choice` selects.
   zero_tracker(distributed<Comm, T>& parallel, const prunable_choice& choice,
                const mask_tracker_options& options = {})
       : parallel_(&parallel),
