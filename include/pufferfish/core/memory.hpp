@@ -114,14 +114,15 @@ class memory_block {
  public:
   memory_block() = default;
 
-  /// Not initialised. Element 0 is stored `lead` elements after a multiple of memory_alignment. Throws
-  /// shape_error for a negative count and for more bytes than index_t counts, and whatever the source throws.
+  /// Allocates `count` elements, not initialised, from `source`, which must outlive the block. Element 0 is
+  /// stored `lead` elements after a multiple of memory_alignment. Throws shape_error for a negative count and
+  /// for more bytes than index_t counts, and whatever the source throws.
   memory_block(memory_source& source, index_t count, uninitialized_t, index_t lead = 0)
       : source_(&source), size_(count), lead_(lead) {
     static_cast<void>(detail::byte_count<T>(count) + detail::byte_count<T>(lead));
     if (count > 0) data_ = static_cast<T*>(source.allocate(allocated())) + lead;
   }
-  /// As above, with all bits zero.
+  /// Allocates `count` elements with all bits zero, from `source`, which must outlive the block.
   memory_block(memory_source& source, index_t count, index_t lead = 0)
       : memory_block(source, count, uninitialized, lead) {
     if (count > 0) source.fill_zero(data_, bytes());

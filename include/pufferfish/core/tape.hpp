@@ -37,15 +37,16 @@ class tape {
   /// A tape with tensors in memory from `source`, which must outlive the tape.
   explicit tape(memory_source& source) : arena_(source) {}
 
-  /// Memory for `count` elements, not initialised, kept until the matching pop. Throws shape_error for more
-  /// bytes than index_t counts.
+  /// Pushes memory for `count` elements and returns it. The elements are not initialised; the memory is kept
+  /// until the matching pop. Throws shape_error for more bytes than index_t counts.
   template <class T>
   T* push(index_t count) {
     static_assert(std::is_trivially_copyable_v<T>);
     return reinterpret_cast<T*>(push_bytes(arena_, detail::byte_count<T>(count)));
   }
 
-  /// The same as a dense view. Throws shape_error as volume does, too.
+  /// Pushes memory for a tensor and returns it as a dense view of the given shape. Throws shape_error as
+  /// volume does.
   template <class T, std::size_t N>
   tensor_view<T, N> push(const extents<N>& shape) {
     return {push<T>(volume<N>(shape)), shape};
@@ -59,7 +60,8 @@ class tape {
     return reinterpret_cast<T*>(pop_bytes(detail::byte_count<T>(count)));
   }
 
-  /// The same as a dense view of the popped elements. Only the size in bytes is compared, not the shape.
+  /// Pops the top entry and returns its elements as a dense view. Only the size in bytes is compared, not the
+  /// shape.
   template <class T, std::size_t N>
   tensor_view<T, N> pop(const extents<N>& shape) {
     return {pop<T>(volume<N>(shape)), shape};
@@ -88,7 +90,7 @@ class tape {
     return value;
   }
 
-  /// Returns the top value without removing it. Throws as pop_value does.
+  /// Returns the top value without removing it. Throws the errors of pop_value.
   template <class V, class Owner>
   V top_value(const Owner& owner) const {
     if (!is_on_top(&owner, sizeof(V))) {

@@ -72,7 +72,7 @@ class aligned_buffer {
   PUFFERFISH_NOINLINE explicit aligned_buffer(index_t count) : aligned_buffer(count, uninitialized) {
     std::fill_n(data_, count, T{});
   }
-  /// The same without writing the elements, which then have indeterminate values.
+  /// Allocates `count` elements without writing them: their values are indeterminate.
   PUFFERFISH_NOINLINE aligned_buffer(index_t count, uninitialized_t) : size_(count) {
     const std::size_t bytes = detail::byte_count<T>(count);
     if (bytes == 0) return;

@@ -211,8 +211,8 @@ class tensor_view {
     return {data_, static_cast<std::size_t>(size())};
   }
 
-  /// The same elements, in row-major order, under other extents; no copy. Contiguous views only. Throws
-  /// shape_error if the volumes differ, if the view is not contiguous, and as volume does.
+  /// Returns the same elements, in row-major order, under other extents; no copy. Contiguous views only.
+  /// Throws shape_error if the volumes differ, if the view is not contiguous, and as volume does.
   template <std::size_t M>
   constexpr tensor_view<T, M> reshape(const extents<M>& shape) const {
     if (volume<M>(shape) != size() || (!empty() && !is_contiguous())) {
