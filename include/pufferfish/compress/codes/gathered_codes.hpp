@@ -21,8 +21,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 enum class code_memory {
   none,            ///< errors are lost
   error_feedback,  ///< the memory keeps the error in units of gradients
-  /// As error_feedback. When the learning rate of steps (exchange_place) changes from a to b, the memory is
-  /// multiplied by a / b. The parameters are then those of a memory in units of steps.
+  /// The memory keeps the error as with error_feedback, and is multiplied by a / b when the learning rate of
+  /// steps (exchange_place) changes from a to b. The parameters are then those of a memory in units of steps.
   rescaled_error_feedback,
 };
 
@@ -98,7 +98,7 @@ class gathered_codes {
   }
 
   /// gradients = mean of the codes of all ranks. Throws the errors of Codec::decode if a rank has sent bytes
-  /// that are no code; `gradients` is then unspecified.
+  /// that are not a code; `gradients` is then unspecified.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<value_type> gradients) {
     for (std::size_t rank = 0; rank < codes_.count(); ++rank) {
       codec_.decode(ctx, std::as_const(codes_)[rank], rank == 0 ? decode_as::values : decode_as::addition,

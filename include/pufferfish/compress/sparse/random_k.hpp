@@ -150,7 +150,8 @@ class random_k {
     sum_ = aligned_buffer<T>(lists_.size());
     positions_.resize(static_cast<std::size_t>(lists_.size()));
   }
-  /// The same for all parameters of a store, which is only read here.
+  /// Makes the compressor for all parameters of a store. The store is not changed and need not outlive the
+  /// object.
   random_k(const parameter_store<T>& store, const random_k_options& options)
       : random_k(coded_tensors(store), options) {}
 
