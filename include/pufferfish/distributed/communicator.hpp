@@ -286,11 +286,12 @@ void agree(C& comm, std::string_view name, std::uint64_t digest) {
                                " differs between ranks: " + detail::describe_groups(groups, describe)));
 }
 
-/// The same for a description in lines (one per parameter, say "conv1.weight float [16 x 3 x 3 x 3]"), of any
-/// length on each rank. The error quotes the first line that differs: 'network differs between ranks at line
-/// 7: rank 2 has "stage2.conv.down float [24 x 3 x 3 x 96]"; ranks 0, 1, 3 have "..."'. Cost: one all_gather
-/// of 8 bytes per rank if all agree, else also the broadcast of at most four of the texts. The texts are
-/// compared by 64-bit digests (core/hash.hpp). Collective.
+/// Checks that all ranks have equal texts: a description in lines (one per parameter, say "conv1.weight float
+/// [16 x 3 x 3 x 3]"), of any length on each rank. Throws state_error on all ranks if texts differ, quoting
+/// the first line that differs: 'network differs between ranks at line 7: rank 2 has "stage2.conv.down float
+/// [24 x 3 x 3 x 96]"; ranks 0, 1, 3 have "..."'. Cost: one all_gather of 8 bytes per rank if all texts are
+/// equal, else also the broadcast of at most four of them. The texts are compared by 64-bit digests
+/// (core/hash.hpp). Collective.
 template <class C>
 void agree_on_lines(C& comm, std::string_view name, const std::string& lines) {
   detail::check_communicator<C>();

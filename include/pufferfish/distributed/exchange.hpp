@@ -84,7 +84,8 @@ class gradient_exchange {
     agree_on_lines(comm, "gradient exchange", driver_.option_lines());
     driver_.start();
   }
-  /// The same with a new compressor, which new_compressor makes of its options.
+  /// Makes an exchange whose compressor new_compressor(store, compressor options) constructs. Errors are
+  /// those of the other constructor and of new_compressor.
   template <compressor_options<T> Options>
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options,
                     const Options& compressor)
@@ -158,10 +159,11 @@ class gradient_exchange {
     return finish(ctx, [](const gradient_bucket&) {});
   }
 
-  /// The same, and calls arrived(bucket) for every gradient_bucket, in order, on this thread, as soon as its
-  /// gradients may be used: while later buckets are still under way if arrives_early(), else when the whole
-  /// exchange has succeeded. After an error it may have been called for some buckets. An exception from
-  /// `arrived` is rethrown when all buckets have been exchanged, so that the ranks stay in step.
+  /// Waits like finish(ctx), and calls arrived(bucket) for every gradient_bucket, in order, on this thread,
+  /// as soon as its gradients may be used: while later buckets are still under way if arrives_early(), else
+  /// when the whole exchange has succeeded. After an error it may have been called for some buckets. An
+  /// exception from `arrived` is rethrown when all buckets have been exchanged, so that the ranks stay in
+  /// step.
   template <class Arrived>
   bool finish(context<Device>& ctx, Arrived&& arrived) {
     failure_.require_none();

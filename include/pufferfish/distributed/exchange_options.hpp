@@ -27,8 +27,8 @@ enum class exchange_progress {
 enum class exchange_wire {
   same,  ///< that of the gradients
   bf16,  ///< half of a float's bytes: rounded to bfloat16, added in float (narrow_all_reduce)
-  /// The same with float16: eight times bf16's precision, but a gradient below 2^-25 becomes 0, and a sum
-  /// over the ranks of 65520 or more becomes infinity.
+  /// Gradients are sent as float16, which has eight times the precision of bf16. A gradient below 2^-25
+  /// becomes 0, and a sum over the ranks of 65520 or more becomes infinity.
   fp16,
 };
 

@@ -158,7 +158,7 @@ class communicator {
   void all_reduce_sum(std::span<T> values) {
     all_reduce(values, MPI_SUM);
   }
-  /// The same for memory that only MPI reaches (takes_device_memory). Uses MPI's blocking function: no
+  /// Sums device memory over all ranks in place (see takes_device_memory). Uses MPI's blocking function: no
   /// timeout ends it, and if threads take turns (call_lock), no other thread gets a turn meanwhile.
   template <class T>
   void all_reduce_sum_on_device(std::span<T> values) {

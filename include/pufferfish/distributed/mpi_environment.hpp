@@ -43,7 +43,7 @@ enum class thread_level {
 class environment {
  public:
   /// Throws state_error if MPI is or was running (it then has another owner), backend_error if it cannot
-  /// start. A level below the requested one is no error: check provided().
+  /// start. A level below the requested one is not an error: check provided().
   explicit environment(thread_level requested = thread_level::funneled)
       : exceptions_at_start_(std::uncaught_exceptions()) {
     if (detail::is_finalized()) {

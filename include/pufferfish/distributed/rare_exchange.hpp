@@ -83,7 +83,7 @@ class rare_exchange {
                    exchanges_.reducer.option_lines(fragments()) + describe(options_) + "\n");
     exchanges_.start_thread();
   }
-  /// The same with a new compressor, which new_compressor makes of its options.
+  /// Makes an exchange whose compressor new_compressor(store, compressor options) constructs.
   template <compressor_options<T> Options>
   rare_exchange(parameter_store<T>& store, Comm& comm, const rare_exchange_options& options,
                 const Options& compressor)
@@ -118,7 +118,7 @@ class rare_exchange {
   /// whatever the number of local steps before them. The next step starts a new round. Then `buffers`, such
   /// as batch-norm statistics, become their means over the ranks. (Running averages are linear in what they
   /// average, so that it does not matter how often they are averaged over the ranks.) `buffers` are in host
-  /// memory, of the same lengths on all ranks. Collective. Errors as step_done.
+  /// memory, of the same lengths on all ranks. Collective. Errors are those of step_done.
   void synchronize(context<Device>& ctx, const std::vector<std::span<T>>& buffers = {}) {
     guarded([&] {
       while (exchanges_.any()) complete(ctx);

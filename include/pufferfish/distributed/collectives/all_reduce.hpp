@@ -110,11 +110,11 @@ void ring_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
   }
 }
 
-/// The same by recursive doubling. With q the largest power of two up to p, rank r + q (r < p - q) first
-/// sends its elements to rank r, which adds them to its own. Then, for d = 1, 2, ..., q / 2, ranks r and
-/// r ^ d exchange their partial sums and add them. At the end rank r sends the sum to rank r + q. `scratch`
-/// holds the pieces that are under way. Collective.
-/// Lengths, scratch and errors as ring_all_reduce.
+/// Replaces element i of `values` by `factor` times the sum of element i over all p ranks, by recursive
+/// doubling. With q the largest power of two up to p, rank r + q (r < p - q) first sends its elements to rank
+/// r, which adds them to its own. Then, for d = 1, 2, ..., q / 2, ranks r and r ^ d exchange their partial
+/// sums and add them. At the end rank r sends the sum to rank r + q. `scratch` holds the pieces that are
+/// under way. Requirements on lengths and scratch, and errors, are those of ring_all_reduce. Collective.
 template <class C, class T>
 void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>& scratch,
                                    std::type_identity_t<T> factor = T(1)) {
@@ -140,15 +140,16 @@ void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>&
   if (has_extra) detail::send_and_receive(comm, mine, me + power, std::span<T>(), me + power);
 }
 
-/// The same with messages of `Wire` (bfloat16 or float16), half the bytes of float. Every rank sends chunk c,
-/// rounded to Wire, directly to rank c. Rank c adds in T: its own unrounded chunk, then those of ranks c - 1,
-/// c - 2, ... (modulo p). It rounds the sum to Wire and sends it to all; every rank ends with the rounded sum
-/// times `factor`. `scratch` holds a chunk and the pieces under way. Collective.
+/// Replaces element i of `values` by `factor` times the sum of element i over all p ranks, with messages of
+/// the 16-bit type `Wire` (bfloat16 or float16), half the bytes of float. The n elements are cut into chunks
+/// c = 0 .. p - 1. Every rank sends chunk c, rounded to Wire, directly to rank c. Rank c adds in T: its own
+/// unrounded chunk, then those of ranks c - 1, c - 2, ... (modulo p). It rounds the sum to Wire and sends it
+/// to all ranks. Collective.
 /// Each rank sends 2 (p - 1) / p n elements of two bytes. The result on every rank, the owner of a chunk
 /// included, has been rounded to Wire before the multiplication by `factor`. With Wire float16 elements or
 /// sums of magnitude 65520 and more become infinities. With one rank nothing is rounded, only multiplied.
-/// Lengths and errors as ring_all_reduce; `scratch` is resized to n / p elements and 16 pieces of at most 60
-/// KiB.
+/// Requirements on lengths, and errors, are those of ring_all_reduce. `scratch` is resized to n / p elements
+/// and 16 pieces of at most 60 KiB.
 template <class Wire, class C, class T>
 void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
                        std::type_identity_t<T> factor = T(1)) {

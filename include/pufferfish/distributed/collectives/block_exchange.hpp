@@ -87,9 +87,9 @@ void gather_blocks(C& comm, rank_blocks& blocks) {
   }
 }
 
-/// The same if each rank knows only the length of its own block, `own`. The lengths are exchanged first, 8
-/// bytes per rank. On return `all` has the blocks of all ranks. `own` must not be a part of `all`.
-/// `all` is resized. Errors as the other form.
+/// Gathers the blocks of all ranks on all ranks, if each rank knows only the length of its own block, `own`.
+/// The lengths are exchanged first, 8 bytes per rank. `all` is resized, and on return has the blocks of all
+/// ranks. `own` must not be a part of `all`. Errors are those of gather_blocks(comm, blocks).
 template <class C>
 void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
   detail::check_communicator<C>();

@@ -69,7 +69,7 @@ class sparse_reduction {
 
   std::size_t sent_bytes() const { return sent_; }
 
-  /// As recursive_doubling_all_reduce.
+  /// Adds the streams by recursive doubling, in the order of recursive_doubling_all_reduce.
   void by_doubling() {
     const int ranks = comm_.size(), me = comm_.rank();
     int power = 1;

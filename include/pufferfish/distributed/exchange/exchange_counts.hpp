@@ -38,7 +38,7 @@ class exchange_counts {
   const exchange_report& report() const { return report_; }
   /// Adds a step, skipped or not, to the report.
   void add_step() { ++report_.steps; }
-  /// The same for a step that sums all gradients of a store, and adds the bytes of its messages.
+  /// Counts a step that sums all gradients of a store, and adds the bytes of its messages.
   template <class T>
   void add_step(const parameter_store<T>& store, exchange_wire wire) {
     add_step();

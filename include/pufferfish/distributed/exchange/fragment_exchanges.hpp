@@ -45,7 +45,7 @@ class fragment_exchanges {
   std::vector<gradient_bucket> fragments;
   index_t slots;  ///< number of elements that are sent with a fragment after its own
 
-  /// Collective, and throws as gradient_reducer. prepare must follow.
+  /// Collective, and throws the errors of gradient_reducer. prepare must follow.
   fragment_exchanges(const parameter_store<T>& store, Comm& comm, const rare_exchange_options& options,
                      std::optional<any_compressor<T>> compressor)
       : reducer(store, comm, options.exchange, std::move(compressor)),

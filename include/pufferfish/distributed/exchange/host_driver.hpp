@@ -45,7 +45,7 @@ struct bucket_work {
   std::span<T> gradients_of(std::size_t b) { return staging.gradients_of(b, buckets[b]); }
   /// Checks a bucket's own gradients, before the sum.
   void check_finite(std::size_t b) { reducer.check_finite(gradients_of(b), buckets[b].offset); }
-  /// Ends the step after all buckets. Returns and throws as gradient_reducer::close.
+  /// Ends the step after all buckets. Returns and throws the errors of gradient_reducer::close.
   bool close() { return reducer.close(staging.host(*ctx), staging.gradients()); }
 
   gradient_reducer<T, Comm> reducer;
