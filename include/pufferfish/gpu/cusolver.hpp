@@ -34,9 +34,9 @@ class cusolver_eigensolver final : public eigensolver {
   cusolver_eigensolver& operator=(const cusolver_eigensolver&) = delete;
   ~cusolver_eigensolver() override { static_cast<void>(cusolverDnDestroy(handle_)); }
 
-  /// As eigensolver::solve. `matrix` is overwritten, and `values` are ascending. Takes its workspace from
-  /// ctx.scratch(), and waits for the stream to read the status. Throws shape_error for an order above
-  /// 2^31 - 1, backend_error, and error if there is no convergence.
+  /// Computes eigenvalues and eigenvectors, see eigensolver::solve. `matrix` is overwritten; `values` ascend.
+  /// Takes its workspace from ctx.scratch(), and waits for the stream to read the status. Throws shape_error
+  /// for an order above 2^31 - 1, backend_error, and error if there is no convergence.
   void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors,
              double* values) override {
     if (order > 2147483647) {

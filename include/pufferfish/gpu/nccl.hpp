@@ -189,7 +189,7 @@ class nccl {
   /// and receive for every other rank; that rank must receive and send as many numbers.
   ///   send(std::span<const std::uint16_t>, rank), receive(std::span<std::uint16_t>, rank)
   /// Spans are device memory, valid until the stream has executed the call. Collective for the ranks that
-  /// send or receive. Throws as all_reduce_sum.
+  /// send or receive. Throws the errors of all_reduce_sum.
   template <class Each>
   void start_messages(Each&& each, cudaStream_t stream) {
     if (!handle_) return;

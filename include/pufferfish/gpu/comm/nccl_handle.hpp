@@ -142,7 +142,7 @@ class nccl_handle {
       throw;
     }
   }
-  /// The same for a group of calls: call(add) calls add(f) for each of them, with f(communicator).
+  /// Runs a group of NCCL calls: call(add) calls add(f) for each of them, with f(communicator).
   template <class Call>
   void run_group(const char* what, Call&& call) {
     run(what, [&](ncclComm_t comm) {

@@ -19,7 +19,7 @@ struct random_key {
   std::uint64_t seed, stream;
 };
 
-/// As pufferfish::substream.
+/// Returns the number of a substream, with the same bits as pufferfish::substream on the host.
 PUFFERFISH_HOST_DEVICE constexpr std::uint64_t substream_of(std::uint64_t stream, std::uint64_t number) {
   std::uint64_t z = stream + 0x9E3779B97F4A7C15U * (number + 1);
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9U;
