@@ -125,9 +125,9 @@ class low_rank_fc_ : public detail::dlib_layer {
     item.write(out);
   }
   /// Reads a serialized low_rank_fc_, or a serialized dlib::fc_, which is then factorized with the rank that
-  /// `item` has been constructed with or set to (set_rank). Throws dlib::serialization_error if the serialized
-  /// version or bias mode is not that of the type, or if the number of parameters is wrong; for a dense layer
-  /// also the errors of factorize.
+  /// `item` has been constructed with or set to (set_rank). Throws dlib::serialization_error if the
+  /// serialized version or bias mode is not that of the type, or if the number of parameters is wrong; for a
+  /// dense layer also the errors of factorize.
   friend void deserialize(low_rank_fc_& item, std::istream& in) {
     using ::dlib::deserialize;
     std::string version;

@@ -46,7 +46,7 @@ inline onnx_tensor write_linear(onnx_exporter& to, const std::string& path, cons
                        to.optional_weight(join_name(path, "bias"), m.bias));
 }
 
-/// Two products: `down`, then `up`.
+/// Adds two products, `down` and then `up`, and returns the output.
 inline onnx_tensor write_low_rank_linear(onnx_exporter& to, const std::string& path,
                                          const LowRankLinearImpl& m, const onnx_tensor& x) {
   to.check(path, m, x, 0, -1, m.options.in_features());
@@ -75,7 +75,8 @@ inline onnx_tensor write_conv2d(onnx_exporter& to, const std::string& path, cons
                            to.optional_weight(join_name(path, "bias"), m.bias));
 }
 
-/// Two convolutions with the groups of the layer: `down`, then `up` over single pixels.
+/// Adds two convolutions with the groups of the layer, `down` and then `up` over single pixels, and returns
+/// the output.
 inline onnx_tensor write_low_rank_conv2d(onnx_exporter& to, const std::string& path,
                                          const LowRankConv2dImpl& m, const onnx_tensor& x) {
   const std::string down = join_name(path, "down"), up = join_name(path, "up");
@@ -89,7 +90,7 @@ inline onnx_tensor write_low_rank_conv2d(onnx_exporter& to, const std::string& p
                            to.optional_weight(join_name(path, "bias"), m.bias));
 }
 
-/// With the running statistics, as in eval mode.
+/// Adds a batch normalization with the running statistics, as in eval mode, and returns the output.
 template <class BatchNorm>
 onnx_tensor write_batch_norm(onnx_exporter& to, const std::string& path, const BatchNorm& m,
                              const onnx_tensor& x) {

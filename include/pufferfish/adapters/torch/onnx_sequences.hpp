@@ -65,7 +65,7 @@ onnx_tensor write_lstm_layers(onnx_exporter& to, const std::string& path, const 
   return y;
 }
 
-/// One LSTM node for each layer, with both biases.
+/// Adds one LSTM node with both biases for each layer, and returns the output.
 inline onnx_tensor write_lstm(onnx_exporter& to, const std::string& path, const torch::nn::LSTMImpl& m,
                               const onnx_tensor& x) {
   if (m.options.bidirectional() || m.options.proj_size() != 0) {
@@ -97,7 +97,8 @@ inline onnx_tensor write_lstm(onnx_exporter& to, const std::string& path, const 
       });
 }
 
-/// Two MatMul of the input side and a Scan for each layer, as for the library's own low-rank LSTM.
+/// Adds two MatMul nodes for the input side and a Scan node for each layer, as for the library's own low-rank
+/// LSTM, and returns the output.
 inline onnx_tensor write_low_rank_lstm(onnx_exporter& to, const std::string& path, const LowRankLSTMImpl& m,
                                        const onnx_tensor& x) {
   const auto factors = m.factors();

@@ -40,7 +40,8 @@ inline logical_layout layout_of(const Tensor& t) {
   return logical_layout::vector(size);
 }
 
-/// One line per tensor. Ranks compare these lines to find out whether their modules differ.
+/// Returns a line that describes a tensor. Ranks compare these lines to find out whether their modules
+/// differ.
 inline std::string describe_tensor(const std::string& name, const Tensor& t) {
   std::string text =
       pufferfish::detail::quote_word(name) + " " + shape_text(t) + " " + kind_text(t) + ", strides";
@@ -131,7 +132,8 @@ void broadcast_module(Comm& comm, const torch::nn::Module& module) {
   for (const Tensor& t : module.buffers()) broadcast_tensor(comm, t);
 }
 
-/// Element i becomes the sum over the ranks divided by their number. Collective.
+/// Replaces element i of `values` by the sum of all ranks' elements i divided by the number of ranks.
+/// Collective.
 template <class T, class Comm>
 void average_values(Comm& comm, std::span<T> values) {
   comm.all_reduce_sum(values);

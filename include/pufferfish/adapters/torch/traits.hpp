@@ -117,7 +117,7 @@ inline void append_parts(named_tensors& to, const Tensor& packed, std::initializ
 template <class Module>
 struct module_traits;
 
-/// One matrix [out][in].
+/// The weight of torch::nn::Linear is one matrix [out][in].
 template <>
 struct module_traits<torch::nn::LinearImpl> {
   using module = torch::nn::LinearImpl;
@@ -130,8 +130,8 @@ struct module_traits<torch::nn::LinearImpl> {
   static named_tensors biases(const module& m, std::int64_t) { return {{"bias", m.bias}}; }
 };
 
-/// One matrix per group, of the weight [out][in / groups][height][width]. padding `same` is a number only if
-/// it is equal on both sides.
+/// The weight [out][in / groups][height][width] of torch::nn::Conv2d is one matrix per group. padding `same`
+/// is a number only if it is equal on both sides.
 template <>
 struct module_traits<torch::nn::Conv2dImpl> {
   using module = torch::nn::Conv2dImpl;
@@ -147,7 +147,7 @@ struct module_traits<torch::nn::Conv2dImpl> {
   static named_tensors biases(const module& m, std::int64_t) { return {{"bias", m.bias}}; }
 };
 
-/// One table [num_embeddings][embedding_dim], without bias.
+/// The weight of torch::nn::Embedding is one table [num_embeddings][embedding_dim], without bias.
 template <>
 struct module_traits<torch::nn::EmbeddingImpl> {
   using module = torch::nn::EmbeddingImpl;
