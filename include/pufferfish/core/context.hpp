@@ -73,8 +73,8 @@ class context<device::cpu> {
  public:
   using device_type = device::cpu;
 
-  /// In inference mode, at step 0. Throws value_error for fewer than one thread, and backend_error if a
-  /// thread cannot be started.
+  /// Makes a context in inference mode, at step 0. Throws value_error for fewer than one thread, and
+  /// backend_error if a thread cannot be started.
   explicit context(const context_options& options = {})
       : threads_(options.threads), seed_(options.seed), winograd_(options.winograd) {}
 

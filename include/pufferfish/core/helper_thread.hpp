@@ -32,8 +32,8 @@ inline std::uint32_t fork_count() {
   return count.load(std::memory_order_relaxed);
 }
 
-/// One thread, or none before start(). start() may be called only while no thread is running. The destructor
-/// waits for the thread. Not for several threads at once.
+/// Owns one thread, or none before start(). start() may be called only while no thread is running. The
+/// destructor waits for the thread. An object must not be used by several threads at once.
 class helper_thread {
  public:
   helper_thread() = default;

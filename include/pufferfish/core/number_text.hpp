@@ -34,7 +34,8 @@ inline std::string fixed_number(double value, int digits) {
   return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits).ptr};
 }
 
-/// In hexadecimal, as printf's "%a": "0x1.8p+1", "-inf". Reads back as the same bits.
+/// Writes a number in hexadecimal, as printf's "%a" does: "0x1.8p+1", "-inf". The text reads back as the same
+/// bits.
 inline std::string hexadecimal_number(double value) {
   char text[40];
   std::string result(text, std::to_chars(text, text + sizeof text, value, std::chars_format::hex).ptr);

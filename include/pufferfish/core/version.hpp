@@ -8,7 +8,7 @@
 #define PUFFERFISH_VERSION_MINOR 1
 #define PUFFERFISH_VERSION_PATCH 0
 
-/// One comparable number: major * 10000 + minor * 100 + patch.
+/// The library's version as one number that can be compared: major * 10000 + minor * 100 + patch.
 #define PUFFERFISH_VERSION \
   (PUFFERFISH_VERSION_MAJOR * 10000 + PUFFERFISH_VERSION_MINOR * 100 + PUFFERFISH_VERSION_PATCH)
 
