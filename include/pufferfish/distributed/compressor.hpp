@@ -49,8 +49,8 @@ struct compressor_message {
   /// Blocks of which every rank gets all. The compressor has set their lengths and filled the block of this
   /// rank; the exchange fills the others. Different ranks' blocks may have different lengths.
   rank_blocks* gathered = nullptr;
-  /// With sends_length: the block of this rank, whose length no other rank knows. The exchange then sets the
-  /// lengths of `gathered` and fills all blocks. This costs 8 more bytes per rank.
+  /// The block of this rank, if sends_length is set: no other rank knows its length. The exchange then sets
+  /// the lengths of `gathered` and fills all blocks. This costs 8 more bytes per rank.
   std::span<const std::byte> own = {};
   bool sends_length = false;
   /// Block r of `to_ranks` goes to rank r, block r of `from_ranks` comes from rank r. The compressor has set

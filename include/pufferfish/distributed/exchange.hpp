@@ -118,7 +118,8 @@ class gradient_exchange {
   /// The last non-finite element that nonfinite_policy::skip or stop has found; the same on all ranks.
   const std::optional<nonfinite_gradient>& nonfinite() const { return driver_.counts().nonfinite(); }
 
-  /// On a device: address of a flag that is not 0, in stream order after finish, if the step does not count.
+  /// Address, on the device, of a flag that is not 0 if the step does not count. Valid in stream order after
+  /// finish.
   const int* skip() const requires(driver::on_device) { return driver_.skip(); }
 
   /// Starts a step: gradients that become ready are exchanged from now on. Forgets the writes of an abandoned
@@ -199,7 +200,7 @@ class gradient_exchange {
   /// ranks without a compressor, or compress_by_bucket), and nonfinite_policy is ignore.
   bool arrives_early() const { return driver_.arrives_early(); }
 
-  /// On a device: whether a step with begin and finish can be captured.
+  /// Whether a step with begin and finish can be captured into a graph. For devices only.
   bool can_be_captured() const requires(driver::on_device) { return driver_.can_be_captured(); }
 
  private:

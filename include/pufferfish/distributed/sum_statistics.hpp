@@ -82,7 +82,7 @@ void sum_parts(Comm& comm, const named_sums& sums) {
   split(all, sums);
 }
 
-/// One line for each matrix: the layer's name, the matrix's number in the layer, outputs and inputs.
+/// Returns a line for each matrix: the layer's name, the matrix's number in the layer, outputs and inputs.
 inline std::string matrix_lines(const network_statistics& statistics) {
   std::string lines;
   for (const layer_statistics& layer : statistics.layers) {

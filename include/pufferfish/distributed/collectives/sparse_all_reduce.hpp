@@ -58,7 +58,7 @@ sparse_stream<T> joined(std::vector<sparse_stream<T>> parts) {
   return dense ? sparse_stream<T>::of_elements(values) : sparse_stream<T>(length, indices, values);
 }
 
-/// One sum over more than one rank.
+/// State of one sparse all-reduce over two or more ranks.
 template <class C, class T>
 class sparse_reduction {
  public:

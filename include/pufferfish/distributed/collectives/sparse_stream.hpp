@@ -50,9 +50,9 @@ class sparse_stream {
     }
   }
 
-  /// From entries in ascending order of their indices, each index once. Dense if there are more than delta.
-  /// Throws shape_error for different numbers of indices and values, value_error for indices that are not
-  /// ascending or outside the vector.
+  /// Makes a stream from entries in ascending order of their indices, each index once. The stream is dense if
+  /// there are more than most_entries(). Throws shape_error for different numbers of indices and values,
+  /// value_error for indices that are not ascending or outside the vector.
   sparse_stream(index_t length, std::span<const std::int32_t> indices, std::span<const T> values)
       : sparse_stream(length) {
     if (indices.size() != values.size()) {
