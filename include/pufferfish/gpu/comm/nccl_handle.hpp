@@ -167,8 +167,8 @@ class nccl_handle {
     });
   }
 
-  /// To be put into the stream before and after work of this communicator, for the
-  /// timeout. Without a timeout they do nothing.
+  /// Marks begin or end of this communicator's work on a stream, for the timeout, by a host function that is
+  /// submitted to the stream. Without a timeout the functions do nothing.
   void mark_begin(cudaStream_t stream) { mark(stream, &nccl_handle::begun); }
   void mark_end(cudaStream_t stream) { mark(stream, &nccl_handle::ended); }
 

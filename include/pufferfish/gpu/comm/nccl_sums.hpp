@@ -37,9 +37,9 @@ class nccl_reducer {
     received_ = memory_block<std::uint16_t>(device_memory(), part_ * (comm.size() - 1), uninitialized);
   }
 
-  /// Element i becomes the mean over all ranks. In place, in the order of the stream: the sum times the
-  /// rounded 1 / ranks. Collective; `values` has the same length on all ranks, at most longest_bucket. Throws
-  /// the errors of gpu::nccl.
+  /// Replaces each element of `values` by its mean over all ranks: the sum times the rounded 1 / ranks. The
+  /// work is submitted to the stream. Collective; `values` has the same length on all ranks, at most
+  /// longest_bucket. Throws the errors of gpu::nccl.
   void average(std::span<T> values, cudaStream_t stream) {
     if (ranks_ == 1) return;
     if (pufferfish::detail::is_narrow(wire_)) return average_narrow(values, stream);
