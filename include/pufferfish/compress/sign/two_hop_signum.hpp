@@ -85,9 +85,9 @@ class two_hop_signum {
   int rounds() const { return 2; }
 
   /// Prepares the message of a round. Round 0 updates the momentum and sends its signs to the owners of the
-  /// stripes. Round 1 gathers the results of the votes, as bit planes (one bit per value for negative
-  /// results, and a second one for zeros if ties occur), which decode of round 0 has computed. `gradients` is
-  /// not changed.
+  /// stripes. Round 1 gathers the results of the votes, which decode of round 0 has computed, as bit planes:
+  /// one bit per value that is set for a negative result, and for an even number of ranks a second bit that
+  /// is set for a tie. `gradients` is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     compressor_message<T> message;
