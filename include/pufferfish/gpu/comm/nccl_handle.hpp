@@ -167,9 +167,10 @@ class nccl_handle {
     });
   }
 
-  /// Marks begin or end of this communicator's work on a stream, for the timeout, by a host function that is
-  /// submitted to the stream. Without a timeout the functions do nothing.
+  /// Marks the begin of this communicator's work on a stream, for the timeout, by a host function that is
+  /// submitted to the stream. Without a timeout it does nothing.
   void mark_begin(cudaStream_t stream) { mark(stream, &nccl_handle::begun); }
+  /// Marks the end of the work that mark_begin has marked on the stream.
   void mark_end(cudaStream_t stream) { mark(stream, &nccl_handle::ended); }
 
   /// Also posts failures, past and future ones, to `failures`. Failures are posted as lasting ones. The
