@@ -31,7 +31,8 @@ T fetch(context<device::gpu>& ctx, const T* from) {
 }
 
 /// Copies from.size() numbers to the device after all earlier work of the context's stream, and waits for the
-/// stream, so that the caller may free `from`. Errors and restrictions as for fetch.
+/// stream, so that the caller may free `from`. Nothing happens for an empty span. Throws backend_error, and
+/// failures of the context. Must not be captured.
 template <class T>
 void send(context<device::gpu>& ctx, std::span<const T> from, T* to) {
   if (from.empty()) return;
@@ -55,9 +56,9 @@ class eigensolver {
   /// rounding; may be overwritten. vectors: order x order, dense; row i becomes the eigenvector of length one
   /// for values[i]. The order of eigenvalues and the signs of vectors are not specified. Errors of values and
   /// residuals are of the order of the rounding of the largest eigenvalue. The three arrays are on the device
-  /// and do not overlap. Reads `matrix` after all earlier work of the context's stream; later work of this
-  /// stream sees the results. May wait for the stream, so it must not be captured. Throws backend_error, and
-  /// error if there is no convergence. Deterministic in a deterministic context.
+  /// and do not overlap. The solver reads `matrix` after all earlier work of the context's stream; later work
+  /// of this stream sees the results. May wait for the stream, so it must not be captured. Throws
+  /// backend_error, and error if the iteration does not converge. Deterministic in a deterministic context.
   virtual void solve(context<device::gpu>& ctx, index_t order, double* matrix, double* vectors,
                      double* values) = 0;
 };

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The singular value decomposition of a matrix on a device, whose factors stay on the device. The
-/// singular values are copied to the host, and whatever the eigensolver copies.
+/// Singular value decomposition of a matrix on a device. The factors stay in device memory. The singular
+/// values are copied to the host; the eigensolver may copy further data.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,20 +24,23 @@ namespace gpu {
 ///     gpu::cusolver_eigensolver solver;                        // must exist during the factorization
 ///     factorize(net, policy, ctx, {.solver = &solver});
 struct svd_settings {
-  /// nullptr: the host decomposes all weights, as the CPU's factorize. A solver must outlive its use.
+  /// Eigensolver that decomposes the Gram matrices on the device. nullptr: all weights are copied to the
+  /// host, which decomposes them as factorize() for networks on the CPU does. The caller owns the solver,
+  /// which must exist until factorize() has returned.
   eigensolver* solver = nullptr;
 };
 
 namespace detail {
 
-/// A matrix of weights on the device.
+/// View of a layer's weights in device memory as a matrix: address and layout (strides). The memory is not
+/// owned and must outlive the view.
 template <class T>
 struct device_matrix {
   const T* data = nullptr;
   kernels::matrix_layout layout{};
 
   device_matrix() = default;
-  /// [out][in][height][width] as the matrix out x (in height width).
+  /// View of the weights [out][in][height][width] as a matrix of `out` rows and in height width columns.
   explicit device_matrix(const tensor_view<const T, 4>& v)
       : data(v.data()),
         layout{v.extent(0),
@@ -51,7 +54,9 @@ struct device_matrix {
   index_t columns() const { return kernels::columns_of(layout); }
 };
 
-/// c = a b with factors and sums in C, for every math mode of the context.
+/// c = a b. Elements are neither read nor summed in a narrower type than C, even if the context's math_mode
+/// allows TF32. a: M x K, b: K x N, c: M x N, in device memory; c overlaps no operand. Throws shape_error,
+/// backend_error.
 template <class C>
 void multiply_exactly(context<device::gpu>& ctx, const tensor_view<const C, 2>& a,
                       const tensor_view<const C, 2>& b, const tensor_view<C, 2>& c) {
@@ -61,17 +66,17 @@ void multiply_exactly(context<device::gpu>& ctx, const tensor_view<const C, 2>& 
 }
 
 /// The decomposition of one matrix A [rows x columns] in double, with all its singular values. B [n x m] is A
-/// or its transpose, n <= m. The elements of A are floats, so that no square of one leaves the range of
+/// or its transpose, n <= m. The elements of A are floats, so that the square of an element cannot overflow a
 /// double. The caller calls one of the two decompositions:
 ///
 /// - by_gram: the left singular vectors of B are the rows x_i of X, eigenvectors of B B^T; row i of X B is
-///   sigma_i times the right singular vector. The product of factors made of X and X B is X_r^T X_r B, the
-///   projection of B, up to rounding, whatever the accuracy of sigma. The eigenvalues of B B^T are squares of
-///   singular values, so that singular values below 1e-8 of the first are noise. Costs two products of
-///   n x n x m, two of order n and one eigendecomposition of order n.
-/// - by_host: B is copied to the host, and the CPU's svd_method::jacobi decomposes it in the calling thread,
-///   which also computes small singular values (is_doubtful). Copies n m doubles to the host, n (n + m + 1)
-///   doubles to the device.
+///   sigma_i times the right singular vector. With X_r for the first r rows of X, the product of the factors
+///   of rank r is X_r^T X_r B: the projection of B up to rounding, even where sigma is inaccurate. The
+///   eigenvalues of B B^T are squares of singular values, so singular values below 1e-8 of the first are
+///   noise. Costs two products of n x n x m, two of order n and one eigendecomposition of order n.
+/// - by_host: B is copied to the host, and the CPU's svd_method::jacobi decomposes it in the calling thread.
+///   This method is accurate for small singular values as well; is_doubtful() tells whether it is needed.
+///   Copies n m doubles to the host and n (n + m + 1) doubles to the device.
 ///
 /// Memory on the device: n (n + 2 m) doubles, allocated from `memory` in the order of the stream, and scratch
 /// for about two matrices n x n. The decompositions wait for the stream; constructor and store() do not. An
@@ -142,7 +147,9 @@ class device_svd {
   }
 
   /// Writes the factors of the first `rank` singular values: down_ij = sqrt(sigma_i) v_ij, up_ij =
-  /// sqrt(sigma_j) u_ij, signs as svd's. down: rank x columns; up: its transpose, rank x rows.
+  /// sqrt(sigma_j) u_ij; the signs follow the rule of the CPU's svd(). down: rank x columns; up: its
+  /// transpose is written, rank x rows. The layouts give the strides. Both arrays are in device memory. Does
+  /// not wait.
   template <class T>
   void store(index_t rank, T* down, const kernels::matrix_layout& down_layout, T* up,
              const kernels::matrix_layout& up_layout) const {
@@ -205,7 +212,8 @@ class device_svd {
   svd_result spectrum_;
 };
 
-/// Sum of squares and largest magnitude of a matrix (matrix_moments). Waits for the device.
+/// Sum of squares and largest magnitude of a matrix in device memory. Waits for the device. Throws
+/// backend_error.
 template <class T>
 kernels::matrix_moments measure(context<device::gpu>& ctx, const device_matrix<T>& a) {
   scratch_frame frame(ctx.scratch());

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Networks on a device from dense to low rank and back. Weights that are decomposed on the device stay
-/// there: singular values are copied to the host, and their order to the device.
+/// Converts networks on a device from dense to low rank and back. Weights that are decomposed on the device
+/// stay there: singular values are copied to the host, and their order to the device.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// Throws the error that `check` throws, with a layer's name before its text.
+/// Calls check(), and throws the value_error that it throws with `name` and ": " before the message. If
+/// check() returns, throws a value_error with the message "svd: refused".
 template <class Check>
 [[noreturn]] PUFFERFISH_COLD void refuse(const std::string& name, Check&& check) {
   try {
@@ -34,7 +35,8 @@ template <class Check>
   pufferfish::detail::throw_error<value_error>({name, ": svd: refused"});
 }
 
-/// Throws the error of the CPU's svd for the first element of a matrix on the device that is not finite.
+/// Throws the value_error of the CPU's svd() for the first element of `weight` that is not finite. Copies the
+/// weight to the host, because it is in device memory.
 template <class T>
 [[noreturn]] PUFFERFISH_COLD void refuse_not_finite(context<device::gpu>& ctx,
                                                     const tensor_view<const T, 4>& weight,
@@ -58,8 +60,10 @@ class layer_factorizer {
                    const factorize_policy& policy)
       : ctx_(ctx), memory_(memory), solver_(solver), policy_(policy) {}
 
-  /// `rank`: the policy for all matrices of the layer called `name`. Fills work.reports, and work.layer
-  /// unless the policy keeps the dense layer. The slot's layer is not changed.
+  /// Factorizes the layer work.slot, called `name` in errors; `rank` is the policy for all its matrices.
+  /// Fills work.reports, and work.layer unless the policy keeps the dense layer. The slot's layer is not
+  /// changed. Throws value_error for an element that is not finite, rank_error for an impossible rank,
+  /// backend_error.
   void run(const std::string& name, const rank_policy& rank, slot_replacement<T>& work) const {
     const layer_weights<value_type> weights = work.slot->weights(name);
     std::vector<decomposed> all;
@@ -93,7 +97,7 @@ class layer_factorizer {
   // Decomposes matrix i of a layer and chooses its rank. A rank that needs no spectrum is checked before the
   // decomposition. With svd_method::automatic, the host decomposes the matrix again if the chosen rank keeps
   // a singular value that is too small for the Gram matrix. Throws value_error for an element that is not
-  // finite, rank_error as check().
+  // finite, and the errors of check().
   decomposed decompose(const layer_weights<value_type>& weights, std::size_t i,
                        const rank_policy& rank_of) const {
     const std::string name = weights.describe(i);
@@ -118,7 +122,7 @@ class layer_factorizer {
     return result;
   }
 
-  // Sets the rank that the policy gives for the spectrum. Throws as check().
+  // Sets the rank that the policy gives for the spectrum. Throws the errors of check().
   void choose(const rank_policy& rank_of, decomposed& of) const {
     const svd_result& spectrum = of.svd.spectrum();
     of.rank = choose_rank(rank_of, of.rows, of.columns, spectrum.singular_values, spectrum.squared_norm);
@@ -132,7 +136,8 @@ class layer_factorizer {
     if (!policy_.keep_dense_if_larger) check_shrinks(name, rows, columns, rank);
   }
 
-  // Matrices of a rank group get the largest rank that the policy chose for any of them.
+  // Returns the rank of each rank group (matrices of a layer that share one rank): the largest rank that the
+  // policy chose for a matrix of the group. Sets it for all matrices of the group.
   rank_list give_ranks(const layer_weights<value_type>& weights, std::vector<decomposed>& all) const {
     rank_list ranks;
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -150,8 +155,8 @@ class layer_factorizer {
     return ranks;
   }
 
-  // Dense bias i is copied to bias i, bit for bit; dense bias i + to.size() is added.
-  // Without a dense bias the result is zeros.
+  // Dense bias i is copied to bias i of the low-rank layer, bit for bit; if there is a dense bias i +
+  // to.size(), it is added. Biases without a dense counterpart become zeros.
   void write_biases(const std::vector<named_view<const value_type, 1>>& from,
                     const std::vector<tensor_view<value_type, 1>>& to) const {
     for (std::size_t i = 0; i < to.size(); ++i) {
@@ -177,8 +182,8 @@ class layer_factorizer {
   const factorize_policy& policy_;
 };
 
-/// A weight [out][in][height][width] of a layer of this library as the
-/// matrix [height width in][out] that is stored.
+/// View of a convolution's weight [out][in][height][width], of this library's layers, as the matrix [height
+/// width in][out] in which it is stored.
 template <class T>
 tensor_view<const T, 2> stored(const tensor_view<const T, 4>& kernel) {
   return {kernel.data(),
@@ -186,7 +191,8 @@ tensor_view<const T, 2> stored(const tensor_view<const T, 4>& kernel) {
           {kernel.stride(1), kernel.stride(0)}};
 }
 
-/// The dense layer, on the device, that computes the function of a low-rank one.
+/// Returns a dense layer on the device that computes the function of `low_rank`: its weights are the products
+/// of the factors. Throws backend_error, and the errors of `memory`.
 template <class T>
 placed_layer<T> merged(context<device::gpu>& ctx, memory_source& memory,
                        any_layer<T, device::gpu>& low_rank) {
@@ -219,25 +225,26 @@ inline context_options options_of_current_device() {
 }  // namespace detail
 }  // namespace gpu
 
-/// Replaces the layers that `policy` chooses by their low-rank factors on the device: the same ranks, factors
-/// (up to rounding), structure and report as the CPU's factorize, with all other parameters and buffers
-/// carried over bit for bit. settings.solver computes the eigenvectors of the Gram matrices. Waits for the
-/// device; must not be captured.
+/// Replaces the layers that `policy` chooses by their low-rank factors on the device. Ranks, factors (up to
+/// rounding), structure and report are those of factorize() for a network on the CPU. All other parameters
+/// and buffers are carried over bit for bit. settings.solver computes the eigenvectors of the Gram matrices.
+/// Waits for the device; must not be captured.
 ///
 /// policy.method: `automatic` and `gram` decompose by the Gram matrix, on the device. With `automatic`, a
 /// matrix of which a kept singular value is below 1e-6 of the first is copied to the host and decomposed
-/// again by the CPU's `jacobi` in the calling thread. `randomized` computes the whole decomposition, as
+/// again by the CPU's `jacobi` in the calling thread. `randomized` computes the whole decomposition, like
 /// `gram`. policy.threads is ignored in these cases.
 ///
 /// Without a solver, and with `jacobi`, statistics, a budget or a list of ranks, all weights are copied to
-/// the host, which decomposes them with policy.threads (by default 1) threads as the CPU's factorize: 294 ms
-/// for ResNet-18 with 16 threads of an Intel Xeon. With cuSOLVER on an H100: 42 ms (docs/gpu.md).
+/// the host, which decomposes them like the CPU's factorize() with policy.threads (by default 1) threads: 294
+/// ms for ResNet-18 with 16 threads of an Intel Xeon. With cuSOLVER on an H100: 42 ms (docs/gpu.md).
 ///
 /// With a solver: needs memory for new arenas and the old ones, for a second copy of the factors, and for
 /// about six matrices of the size of the largest one in double (for an LSTM, twenty-four of the size of one
 /// gate's).
 ///
-/// Throws the errors of the CPU's, and backend_error; the network is unchanged if anything is thrown.
+/// Throws the errors of the CPU's factorize(), and backend_error; the network is unchanged if an exception is
+/// thrown.
 ///
 ///     gpu::cusolver_eigensolver solver;                           // <pufferfish/gpu/cusolver.hpp>
 ///     const factorization done = factorize(net, policy, ctx, {.solver = &solver});
@@ -279,15 +286,17 @@ factorization factorize(model<Root, device::gpu>& net, const factorize_policy& p
   return result;
 }
 
-/// The same with a new context on the current device.
+/// Calls factorize(net, policy, ctx) with a new context on the current device. The weights are decomposed on
+/// the host, because there is no solver. Throws the same errors as that function.
 template <class Root>
 factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy) {
   context<device::gpu> ctx(gpu::detail::options_of_current_device());
   return factorize(net, policy, ctx);
 }
 
-/// Replaces every low-rank layer by the dense layer of the product of its factors, on the device. Makes new
-/// arenas, a new generation. Waits for the device. Throws backend_error; the network is unchanged then.
+/// Replaces every low-rank layer by the dense layer of the product of its factors, on the device. The network
+/// gets new arenas and a new generation (model::generation), so optimizers and graphs must be made again.
+/// Waits for the device. Throws backend_error; the network is unchanged then.
 template <class Root>
 void merge(model<Root, device::gpu>& net, context<device::gpu>& ctx) {
   using T = typename Root::value_type;
@@ -300,7 +309,8 @@ void merge(model<Root, device::gpu>& net, context<device::gpu>& ctx) {
   gpu::detail::replace_layers(net, work);
 }
 
-/// The same with a new context on the current device.
+/// Calls merge(net, ctx) with a new context on the current device. Throws backend_error; the network is
+/// unchanged then.
 template <class Root>
 void merge(model<Root, device::gpu>& net) {
   context<device::gpu> ctx(gpu::detail::options_of_current_device());

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Low-rank layers outside of a network, with their parameters on a device: `LowRankConv<T,
-/// Rank, device::gpu>`, and likewise the other kinds, with the constructors of the CPU's.
-/// The constructors throw backend_error without a device.
+/// Low-rank layers outside of a network, with their parameters on a device: `LowRankConv<T, Rank,
+/// device::gpu>`, and likewise the other kinds, with the same constructors as on the CPU. The constructors
+/// throw backend_error without a device.
 ///
 /// A rank that is known at run time is `dynamic_rank`. With T = gpu::bf16 or gpu::fp16 the layer computes in
 /// 16 bits, and its parameters are floats.
@@ -27,9 +27,9 @@ namespace gpu {
 namespace detail {
 
 /// A layer whose parameters and gradients are stored in device memory. Its views (down(), up(), bias()) are
-/// of that memory: the host reads and writes them within on_host only. The parameters belong to the device
-/// that is current at construction. A copy has its own parameters on the device that is current at the copy;
-/// copying waits for the device, and moves are copies. Functions that wait for the device (on_host,
+/// of that memory: the host may access them only within on_host and read_on_host. The parameters belong to
+/// the device that is current at construction. A copy has its own parameters on the device that is current at
+/// the copy; copying waits for the device, and moves are copies. Functions that wait for the device (on_host,
 /// read_on_host, initialize, to_dense and copies) must not be captured.
 template <class Layer>
 class resident : public Layer {
@@ -64,22 +64,26 @@ class resident : public Layer {
     change(static_cast<Layer&>(*this));
     scope.keep();
   }
-  /// The same for a function that only reads.
+  /// Calls look(layer) with the parameters on the host, for reading only. Nothing is copied back. Waits for
+  /// the device. Throws backend_error, and whatever `look` throws.
   template <class Look>
   void read_on_host(Look&& look) const {
     const pufferfish::detail::host_scope<P> scope(store_);
     look(static_cast<const Layer&>(*this));
   }
 
-  /// The values and gradients, on the device, for an optimizer (make_optimizer_target) or an exchange. The
-  /// store belongs to the layer and is replaced by an assignment to the layer.
+  /// Parameters and gradients of the layer, in device memory, for an optimizer (make_optimizer_target) or a
+  /// gradient exchange between processes. The layer owns the store. Assigning to the layer replaces the
+  /// arrays, so optimizers made before the assignment must not be used.
   parameter_store<P>& store() { return store_; }
 
-  /// As Layer::initialize: the same numbers as on the CPU. Waits for the device.
+  /// Initializes the parameters with the numbers that Layer::initialize draws on the CPU. Waits for the
+  /// device. Throws backend_error.
   void initialize(random_stream random) {
     on_host([&](Layer& layer) { layer.initialize(random); });
   }
-  /// The dense layer of the product of the factors, on the host. Waits for the device.
+  /// Returns the dense layer of the product of the factors, on the host. Waits for the device. Throws
+  /// backend_error.
   auto to_dense() const {
     decltype(std::declval<const Layer&>().to_dense()) dense;
     read_on_host([&](const Layer& layer) { dense = layer.to_dense(); });

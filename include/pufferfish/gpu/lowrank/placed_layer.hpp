@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: new layers on a device, and their exchange with the layers of a network.
+/// Internal: new layers on a device, and functions that swap them with the layers of a network.
 
 #include <optional>
 #include <string>
@@ -23,8 +23,9 @@ class placed_layer {
   using layer_type = any_layer<T, device::gpu>;
   using value_type = parameter_t<T>;
 
-  /// Binds the layer's parameters to one block of `memory`, in the order in which the layer shows them.
-  /// Buffers stay where they are. Throws what the memory source throws.
+  /// Allocates one block of `memory` for all parameters of the layer, in the order in which the layer visits
+  /// them, and binds the parameters to it. The block is uninitialized: values are not copied. Buffers (such
+  /// as running statistics) stay in their own memory. Throws the errors of the memory source.
   placed_layer(memory_source& memory, layer_type layer) : layer_(std::move(layer)) {
     index_t size = 0, offset = 0;
     pufferfish::detail::for_each_parameter(layer_, [&](const std::string&, auto& p) { size += p.size(); });
@@ -42,7 +43,9 @@ class placed_layer {
   memory_block<value_type> values_;
 };
 
-/// A slot and its new layer; none if the slot is not chosen or would grow.
+/// A layer of a network (`slot`) and the low-rank layer that replaces it. `layer` is empty if the policy does
+/// not select the slot, or if factors would have more parameters than the dense layer. `reports`: one per
+/// matrix.
 template <class T>
 struct slot_replacement {
   any_layer<T, device::gpu>* slot;
@@ -50,8 +53,9 @@ struct slot_replacement {
   std::vector<factor_report> reports;
 };
 
-/// Swaps layers into slots of a network and makes new arenas. The network is unchanged if memory for the
-/// arenas runs out. Each of `replaced` has a slot and an optional layer.
+/// Swaps each new layer with the layer in its slot of the network (entries without a new layer are left out)
+/// and makes new arenas. The network is unchanged if memory for the arenas runs out. Each element of
+/// `replaced` has a slot and an optional layer.
 template <class Root, class Replacements>
 void replace_layers(model<Root, device::gpu>& net, Replacements& replaced) {
   const auto swap_all = [&] {

@@ -15,17 +15,19 @@ namespace gpu {
 
 /// Dynamic loss scaling, for networks that compute in fp16 (Micikevicius et al., Mixed precision training,
 /// ICLR 2018, section 3.2). After use(ctx) losses multiply their gradients by scale() before rounding.
-/// unscale() divides the gradients of the parameters by it, and a step with a gradient that is not finite is
-/// skipped. All of it happens on the device:
+/// unscale() divides the gradients of the parameters by the scale, and a step with a gradient that is not
+/// finite is skipped. All of this happens on the device:
+///
 ///     scaler.use(ctx);  optimizer.set_control(scaler.control());          // once
 ///     loss, backward;  scaler.unscale(ctx, gradients);                    // each step
 ///     optimizer.step_range(...);  scaler.update(ctx);
 ///
-/// All ranks must skip the same steps and have the same scale: call unscale after the exchange has finished.
-/// A number that is not finite on one rank then makes the mean on all ranks not finite. Steps that the
-/// exchange skips (nonfinite_policy::skip) leave different gradients on every rank; skip_if skips them. A
-/// compressor keeps unsent values for later steps, so its gradients must not have the scale: call unscale
+/// All ranks must skip the same steps and have the same scale: call unscale after the gradients have been
+/// exchanged. A number that is not finite on one rank then makes the mean on all ranks not finite. Steps that
+/// the exchange skips (nonfinite_policy::skip) leave different gradients on every rank; skip_if skips them. A
+/// compressor keeps unsent values for later steps, so its gradients must not contain the scale: call unscale
 /// after the backward pass, then exchange with nonfinite_policy::skip.
+///
 ///     exchange.begin(ctx);  backward;  exchange.finish(ctx);  scaler.unscale(ctx, gradients);
 ///     scaler.skip_if(ctx, exchange.skip());  optimizer.step_range(...);  scaler.update(ctx);
 ///
@@ -45,38 +47,43 @@ class loss_scaler {
   /// the optimizer's steps.
   kernels::step_control control() const { return {not_finite_.data(), nullptr}; }
 
-  /// Makes the context's losses multiply their gradients. This object must outlive their use.
-  /// context::set_loss_scale(nullptr) ends the use.
+  /// Makes the losses of this context multiply their gradients by the scale, until
+  /// context::set_loss_scale(nullptr) is called. The scale is in this object, which must exist until then.
   void use(gpu_context& ctx) const { ctx.set_loss_scale(&scale_.data()->value); }
-  /// Divides gradients by the scale and records whether all are finite; replaces the record before. Gradients
-  /// are overwritten in place. Throws backend_error.
+  /// Divides the gradients in place by the scale. Sets a flag in device memory to whether an element is not
+  /// finite; the flag of the previous step is overwritten. `gradients` is in device memory. Does not wait.
+  /// Throws backend_error.
   void unscale(gpu_context& ctx, std::span<float> gradients) {
     check(cudaMemsetAsync(not_finite_.data(), 0, sizeof(int), ctx.stream()), "cudaMemsetAsync");
     kernels::unscale(ctx.stream(), gradients.data(), static_cast<index_t>(gradients.size()),
                      &scale_.data()->inverse, not_finite_.data());
   }
-  /// If the flag, on the device, is not 0 when the stream reaches this call, the step is skipped as one with
-  /// gradients that are not finite. To be called after unscale, before the optimizer's step.
+  /// Skips the step if *flag (in device memory) is not 0 when the stream reaches this call, like a step with
+  /// gradients that are not finite. Call it after unscale and before the optimizer's step. Throws
+  /// backend_error.
   void skip_if(gpu_context& ctx, const int* flag) {
     kernels::join_flag(ctx.stream(), flag, not_finite_.data());
   }
-  /// Updates the scale by the record of unscale and skip_if. After a step with a gradient that is not finite:
-  /// scale = max(smallest, backoff scale). After `interval` finite steps in a row: scale = min(largest,
-  /// growth scale). To be called once a step, after the optimizer's step.
+  /// Updates the scale by the flag that unscale and skip_if have set. After a step with a gradient that is
+  /// not finite: scale = max(smallest, backoff scale). After `interval` finite steps in a row: scale =
+  /// min(largest, growth scale). Call it once per step, after the optimizer's step. Throws backend_error.
   void update(gpu_context& ctx) {
     kernels::update_loss_scale(ctx.stream(), constants_, not_finite_.data(), scale_.data());
   }
 
-  /// This and the following functions wait for the device.
+  /// The current scale. Waits for the device. Throws backend_error.
   float scale() const { return state().value; }
+  /// Sets the scale and starts a new row of finite steps. Waits for the device. Throws backend_error.
   void set_scale(float scale) { set_state({scale, 1.0F / scale, 0}); }
 
-  /// The whole state, for checkpoints.
+  /// The scale, its reciprocal and the number of finite steps in a row, to be stored in checkpoints. Waits
+  /// for the device. Throws backend_error.
   kernels::loss_scale state() const {
     kernels::loss_scale values{};
     scale_.to_host({&values, 1});
     return values;
   }
+  /// Restores what state() has returned. Waits for the device. Throws backend_error.
   void set_state(const kernels::loss_scale& values) { scale_.from_host({&values, 1}); }
 
  private:

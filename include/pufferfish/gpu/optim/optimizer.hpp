@@ -22,10 +22,12 @@ namespace gpu::detail {
 
 using pufferfish::detail::state_arrays;
 
-/// The arrays and pieces of a step in device memory.
+/// Arguments of one update kernel. The arrays (gradients, states, values) and the list of pieces are in
+/// device memory. A piece is a range of consecutive parameters with the same options, updated by one thread
+/// block.
 struct arena_step {
   const kernels::arena_piece* pieces;
-  index_t count;  ///< of pieces
+  index_t count;  ///< number of pieces
   kernels::step_control control;
   const float* gradients;
   state_arrays<float> states;
@@ -33,7 +35,7 @@ struct arena_step {
   kernels::rounded_values rounded;
 };
 
-/// The kernels of an optimizer, by its options.
+/// Selects the update kernels (SGD or Adam) by the optimizer's type of options.
 template <class Options>
 struct update_kernels;
 
@@ -64,8 +66,8 @@ struct update_kernels<adam_options> {
 
 namespace detail {
 
-/// The device's form of optim/arena_optimizer.hpp. The constants of a step, which begin() writes, and the
-/// list of tasks are in device memory.
+/// Device version of the class of this name in optim/arena_optimizer.hpp. The constants of a step, which
+/// begin() writes, and the list of tasks are in device memory.
 template <class T, class Options>
 class optimizer_pass<T, Options, device::gpu> {
   static_assert(std::is_same_v<T, float>, "pufferfish: on a device, parameters are trained in float");
@@ -76,7 +78,7 @@ class optimizer_pass<T, Options, device::gpu> {
   using array = memory_block<float>;
   static constexpr index_t task_size = 8192;  // a task is the work of one thread block
 
-  /// Throws backend_error.
+  /// Copies the list of tasks to the device. Throws backend_error.
   explicit optimizer_pass(const arena_tasks& tasks)
       : pieces_(gpu::device_memory(), static_cast<index_t>(tasks.tasks().size()), uninitialized),
         numbers_(gpu::device_memory(), 1) {
@@ -87,7 +89,9 @@ class optimizer_pass<T, Options, device::gpu> {
     pieces_.from_host(pieces);
   }
 
-  /// Aligned as the values are, because a step reads vectors of both.
+  /// Returns an array of zeros for an optimizer state, one element per parameter. It has the same alignment
+  /// as the parameters' values, because the update kernels read and write both arrays in vectors. Throws
+  /// backend_error.
   static array zeros(const optimizer_target<float>& target) {
     const auto address = reinterpret_cast<std::uintptr_t>(target.values.data());
     return {gpu::device_memory(), static_cast<index_t>(target.values.size()),
@@ -113,7 +117,8 @@ class optimizer_pass<T, Options, device::gpu> {
                {target.rounded, target.rounded_as == rounded_format::bf16}});
   }
 
-  /// The number on the device counts the last step even if that was skipped.
+  /// Number of steps that have updated the parameters. The device also counts the last step if it was
+  /// skipped, so this function subtracts it. Waits for the device. Throws backend_error.
   std::uint64_t steps() const {
     typename rule::numbers values{};
     numbers_.to_host({&values, 1});
@@ -146,9 +151,10 @@ using Adam [[deprecated("renamed to Adam<float, device::gpu>")]] = pufferfish::A
 using any_optimizer [[deprecated("renamed to optimizer<float, device::gpu>")]] =
     pufferfish::optimizer<float, device::gpu>;
 
-/// Writes the norm of a gradient to *facts, on the device; multiplication by facts->scale clips to max_norm
-/// (not above 0: no clipping). A step with this scale in its step_control needs no pass for clipping.
-/// `inverse_scale`: reciprocal of the loss scale that the gradient still contains, or nullptr for 1.
+/// Writes the norm of a gradient to *facts. Multiplying the gradient by facts->scale clips it to the norm
+/// max_norm; a max_norm of 0 or less means no clipping. An optimizer whose step_control points to this scale
+/// applies it during its step, so that clipping needs no pass of its own over the gradient. `inverse_scale`:
+/// reciprocal of the loss scale that the gradient still contains, or nullptr for 1.
 ///
 /// facts->norm is the norm before clipping, without the loss scale. facts->scale is *inverse_scale, times
 /// max_norm / norm if max_norm > 0 and norm > max_norm; it is 1 if the norm is not finite. facts->not_finite
@@ -163,8 +169,9 @@ inline void gradient_norm(gpu_context& ctx, std::span<const float> gradients, do
   kernels::gradient_norm(ctx.stream(), gradients.data(), size, inverse_scale, max_norm, scratch, facts);
 }
 
-/// As pufferfish::clip_gradient_norm, with the result on the device. Throws value_error unless max_norm > 0.
-/// Gradients are multiplied by facts->scale in place.
+/// Computes the norm of the gradients and multiplies them in place by facts->scale, so that their norm is at
+/// most max_norm. *facts receives the results of gradient_norm. Both are in device memory. Does not wait.
+/// Throws value_error unless max_norm > 0, and backend_error.
 inline void clip_gradient_norm(gpu_context& ctx, std::span<float> gradients, double max_norm,
                                kernels::gradient_facts* facts) {
   if (!(max_norm > 0.0)) {
