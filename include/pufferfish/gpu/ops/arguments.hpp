@@ -13,14 +13,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// A view with dense rows; a null pointer for a null view. The stride of the columns is not checked: the
-/// caller has to pass a view whose column stride is 1.
+/// Kernel argument for a matrix with contiguous rows: address and row stride. A null view gives a null
+/// pointer. The stride of the columns is not checked: the caller has to pass a view whose column stride is 1.
 template <class T>
 kernels::row_array<T> rows_of(const tensor_view<T, 2>& view) {
   return {view.data(), view.stride(0)};
 }
 
-/// Largest shared memory of a block, in bytes.
+/// Largest shared memory of a thread block on the context's device, in bytes. Throws backend_error.
 inline index_t shared_memory_of(const context<device::gpu>& ctx) {
   int bytes = 0;
   check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.device()),
@@ -28,15 +28,18 @@ inline index_t shared_memory_of(const context<device::gpu>& ctx) {
   return bytes;
 }
 
-/// The arrays of the runs, which must be in device memory. `runs.total` is not passed on.
+/// Kernel argument for the rows of each sequence's tokens (token_runs): arrays of first rows and of counts,
+/// which must be in device memory. `runs.total` is not passed on.
 inline kernels::run_arrays arrays_of(const token_runs& runs) {
   return {runs.sequences, runs.first, runs.count};
 }
 
-/// Dropout with a random stream of the context's next_random_stream(). An element is dropped where its random
-/// word is below dropout_threshold(probability). A kept element is multiplied by 1 / (1 - probability),
-/// rounded to float. A probability of 0 gives an argument that drops nothing. The seed and the step are read
-/// from the context's step_values when the kernel runs.
+/// Returns the dropout argument of a kernel: the number of the random stream, the threshold and the scale.
+/// `random` comes from the context's next_random_stream(). The kernel drops an element if the element's
+/// random 32-bit number is below dropout_threshold(probability), and multiplies a kept element by the float
+/// nearest to 1 / (1 - probability). A probability of 0 returns an argument that drops nothing. The kernel
+/// reads the seed and the step from the context's step_values when it runs, so a captured step draws new
+/// numbers at each replay.
 inline kernels::layer_dropout dropout_of(const context<device::gpu>& ctx, double probability,
                                          const random_stream& random) {
   if (!(probability > 0.0)) return {nullptr, 0, 0, 1.0F};

@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// The operations of ops/attention/ on a device: attention and token runs. Operands are in memory of the
-/// context's device. Work is put into the context's stream. A failed launch throws backend_error.
+/// The operations of ops/attention/ on a device: scaled dot-product attention, and clearing of rows outside
+/// of all sequences (token_runs). Operands are in memory of the context's device. The functions launch
+/// kernels in the context's stream and do not wait. A failed launch throws backend_error.
 
 #include <pufferfish/gpu/kernels/attention/attention.hpp>
 #include <pufferfish/gpu/kernels/copy/rows.hpp>
@@ -13,7 +14,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// The operands of a kernel. `in.mask.allowed` keeps its three strides.
+/// Kernel arguments for the operands of an attention. `in.mask.allowed` keeps its three strides.
 template <class T>
 kernels::attention_problem<T> problem_of(const context<device::gpu>& ctx, const ops::attention_input<T>& in) {
   kernels::attention_problem<T> result{};
@@ -40,7 +41,7 @@ kernels::attention_problem<T> problem_of(const context<device::gpu>& ctx, const 
 
 namespace ops {
 
-/// The operations of ops/attention/.
+/// Device implementation of the functions of ops/attention/, where shapes and errors are described.
 template <>
 struct attention_ops<device::gpu> {
   static void make_runs(context<device::gpu>& ctx, index_t sequences, index_t length, const index_t* lengths,
@@ -48,7 +49,8 @@ struct attention_ops<device::gpu> {
     gpu::kernels::make_runs(ctx.stream(), sequences, length, lengths, first, count);
   }
 
-  /// Each row compares its number with all runs.
+  /// Writes zeros to the rows of x that belong to no sequence. A thread finds this out by comparing the row's
+  /// number with the first row and the count of every sequence.
   template <class T>
   static void clear_rows_outside(context<device::gpu>& ctx, const token_runs& runs,
                                  const tensor_view<T, 2>& x) {
@@ -56,7 +58,9 @@ struct attention_ops<device::gpu> {
                                         x.extent(0), x.extent(1));
   }
 
-  /// `kept` receives the logarithm of each row's sum for the backward pass.
+  /// y = softmax(scale q k^T) v for each head and sequence. `kept`, in training: heads x rows of q numbers,
+  /// which receive the logarithm of the sum of exponentials of each row of scores, for the backward pass;
+  /// nullptr in inference.
   template <class T>
   static void attention_forward(context<device::gpu>& ctx, const attention_input<T>& in,
                                 const tensor_view<T, 2>& y, parameter_t<T>* kept) {
@@ -64,7 +68,8 @@ struct attention_ops<device::gpu> {
                                        gpu::detail::rows_of(y), kept);
   }
 
-  /// Dropout reads the step of the context, which must be that of the forward pass.
+  /// Computes dq, dk and dv from dy, the forward pass's y and `kept`. Dropout reads the context's step from
+  /// device memory, which must be the step of the forward pass.
   template <class T>
   static void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in,
                                  const parameter_t<T>* kept, const tensor_view<const T, 2>& dy,

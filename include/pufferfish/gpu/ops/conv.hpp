@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// Convolutions on a device, dense and of low rank. cuBLAS computes those that are products of matrices. The
-/// others have kernels of this library. The kernels for one group gather patches while they multiply. The
-/// kernels for several groups are simple and without tiles (gpu/kernels/conv/grouped_conv.hpp).
+/// Convolutions on a device, dense and of low rank. cuBLAS computes those that are products of matrices.
+/// Kernels of this library compute the others. The kernels for one group gather patches while they multiply.
+/// The kernels for several groups are simple and without tiles (gpu/kernels/conv/grouped_conv.hpp).
 ///
 /// Operands are in memory of the context's device. Functions put their work into the context's stream and
-/// return; they may be captured. Plans of the own kernels depend on shapes alone, not on the device. Scratch
-/// memory is the context's.
+/// return; they may be captured. The tile sizes of the built-in kernels depend on shapes alone, not on the
+/// device. Scratch memory is the context's.
 
 #include <limits>
 
@@ -32,17 +32,18 @@ struct conv_request {
   cudaDataType_t type = CUDA_R_32F;
 };
 
-/// Convolutions of another library, for context::use(). A function returns false, and has done nothing, if it
-/// does not support a request; the own kernels then compute it. Arguments are those of the operations, with
-/// elements of the requested type; gradients of weights are floats. All pointers are to memory of the
-/// context's device: x, y, dx, dy NHWC and dense, w [kernel height][kernel width][in][out]. Work is put into
-/// ctx.stream(). An implementation may throw; the operation then throws the same.
+/// Interface of a convolution library that replaces the built-in kernels (context::use()). A function returns
+/// false, without having done anything, if it does not support a request; the built-in kernels then compute
+/// it. Arguments are those of the operations, with elements of the requested type; gradients of weights are
+/// floats. All pointers are to memory of the context's device: x, y, dx, dy NHWC and dense, w [kernel
+/// height][kernel width][in][out]. Work is put into ctx.stream(). An implementation may throw; the operation
+/// then throws the same exception.
 ///
 ///     struct my_convolutions final : gpu::conv_library {
 ///       bool deterministic() const override { return true; }
 ///       bool forward(gpu_context& ctx, const gpu::conv_request& asked, const void* x, const void* w,
 ///                    const void* bias, void* y) override {
-///         if (asked.type != CUDA_R_32F) return false;        // the own kernels compute it
+///         if (asked.type != CUDA_R_32F) return false;        // the built-in kernels compute it
 ///         ... puts the work into ctx.stream() ...
 ///         return true;
 ///       }
@@ -55,7 +56,7 @@ class conv_library {
   conv_library& operator=(const conv_library&) = delete;
   virtual ~conv_library() = default;
 
-  /// Whether equal arguments give equal bits.
+  /// Whether the library computes the same bits from the same arguments.
   virtual bool deterministic() const { return false; }
 
   /// y = x * w + bias; bias: out_channels elements, or nullptr.
@@ -71,7 +72,9 @@ class conv_library {
 
 }  // namespace gpu
 
-/// See conv_library(). Takes effect at the next call of an operation; a captured step keeps its calls.
+/// Sets the convolution library (see conv_library()). Takes effect at the next call of an operation; a
+/// captured step keeps the calls that it has captured. Throws value_error for a non-deterministic library in
+/// a deterministic context.
 inline void context<device::gpu>::use(gpu::conv_library* library) {
   if (library != nullptr && deterministic_ && !library->deterministic()) {
     pufferfish::detail::throw_error<value_error>(
@@ -84,8 +87,8 @@ inline void context<device::gpu>::use(gpu::conv_library* library) {
 namespace gpu {
 namespace detail {
 
-/// The geometry of a convolution for kernels. Throws shape_error if a length, a patch or an image is too
-/// large for 31-bit numbers.
+/// The sizes and strides of a convolution as kernel arguments. Throws shape_error, beginning with `what`, if
+/// a size, a patch or an image has more than 2^31 - 1 elements.
 inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& shape, const extents<4>& x,
                                           const extents<4>& y) {
   constexpr index_t most = std::numeric_limits<int>::max();
@@ -117,7 +120,7 @@ inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& sh
           narrow(shape.dilation.width)};
 }
 
-/// Whether kernels multiply on tensor cores.
+/// Whether kernels for elements of T multiply on tensor cores: always for 16-bit types, for floats with TF32.
 template <class T>
 bool by_tensor_cores(const context<device::gpu>& ctx) {
   return sizeof(T) == 2 || ctx.math() == math_mode::tf32;
@@ -139,7 +142,7 @@ bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& ge
 
 namespace ops {
 
-/// The operations of ops/conv/.
+/// Device implementation of the functions of ops/conv/, where shapes and errors are described.
 template <>
 struct conv_ops<device::gpu> {
   template <class T>
@@ -192,8 +195,8 @@ struct conv_ops<device::gpu> {
                                          frame.take<float>(plan.scratch));
   }
 
-  /// With few output channels the kernel computes the gradient of the turned convolution (kernels::turned),
-  /// and another kernel reorders the result.
+  /// Gradient of the weight. With few output channels the kernel computes it with x and dy swapped
+  /// (kernels::turned), and another kernel reorders the result.
   template <class T>
   static void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
                                    const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
@@ -234,8 +237,9 @@ struct conv_ops<device::gpu> {
                               shape.in_channels, dw, accumulate);
   }
 
-  /// In one pass if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), else by
-  /// conv_forward and a product. A convolution library is used in the second case only.
+  /// Both convolutions run in one kernel if the rank is at most 64 and there are enough pixels
+  /// (plan_low_rank_forward), otherwise conv_forward and a matrix product run one after the other. A
+  /// convolution library is used in the second case only.
   template <class T>
   static void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                                     const tensor_view<const T, 4>& x, const T* down,
@@ -255,8 +259,9 @@ struct conv_ops<device::gpu> {
     gpu::multiply<T>(ctx, detail::as_rows(kept), up, detail::as_rows(y), false, bias);
   }
 
-  /// In one pass over dy if the device has the shared memory that the plan needs, else by two products. t,
-  /// dt: pixels x r, dy: pixels x out.
+  /// Gradients dup and dt of the 1x1 convolution. One kernel that reads dy once computes both if the device
+  /// has the shared memory that the plan needs, otherwise two matrix products do. t, dt: pixels x r, dy:
+  /// pixels x out.
   template <class T>
   static void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 2>& t,
                                         const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& up,

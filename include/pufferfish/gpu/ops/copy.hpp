@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// The operations of ops/copy/ on a device.
+/// The operations of ops/copy/ on a device. Operands are in memory of the context's device. The functions
+/// launch kernels in the context's stream and do not wait. A failed launch throws backend_error.
 
 #include <cstddef>
 #include <span>
@@ -21,7 +22,7 @@ namespace ops {
 
 template <>
 struct copy_ops<device::gpu> {
-  /// places: nullptr: row m of `to` is row m of `from`.
+  /// Row m of `to` becomes row places[m] of `from`. With `places` == nullptr it becomes row m.
   template <class T>
   static void gather_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from,
                           const index_t* places, const tensor_view<T, 2>& to) {
@@ -66,7 +67,8 @@ struct copy_ops<device::gpu> {
     gpu::kernels::scale<T>(ctx.stream(), factor, x.data(), y.data(), static_cast<index_t>(y.size()));
   }
 
-  /// `written` is pageable memory: CUDA has read it when the call returns.
+  /// Copies `count` elements from pageable host memory to the device. CUDA has read `written` when the call
+  /// returns, so the caller may reuse it.
   template <class V>
   static void upload(context<device::gpu>& ctx, const V* written, V* place, index_t count) {
     gpu::check(cudaMemcpyAsync(place, written, static_cast<std::size_t>(count) * sizeof(V),

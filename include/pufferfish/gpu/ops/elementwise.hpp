@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// The operations of ops/elementwise/ on a device, and conversions between formats. An operation is one
-/// kernel. Arrays that are aligned to 16 bytes are read and written 16 bytes at a time.
+/// The operations of ops/elementwise/ on a device, and conversions between number formats. Each operation is
+/// one kernel. Arrays that are aligned to 16 bytes are read and written 16 bytes at a time. A failed launch
+/// throws backend_error.
 
 #include <pufferfish/core/scalar.hpp>
 #include <pufferfish/gpu/kernels/elementwise/elementwise.hpp>
@@ -33,23 +34,28 @@ inline constexpr auto kernel_activation =
 
 }  // namespace detail
 
-/// y_i = x_i in another format: between float and bfloat16 or float16, rounded to nearest. Both spans are in
-/// device memory, have one length and do not overlap. Ties are rounded to even; a NaN stays a NaN.
+/// y_i = x_i, rounded to bfloat16: to nearest, ties to even; a NaN stays a NaN. Both spans are in device
+/// memory, have one length and do not overlap. Does not wait. Throws backend_error.
 inline void convert(context<device::gpu>& ctx, std::span<const float> x, std::span<bfloat16> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
   kernels::to_bfloat16(ctx.stream(), x.data(), reinterpret_cast<std::uint16_t*>(y.data()),
                        static_cast<index_t>(x.size()));
 }
+/// y_i = x_i, rounded to float16. Memory, rounding and errors are those of the conversion to bfloat16.
 inline void convert(context<device::gpu>& ctx, std::span<const float> x, std::span<float16> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
   kernels::to_float16(ctx.stream(), x.data(), reinterpret_cast<std::uint16_t*>(y.data()),
                       static_cast<index_t>(x.size()));
 }
+/// y_i = x_i, exactly. Both spans are in device memory, have one length and do not overlap. Throws
+/// backend_error.
 inline void convert(context<device::gpu>& ctx, std::span<const bfloat16> x, std::span<float> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
   kernels::from_bfloat16(ctx.stream(), reinterpret_cast<const std::uint16_t*>(x.data()), y.data(),
                          static_cast<index_t>(x.size()));
 }
+/// y_i = x_i, exactly. Both spans are in device memory, have one length and do not overlap. Throws
+/// backend_error.
 inline void convert(context<device::gpu>& ctx, std::span<const float16> x, std::span<float> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
   kernels::from_float16(ctx.stream(), reinterpret_cast<const std::uint16_t*>(x.data()), y.data(),
@@ -109,7 +115,8 @@ struct elementwise_ops<device::gpu> {
     gpu::kernels::add<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()), true);
   }
 
-  /// The bits of the mask are in the device's order (gpu/kernels/elementwise/relu_mask.hpp).
+  /// y = x where the mask's bit is set, else 0; with `add` this is added to y. The order of the bits is that
+  /// of device kernels (gpu/kernels/elementwise/relu_mask.hpp), which differs from the CPU's.
   template <class T>
   static void masked_pass(context<device::gpu>& ctx, const T* x, const relu_mask<T>& mask, T* y, index_t size,
                           bool add) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The operations of ops/embedding/ on a device. The host does not read the tokens, so that a token out of
-/// range cannot be reported.
+/// The operations of ops/embedding/ on a device. Tokens are in device memory, where the host does not check
+/// them: a token outside the vocabulary is not reported.
 
 #include <pufferfish/gpu/kernels/embedding/embedding.hpp>
 #include <pufferfish/gpu/kernels/embedding/positions.hpp>
@@ -25,7 +25,9 @@ struct embedding_ops<device::gpu> {
                                        gpu::detail::rows_of(y));
   }
 
-  /// dtable has been cleared unless `add`. Each sum is computed without atomics.
+  /// Adds each row of dy to the row of dtable of its token; positions of the padding token are left out. The
+  /// caller has filled dtable with zeros unless `add`. Each sum is computed without atomics, in a fixed
+  /// order.
   template <class T>
   static void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
                                  const tensor_view<const T, 2>& dy, std::int32_t padding,

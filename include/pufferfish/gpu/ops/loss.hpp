@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Losses on a device. Operands and results are in memory of the context's device, which the host does not
-/// read. Work is put into the context's stream; the functions may be captured. A failed launch throws
-/// backend_error.
+/// Losses on a device. Operands and results are in memory of the context's device; the functions launch
+/// kernels in the context's stream, do not copy anything to the host and do not wait, so they may be
+/// captured. A failed launch throws backend_error.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// Rows of logits with their targets.
+/// Kernel arguments for rows of logits with one target each.
 template <class T>
 kernels::token_logits<T> logits_of(const tensor_view<const T, 2>& logits,
                                    std::span<const std::int32_t> targets, const token_loss_options& options) {
@@ -28,27 +28,27 @@ kernels::token_logits<T> logits_of(const tensor_view<const T, 2>& logits,
           targets.data(),   options.padding,  target.right,    target.wrong};
 }
 
-/// The divisor as a kernel reads it, with the context's loss scale.
+/// Kernel argument for the divisor of a gradient; it includes the context's loss scale.
 inline kernels::loss_divisor divisor_of(const context<device::gpu>& ctx,
                                         const ops::gradient_divisor& divisor) {
   return {divisor.value, divisor.place, ctx.loss_scale()};
 }
 
-/// Row stride, in elements, of the logits that are kept.
+/// Row stride, in elements, of the logits that output_loss_forward keeps for the backward pass.
 template <class T>
 index_t kept_logit_step(index_t vocabulary) {
   constexpr index_t line = 16 / static_cast<index_t>(sizeof(T));
   return (vocabulary + line - 1) / line * line;
 }
 
-/// The memory that output_loss_forward keeps, in this order: the logits without scale
+/// The memory that output_loss_forward keeps for the backward pass, in this order: the logits without scale
 /// and bias, and two numbers of each token.
 template <class T>
 struct kept_logits {
   tensor_view<T, 2> logits;
   parameter_t<T>*maxima, *shares;
 
-  /// `shape`: tokens x vocabulary. Rows of logits are kept_logit_step elements apart.
+  /// Divides the memory `kept` for logits of shape tokens x vocabulary. The row stride is kept_logit_step.
   kept_logits(T* kept, const extents<2>& shape)
       : logits(kept, shape, {kept_logit_step<T>(shape[1]), 1}),
         maxima(reinterpret_cast<parameter_t<T>*>(kept + shape[0] * logits.stride(0))),
@@ -72,7 +72,8 @@ void output_losses(context<device::gpu>& ctx, const ops::output_layer<T>& layer,
 
 namespace ops {
 
-/// The operations of ops/loss/. Arithmetic is in float, sums over rows in double.
+/// Device implementation of the functions of ops/loss/, where shapes and errors are described. Arithmetic is
+/// in float, sums over rows in double.
 template <>
 struct loss_ops<device::gpu> {
   template <class T>
@@ -130,7 +131,8 @@ struct loss_ops<device::gpu> {
                              2 * static_cast<index_t>(sizeof(parameter_t<T>) / sizeof(T)));
   }
 
-  /// In training, where the logits are kept, they are one product; else products of up to 2^26 logits each.
+  /// In training, one product computes all logits, because they are kept for the backward pass. In inference,
+  /// each product computes at most 2^26 logits.
   template <class T>
   static void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,
                                   std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -159,7 +161,7 @@ struct loss_ops<device::gpu> {
     gpu::kernels::sum_token_losses(ctx.stream(), losses, targets.data(), options.padding, shape[0], results);
   }
 
-  /// The gradient of the logits replaces the logits in `kept`.
+  /// Computes the gradients of the output layer. The gradient of the logits overwrites the logits in `kept`.
   template <class T>
   static void output_loss_backward(context<device::gpu>& ctx, const output_layer<T>& layer,
                                    std::span<const std::int32_t> targets, const token_loss_options& options,

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Time steps of an LSTM on a device. Matrices are in memory of the context's device. A failed launch throws
-/// backend_error.
+/// Time steps of an LSTM on a device. Matrices are in memory of the context's device. The functions launch
+/// kernels in the context's stream and do not wait. A failed launch throws backend_error.
 
 #include <pufferfish/gpu/kernels/gemm/few_rows.hpp>
 #include <pufferfish/gpu/kernels/recurrent/lstm.hpp>
@@ -15,7 +15,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// The operations of ops/recurrent/. One kernel each.
+/// Device implementation of the functions of ops/recurrent/. Each function is one kernel.
 template <>
 struct recurrent_ops<device::gpu> {
   template <class T>
@@ -39,8 +39,8 @@ struct recurrent_ops<device::gpu> {
   }
 };
 
-/// The operand on a device is used in place: cuBLAS does its own packing. Products of few rows of 16-bit
-/// elements have a kernel of their own, which is faster.
+/// Right operand of the products of single time steps, used in place: cuBLAS packs it. Products of few rows
+/// of 16-bit elements use a kernel of this library, which is faster.
 template <class T>
 class step_operand<T, device::gpu> {
  public:
@@ -52,7 +52,7 @@ class step_operand<T, device::gpu> {
                index_t groups = 1, index_t group_step = 0)
       : b_(b), groups_(groups), group_step_(group_step) {}
 
-  /// Throws as gpu::multiply.
+  /// c = a b, or with `add` c += a b, where b is this operand. Throws the errors of gpu::multiply.
   void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
                 bool add) const {
     const index_t depth = b_.extent(0), columns = b_.extent(1);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The operations of ops/norm/ on a device. Statistics of a batch take one pass over memory, the
-/// normalisation with its epilogue another, the gradient two.
+/// The operations of ops/norm/ on a device. The statistics of a batch need one pass over memory,
+/// normalisation with its epilogue another one, and the gradient two. A failed launch throws backend_error.
 
 #include <cstdint>
 
@@ -45,7 +45,8 @@ struct norm_ops<device::gpu> {
     gpu::kernels::norm_use_running<P>(ctx.stream(), running_mean, running_var, channels, eps, statistics);
   }
 
-  /// The bits of the mask are in the device's order (gpu/kernels/elementwise/relu_mask.hpp).
+  /// Normalises x, and adds and rectifies as the arguments say. The order of the mask's bits is that of
+  /// device kernels (gpu/kernels/elementwise/relu_mask.hpp).
   template <class T>
   static void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                                const parameter_t<T>* mean, const parameter_t<T>* inv_std,
@@ -58,7 +59,7 @@ struct norm_ops<device::gpu> {
     gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data());
   }
 
-  /// Reads x and dy twice if dx is wanted.
+  /// Gradients of the parameters and of x. The kernels read x and dy a second time if dx is requested.
   template <class T>
   static void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                                   const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
@@ -79,7 +80,7 @@ struct norm_ops<device::gpu> {
     gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, dx.flat().data());
   }
 
-  /// record.mask is not written: the backward pass draws the dropout's numbers again.
+  /// Layer norm. record.mask is not written: the backward pass draws the random numbers of the dropout again.
   template <class T>
   static void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input,
                                  const parameter_t<T>* weight, const parameter_t<T>* bias, double eps,

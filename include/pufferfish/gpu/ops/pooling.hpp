@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// The operations of ops/pooling/ on a device, one kernel each. The same arguments give the same bits.
+/// The operations of ops/pooling/ on a device, one kernel each. Equal arguments give equal bits. A failed
+/// launch throws backend_error.
 
 #include <pufferfish/gpu/kernels/pooling/pooling.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
@@ -12,7 +13,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// The numbers of a pooling operation for a kernel.
+/// Sizes of windows, strides, padding and images as kernel arguments.
 inline kernels::pool_windows pool_windows_of(const pool_shape& shape, const extents<4>& input,
                                              const extents<4>& output) {
   return {input[0],

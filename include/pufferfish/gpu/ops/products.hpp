@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Matrix products, and the operations of ops/linear/, on a device. cuBLAS takes views of any transposition
-/// without a copy.
+/// Matrix products, and the operations of ops/linear/, on a device. cuBLAS multiplies views whose rows or
+/// columns are contiguous, transposed or not, without a copy.
 ///
 /// All operands are views of memory of the context's device. Calls put their work into the context's stream
 /// and return; products may be captured into graphs.
@@ -19,7 +19,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// A view with dense rows or columns as a column-major matrix: the transpose of the view, without a copy.
+/// A view with contiguous rows or columns as the column-major matrix that is the transpose of the view.
+/// Nothing is copied. Throws shape_error, beginning with `what`, for other strides.
 template <class T>
 blas_matrix blas_view(const char* what, const tensor_view<const T, 2>& view) {
   // The stride of an extent of at most one is never used, but cuBLAS checks it.
@@ -95,8 +96,9 @@ void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const
   if (p.k > 0) ctx.blas().multiply(p);
 }
 
-/// As multiply, but c has the type of parameters: for gradients of weights. Sums of 16-bit factors are not
-/// rounded to 16 bits. c of float, no bias. Throws as multiply.
+/// c = a b, or with `add` c += a b, where c has the type of parameters (float for 16-bit factors): for
+/// gradients of weights. Sums of 16-bit factors are not rounded to 16 bits. Shapes, strides and errors are
+/// those of multiply; there is no bias.
 template <class T>
 void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                    const tensor_view<const T, 2>& b, const tensor_view<parameter_t<T>, 2>& c, bool add) {
@@ -107,9 +109,10 @@ void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
   if (!add) kernels::fill_rows<C>(ctx.stream(), nullptr, c.data(), c.extent(0), c.extent(1), p.c_step);
 }
 
-/// As multiply, for `count` products: the operands of product i begin i times a step after a, b and c. Steps
-/// are in elements. The results of different products must not overlap. With K = 0 and without `add`, one
-/// launch per product clears c. Throws as multiply, and shape_error for more than 2^31 - 1 products.
+/// Computes `count` products c = a b, or with `add` c += a b: the operands of product i begin i a_step, i
+/// b_step and i c_step elements after a, b and c. The results of different products must not overlap. Shapes
+/// and strides are those of multiply. With K = 0 and without `add`, one launch per product clears c. Throws
+/// the errors of multiply, and shape_error for more than 2^31 - 1 products.
 template <class T>
 void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<const T, 2>& a,
                     index_t a_step, const tensor_view<const T, 2>& b, index_t b_step,
@@ -137,14 +140,14 @@ struct linear_ops<device::gpu> {
     gpu::kernels::column_sums<T>(ctx.stream(), x.data(), x.stride(0), rows, columns, add, scratch, sums);
   }
 
-  /// c = a b + bias, or with `add` c += a b + bias, for all products with a weight.
+  /// c = a b + bias, or with `add` c += a b + bias. All layers with a weight matrix use this product.
   template <class T>
   static void product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                       const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
     gpu::multiply<T>(ctx, a, b, c, add, bias);
   }
 
-  /// dw = x^T dy, or with `accumulate` dw += x^T dy.
+  /// Gradient of a weight: dw = x^T dy, or with `accumulate` dw += x^T dy. Throws the errors of multiply.
   template <class T>
   static void weight_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                               const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,

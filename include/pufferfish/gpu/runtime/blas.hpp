@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Matrix products on a device: `gpu::blas`, the owner of cuBLAS's handles. The products themselves, over a
-/// context, are in gpu/ops/products.hpp.
+/// Matrix products on a device: `gpu::blas` owns the handles of cuBLAS. The products over a context are in
+/// gpu/ops/products.hpp.
 
 #include <cublasLt.h>
 #include <cublas_v2.h>
@@ -39,7 +39,7 @@ inline void check(cublasStatus_t status, std::string_view call) {
 
 namespace detail {
 
-/// CUDA's names of an element type and of the type of sums.
+/// CUDA's constants for an element type: the type itself, and the type of sums.
 template <class T>
 struct element;
 template <>
@@ -67,7 +67,7 @@ struct element<__nv_bfloat16> {
   using scale = float;
 };
 
-/// A column-major matrix, `step` elements from column to column, used as it is or transposed.
+/// A column-major matrix whose columns begin `step` elements apart, used directly or transposed.
 struct blas_matrix {
   const void* data = nullptr;
   index_t step = 1;
@@ -93,7 +93,7 @@ inline cublasOperation_t operation(const blas_matrix& matrix) {
   return matrix.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
 }
 
-/// The owner of a descriptor of cublasLt.
+/// Owner of a descriptor of cublasLt.
 template <class Handle, cublasStatus_t (*Destroy)(Handle)>
 class lt_handle {
  public:
@@ -142,7 +142,7 @@ class blas {
   /// restore every setting that it changes.
   cublasHandle_t handle() const { return handle_; }
 
-  /// A product without a bias. p.bias is ignored. Throws shape_error if an extent or a step exceeds 2^31 - 1,
+  /// Computes a product; p.bias is ignored. Throws shape_error if an extent or a stride exceeds 2^31 - 1, and
   /// backend_error.
   void multiply(const detail::blas_product& p) const {
     const scales one(p.type, 1.0), beta(p.type, p.add ? 1.0 : 0.0);
@@ -152,9 +152,9 @@ class blas {
           "cublasGemmEx");
   }
 
-  /// `count` products; each operand is a_stride, b_stride or c_stride elements after the one before. p.bias
-  /// is ignored. The results must not overlap each other. A stride of 0 for a or b uses the same operand in
-  /// all products. Throws as multiply.
+  /// Computes `count` products: operands of product i begin i a_stride, i b_stride and i c_stride elements
+  /// after those of `p`. p.bias is ignored. The results must not overlap each other. A stride of 0 for a or b
+  /// uses the same operand in all products. Throws the errors of multiply.
   void multiply_batch(const detail::blas_product& p, index_t count, index_t a_stride, index_t b_stride,
                       index_t c_stride) const {
     const scales one(p.type, 1.0), beta(p.type, p.add ? 1.0 : 0.0);
@@ -166,9 +166,9 @@ class blas {
         "cublasGemmStridedBatchedEx");
   }
 
-  /// A product with the bias added in its epilogue. Returns false if cublasLt has no algorithm for it, or if
-  /// the bias is not aligned to 16 bytes: cublasLt's algorithm may read it in vectors of that size. After
-  /// false, nothing has been computed. The choice of an algorithm for a new shape is a search on the host; it
+  /// Computes a product and adds the bias in its epilogue. Returns false, and has computed nothing, if
+  /// cublasLt has no algorithm for it, or if the bias is not aligned to 16 bytes: cublasLt's algorithm may
+  /// read it in vectors of that size. The choice of an algorithm for a new shape is a search on the host; it
   /// is cached by shape, types and alignments for the life of the object. Throws backend_error.
   bool multiply_with_bias(const detail::blas_product& p) {
     if (alignment_of(p.bias) < 16) return false;
@@ -218,7 +218,7 @@ class blas {
     check(cublasLtMatmulDescSetAttribute(what.value, attribute, &value, sizeof(value)),
           "cublasLtMatmulDescSetAttribute");
   }
-  // Creates the layout of a column-major matrix, `step` elements from column to column.
+  // Creates the layout of a column-major matrix whose columns begin `step` elements apart.
   static void lay_out(detail::lt_layout& layout, cudaDataType_t type, index_t rows, index_t columns,
                       index_t step) {
     check(cublasLtMatrixLayoutCreate(&layout.value, type, static_cast<std::uint64_t>(rows),
@@ -248,7 +248,7 @@ class blas {
   }
 
   using key = std::array<index_t, 14>;
-  // All numbers that an algorithm's choice depends on: extents, strides, transpositions, types and
+  // Returns all numbers that an algorithm's choice depends on: extents, strides, transpositions, types and
   // alignments. The type of c is not part of the key, because only products whose c has the type of a and b
   // have a bias.
   static key key_of(const detail::blas_product& p) {
@@ -268,7 +268,8 @@ class blas {
             alignment_of(p.c)};
   }
 
-  // The heuristic's first choice, asked for once per shape: the same in every run on one device.
+  // Returns the first choice of cublasLt's heuristic, which is asked once per shape. It is the same in every
+  // run on one device.
   std::optional<cublasLtMatmulAlgo_t> algorithm_for(const detail::blas_product& p,
                                                     const detail::lt_operation& what,
                                                     const detail::lt_layout& a, const detail::lt_layout& b,

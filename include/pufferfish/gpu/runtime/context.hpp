@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `context<device::gpu>`: what a pass through layers needs on an NVIDIA device: a stream, device memory for
+/// `context<device::gpu>`: state of a pass through layers on an NVIDIA device: a stream, device memory for
 /// the tape and for scratch, cuBLAS, random numbers, and the mode (training or inference).
 
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace gpu {
 
 class conv_library;  // gpu/ops/conv.hpp
 
-/// Options of a context on a device. The CPU's have the same name in namespace pufferfish.
+/// Options of a context on a device. Contexts on the CPU have pufferfish::context_options.
 struct context_options {
   /// Number of the device, as CUDA counts the devices that the process can use.
   int device = 0;
@@ -40,7 +40,7 @@ struct context_options {
 
 namespace detail {
 
-/// Makes a device current before the other members of a context are made on it.
+/// Makes a device current before the other members of a context are constructed on it.
 struct current_device {
   explicit current_device(int device) : number(device) { use_device(device); }
   int number;
@@ -86,19 +86,21 @@ class context<device::gpu> {
   context& operator=(const context&) = delete;
   ~context() { static_cast<void>(cudaStreamSynchronize(stream_.handle())); }
 
+  /// Number of the context's device.
   int device() const { return device_.number; }
-  /// The stream of all work of this context. Owned by the context.
+  /// The stream of all work of this context. The context owns it.
   cudaStream_t stream() const { return stream_.handle(); }
-  /// Products in this context's stream. The functions of gpu/ops/products.hpp call it.
+  /// Matrix products in this context's stream; functions of gpu/ops/products.hpp use it. The context owns it.
   gpu::blas& blas() { return blas_; }
   gpu::math_mode math() const { return math_; }
   bool deterministic() const { return deterministic_; }
 
-  /// Convolution library used instead of the own kernels (gpu/cudnn.hpp); nullptr, the default: own kernels.
-  /// use() throws value_error for a non-deterministic library in a deterministic context (see
-  /// gpu/ops/conv.hpp). The library must outlive its use by the context and by graphs that have captured its
-  /// calls.
+  /// Convolution library used instead of the built-in kernels (gpu/cudnn.hpp), or nullptr, the default, for
+  /// the built-in kernels. The context does not own it.
   gpu::conv_library* conv_library() const { return conv_library_; }
+  /// Sets the convolution library (see gpu/ops/conv.hpp); nullptr: built-in kernels. The library must exist
+  /// until another one is set, and until graphs that have captured its calls are dropped. Throws value_error
+  /// for a non-deterministic library in a deterministic context.
   void use(gpu::conv_library* library);
 
   /// Waits for all work in the stream. Throws backend_error if any of it has failed, and the failure stored
@@ -108,35 +110,45 @@ class context<device::gpu> {
     failures_->rethrow();
   }
 
-  /// Stores the exceptions of host functions in the stream, which have no caller to throw to.
+  /// The object that stores exceptions of host functions in the stream, which have no caller to catch them.
   const std::shared_ptr<gpu::late_failure>& failures() const { return failures_; }
 
   /// Address, in device memory, of a factor by which losses multiply their gradients; nullptr, the default:
   /// no factor. See loss_scaler. A captured step keeps the address of its capture: the memory must be valid
   /// at every replay.
   const float* loss_scale() const { return loss_scale_; }
+  /// Sets the address of the loss scale. The caller owns the memory.
   void set_loss_scale(const float* factor) { loss_scale_ = factor; }
 
   run_mode mode() const { return mode_; }
   bool training() const { return mode_ == run_mode::training; }
+  /// Changes the mode of later passes. Must not change between a forward pass and its backward pass.
   void set_mode(run_mode mode) { mode_ = mode; }
 
-  /// As for the CPU. The momentum is an argument of kernels: a captured step keeps the value of its capture.
-  /// Throws value_error unless the momentum is empty or in 0 .. 1.
+  /// Momentum that all batch norms use in training mode instead of their own; empty (the default): each layer
+  /// uses its own momentum. norm_estimation sets it.
   std::optional<double> norm_momentum() const { return norm_momentum_; }
+  /// Sets the momentum of all batch norms; empty: each layer uses its own. The momentum is a kernel argument,
+  /// so a captured step keeps the value of its capture. Throws value_error unless the momentum is empty or in
+  /// 0 .. 1.
   void set_norm_momentum(std::optional<double> momentum) {
     norm_momentum_ = pufferfish::detail::checked_norm_momentum(momentum);
   }
 
-  /// Scratch memory of the device, and of the host for notes; to be used through a scratch_frame.
+  /// Temporary memory on the device, to be allocated through a scratch_frame.
   stack_arena& scratch() { return scratch_; }
+  /// Temporary memory on the host for data that host code reads and writes, allocated through a
+  /// scratch_frame.
   stack_arena& host_scratch() { return host_scratch_; }
-  /// Tensors on it are stored on the device, notes on the host.
+  /// The tape, on which layers keep data for the backward pass: tensors in device memory, other objects in
+  /// host memory.
   pufferfish::tape& tape() { return tape_; }
 
-  /// Starts training step `step`, as on the CPU. Throws a failure of earlier steps (failures()). Clears the
-  /// tape. Must not be captured into a graph; a captured step reads the numbers that this call stores. Also
-  /// throws backend_error.
+  /// Starts training step `step`: clears the tape, and makes the random numbers of this step's passes a
+  /// function of (seed, step). `first_sample` is the position of this rank's first sample in the global
+  /// batch, so that dropout masks do not depend on how a batch is split over ranks. Must not be captured into
+  /// a graph; a captured step reads the numbers that this call stores in device memory. Throws backend_error,
+  /// and a failure of earlier steps (failures()).
   void begin_step(std::uint64_t step, index_t first_sample = 0) {
     failures_->rethrow();
     tape_.clear();
@@ -152,14 +164,18 @@ class context<device::gpu> {
 
   std::uint64_t seed() const { return seed_; }
   std::uint64_t step() const { return step_; }
+  /// Position of this rank's first sample in the global batch, as passed to begin_step().
   index_t first_sample() const { return first_sample_; }
 
-  /// The random stream of the next layer in this step that needs one. It has the layer's number only: kernels
-  /// add the step, so that they draw the numbers of the CPU's layers, also in replays.
+  /// Returns a new random stream for a layer. Streams are numbered within the step, in execution order.
+  /// Kernels add the step number when they run, so that they draw the numbers that layers on the CPU draw,
+  /// also in replays.
   random_stream next_random_stream() { return {seed_, streams_used_++}; }
 
-  /// As for the CPU. return_to() posts an error of the device to failures().
+  /// The current position in the sequence of random streams.
   pufferfish::random_place random_place() const { return {step_, first_sample_, streams_used_}; }
+  /// Restores a position: layers then draw the same random streams as from `place` on. The tape is not
+  /// changed. An error of the device is stored in failures().
   void return_to(const pufferfish::random_place& place) noexcept {
     step_ = place.step;
     first_sample_ = place.first_sample;
@@ -171,27 +187,29 @@ class context<device::gpu> {
     }
   }
 
-  /// As for the CPU. The gradient is ready when the work that is in the stream now is done. In a captured
-  /// step the listener is called at the capture, not at replays.
+  /// Records one write of a parameter's gradient, and calls the function registered with on_gradient_ready if
+  /// the gradient is complete with it. The gradient is in memory when the work that is in the stream now is
+  /// done. In a captured step the function is called at the capture, not at replays.
   template <class T>
   void gradient_written(const parameter<T>& p) {
     if (p.written()) ready_(&p, p.id());
   }
-  /// As for the CPU: call(object, parameter, id) for each parameter whose gradient is complete, while the
-  /// returned object exists. The call may put work into streams; the device may not have written the gradient
-  /// yet.
+  /// While the returned object exists, `call(object, parameter, id)` is called in backward passes for each
+  /// parameter whose gradient is complete. A later registration replaces it. The function may put work into
+  /// streams; the device may not have written the gradient yet. See gradient_hook.
   gradient_listener on_gradient_ready(gradient_hook::call_type call, void* object) {
     return {ready_, call, object};
   }
 
-  /// As for the CPU: the hook that layers call with the rows that they multiply their weights with. A step
+  /// The hook that layers call with the rows that they multiply their weights with; see row_observer. A step
   /// with an observer must not be captured (gpu/train/host_rows.hpp waits for the device).
   const observed_rows& rows() const { return rows_; }
   observed_rows& rows() { return rows_; }
 
   /// Sum of the peak sizes of the tape's and the scratch memory on the device, in bytes.
   std::size_t peak_bytes() const { return scratch_.peak_bytes() + tape_.memory().peak_bytes(); }
-  /// Number of allocations from the system for tape, scratch memory and notes; constant from step 2 on.
+  /// Number of allocations from the system for the tape and for scratch memory of device and host. It is
+  /// constant from step 2 on.
   std::size_t system_allocations() const {
     return scratch_.system_allocations() + tape_.memory().system_allocations() +
            tape_.notes().system_allocations() + host_scratch_.system_allocations();

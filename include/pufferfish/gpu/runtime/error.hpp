@@ -42,8 +42,8 @@ inline int device_count() {
 /// device. Throws backend_error if there is no such device.
 inline void use_device(int number) { check(cudaSetDevice(number), "cudaSetDevice"); }
 
-/// The number of the device whose memory this is; -1 for other memory. Pinned and ordinary host memory give
-/// -1. Throws backend_error if CUDA fails.
+/// Number of the device to which the memory at this address belongs; -1 for memory of the host, pinned or
+/// not. Throws backend_error if CUDA fails.
 inline int device_of(const void* memory) {
   cudaPointerAttributes found{};
   check(cudaPointerGetAttributes(&found, memory), "cudaPointerGetAttributes");

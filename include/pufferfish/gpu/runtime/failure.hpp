@@ -13,13 +13,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// A host function in a stream, or a helper thread, has no caller to throw to. It stores its exception here,
-/// and the host's next call that checks (context::begin_step, context::synchronize, step_graph::run) throws
-/// it. Any thread may call the functions.
+/// Stores an exception of a host function in a stream, or of a helper thread, neither of which has a caller
+/// to catch it. The host's next call that checks (context::begin_step, context::synchronize, step_graph::run)
+/// throws the stored exception. Any thread may call the functions.
 class late_failure {
  public:
-  /// Stores a failure unless one is stored already. A failure that `lasts` (its object can no longer be used)
-  /// replaces one that does not, and is thrown by every later call of rethrow().
+  /// Stores a failure unless one is stored already. A failure that `lasts` (the object that failed can no
+  /// longer be used) replaces one that does not, and is thrown by every later call of rethrow().
   void post(std::exception_ptr failure, bool lasts = false) {
     const std::lock_guard<std::mutex> locked(mutex_);
     if (lasts_) return;
@@ -27,7 +27,7 @@ class late_failure {
     lasts_ = lasts;
   }
 
-  /// Throws the stored exception, if there is one. It is then forgotten, unless it lasts.
+  /// Throws the stored exception, if there is one, and forgets it unless it lasts.
   void rethrow() {
     std::exception_ptr found;
     {

@@ -19,9 +19,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// The owner of an instantiated graph. Destroying or replacing it waits until the last launch has ended,
-/// because the launched work uses memory that may be freed next. Moving from an object leaves it empty.
-/// launch() requires a graph.
+/// Owner of an instantiated graph. Destroying or replacing it waits until the last launch has ended, because
+/// the launched work uses memory that may be freed next. Moving from an object leaves it empty. launch()
+/// requires a graph.
 class executable_graph {
  public:
   executable_graph() = default;
@@ -62,11 +62,12 @@ class executable_graph {
   std::unique_ptr<event> launched_;
 };
 
-/// Records what is put into a stream instead of running it, until finish(). If the object is destroyed before
-/// finish(), for example by an exception, the recorded work is discarded.
+/// Records the work that is put into a stream instead of running it, until finish(). If the object is
+/// destroyed before finish(), for example by an exception, the recorded work is discarded.
 class stream_capture {
  public:
-  // Thread-local: other threads may still allocate and copy.
+  // Begins the capture. It concerns only calls of this thread: other threads may still allocate and copy.
+  // Throws backend_error.
   explicit stream_capture(cudaStream_t stream) : stream_(stream) {
     check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   }
@@ -94,8 +95,8 @@ class stream_capture {
 
 }  // namespace detail
 
-/// A step's work is hundreds of kernels, many of them shorter than the time it takes to launch one. Captured,
-/// they are one launch.
+/// Captures the work of a training step into a CUDA graph and replays it. A step consists of hundreds of
+/// kernels, many of them shorter than the time it takes to launch one. A captured step is one launch.
 ///
 /// The work must do the same every time: the same kernels on the same addresses with the same arguments. Data
 /// that change from step to step are read from device memory: inputs are copied to fixed addresses,
@@ -115,11 +116,13 @@ class stream_capture {
 /// before a gpu::nccl whose calls it has captured is destroyed.
 class step_graph {
  public:
-  /// Identifies the addresses and arguments of a step's work.
+  /// Number that identifies the addresses and arguments of a step's work; made by key().
   using key_type = std::uint64_t;
 
-  /// A key made of any numbers and extents. Each part is a number or `extents<N>`. Include all values that
-  /// change the kernels or their arguments: shapes, the network's generation, options.
+  /// Returns a 64-bit hash of numbers and extents, for run(). Each part is a number or `extents<N>`. Pass all
+  /// values that change the kernels or their arguments: shapes, options, and model::generation(), which
+  /// changes whenever the network's memory does. Two different lists have the same key with a probability of
+  /// about 2^-64.
   template <class... Parts>
   static key_type key(const Parts&... parts) {
     hasher h;
@@ -127,18 +130,18 @@ class step_graph {
     return h.digest();
   }
 
-  /// Whether steps are captured. If not, run() calls the work every time, for debugging. set_enabled(false)
-  /// drops the captured graph.
+  /// Whether run() captures steps. If not, run() calls the work every time, which helps debugging.
   bool enabled() const { return enabled_; }
+  /// Switches capturing on or off. Switching it off drops the captured graph.
   void set_enabled(bool on) {
     enabled_ = on;
     if (!on) drop();
   }
 
-  /// Runs the work, directly or as captured. If the work throws, nothing is captured. Throws backend_error,
-  /// and a failure of earlier steps from the context's failures(). `work` is called without arguments: at
-  /// direct runs and once for the capture, but not at replays. Its host code therefore does not run at
-  /// replays.
+  /// Runs the work of a step, directly or by launching the captured graph. If the work throws, nothing is
+  /// captured. `work` is called without arguments: at direct runs and once for the capture, but not at
+  /// replays. Its host code therefore does not run at replays. Throws backend_error, and a failure of earlier
+  /// steps from the context's failures().
   template <class Work>
   void run(gpu_context& ctx, key_type key, Work&& work) {
     ctx.failures()->rethrow();
@@ -169,8 +172,9 @@ class step_graph {
     settled_ = false;
   }
 
-  /// Number of captures of a step, and of replays after a capture.
+  /// Number of times a step was captured.
   std::size_t captures() const { return captures_; }
+  /// Number of times a captured step was replayed.
   std::size_t replays() const { return replays_; }
 
  private:

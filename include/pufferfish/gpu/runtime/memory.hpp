@@ -16,10 +16,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// Memory that outlives steps: parameters, gradients, optimizer states. All copies are synchronous: the
-/// functions wait for all work of the current device before the copy, and return when it is done. They must
-/// not be called while a stream is captured. Every function throws backend_error if CUDA fails; allocate()
-/// names the bytes wanted, free and present.
+/// Source of memory that outlives steps: parameters, gradients, optimizer states. All copies are synchronous:
+/// the functions wait for all work of the current device before the copy, and return when it is done. They
+/// must not be called while a stream is captured. Every function throws backend_error if CUDA fails. The
+/// message of allocate() names the requested, the free and the total number of bytes on the device.
 class device_memory_source : public memory_source {
  public:
   void* allocate(std::size_t bytes) override {
@@ -93,11 +93,12 @@ class pinned_memory_source final : public memory_source {
 
 }  // namespace detail
 
-/// Memory of the current device. All copies, and fill_zero(), wait for all work of the device: for setup, not
-/// for training steps. The object is never destroyed, like host_memory(). A block belongs to the device that
-/// was current in the thread when it was allocated (gpu::use_device). allocate() throws backend_error that
-/// names the bytes wanted, free and present; all copies throw backend_error. The functions must not be called
-/// while a stream is captured. Any thread may use the source.
+/// Returns the source of memory of the current device. All copies, and fill_zero(), wait for all work of the
+/// device: they are for setup, not for training steps. The object is never destroyed, like host_memory(). A
+/// block belongs to the device that was current in the thread when it was allocated (gpu::use_device).
+/// allocate() and all copies throw backend_error; the message of allocate() names the requested, the free and
+/// the total number of bytes. The functions must not be called while a stream is captured. Any thread may use
+/// the source.
 ///
 ///     memory_block<float> x(gpu::device_memory(), 1024);      // zeros, on the current device
 ///     x.from_host(std::vector<float>(1024, 1.0F));            // waits for the device
@@ -106,26 +107,26 @@ inline memory_source& device_memory() {
   return *source;
 }
 
-/// Pinned memory of the host. The object is never destroyed, like host_memory(). A copy by cudaMemcpyAsync
-/// between such memory and a device can run while the host and the device compute. The copies of this source
-/// itself are plain copies of the host: a caller that reads what a device has written must wait for the
-/// device first. allocate() throws backend_error.
+/// Returns the source of pinned memory of the host. The object is never destroyed, like host_memory(). A copy
+/// by cudaMemcpyAsync between such memory and a device can run while the host and the device compute. The
+/// copies of this source itself are plain copies of the host: a caller that reads data that a device has
+/// written must wait for the device first. allocate() throws backend_error.
 inline memory_source& pinned_memory() {
   static memory_source* const source = new detail::pinned_memory_source;
   return *source;
 }
 
-/// Memory of the current device, allocated and freed in the order of a stream's work, from the device's pool:
-/// memory that one arena frees is available to the next without a wait. For tapes and scratch memory. Work of
-/// other streams may use a block only after the stream has executed the allocation. Copies and fill_zero()
-/// wait for the device, as those of device_memory(): in training steps, blocks are allocated without
-/// initialization, and zeroed by work in the stream.
+/// Source of memory of the current device, allocated and freed in the order of a stream's work, from the
+/// device's pool: memory that one arena frees is available to the next without a wait. For tapes and scratch
+/// memory. Work of other streams may use a block only after the stream has executed the allocation. Copies
+/// and fill_zero() wait for the device, like those of device_memory(): in training steps, blocks are
+/// allocated without initialization, and zeroed by work in the stream.
 class stream_memory final : public detail::device_memory_source {
  public:
-  /// The stream must outlive this object and all memory allocated from it. The pool keeps freed memory
-  /// without limit (by default it releases freed memory at every synchronisation). The device of the stream
-  /// must be current. Changes the release threshold of the device's default memory pool for the whole
-  /// process. Throws backend_error.
+  /// Allocates in the order of `stream`, which must outlive this object and all memory allocated from it. The
+  /// pool keeps freed memory without limit (by default it releases freed memory at every synchronisation).
+  /// The device of the stream must be current. Changes the release threshold of the device's default memory
+  /// pool for the whole process. Throws backend_error.
   explicit stream_memory(cudaStream_t stream) : stream_(stream) {
     int device = 0;
     check(cudaGetDevice(&device), "cudaGetDevice");
@@ -135,7 +136,7 @@ class stream_memory final : public detail::device_memory_source {
     check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "cudaMemPoolSetAttribute");
   }
 
-  /// Throws backend_error. Freed memory is available to the stream's later work, without a wait.
+  /// Allocates memory that later work of the stream may use. Does not wait. Throws backend_error.
   void* allocate(std::size_t bytes) override {
     void* memory = nullptr;
     check(cudaMallocAsync(&memory, bytes, stream_), "cudaMallocAsync");

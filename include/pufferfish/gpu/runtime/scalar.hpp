@@ -5,7 +5,7 @@
 /// 16-bit types in which a network computes on a device: `resnet18<gpu::bf16, device::gpu>()`. The network's
 /// parameters, gradients and statistics are floats: parameter_t.
 ///
-/// A 16-bit network reads rounded copies of its parameters, which parameter_store::rounded() holds. Kernels
+/// A 16-bit network reads rounded copies of its parameters, which parameter_store::rounded() returns. Kernels
 /// load elements in 16 bits, compute in float, and round each result once.
 
 #include <cuda_bf16.h>
@@ -16,9 +16,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// Range of float, 8 bits of precision; needs no loss scale.
+/// bfloat16: the exponent range of float, 8 bits of precision. Networks of this type need no loss scale.
 using bf16 = __nv_bfloat16;
-/// 11 bits of precision from 2^-14 to 65504: needs loss scaling (loss_scaler).
+/// IEEE half precision: 11 bits of precision from 2^-14 to 65504. Training needs loss scaling (loss_scaler).
 using fp16 = __half;
 
 }  // namespace gpu

@@ -12,8 +12,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// Use of an event, besides the order of work. The two uses without timing make an event that seconds_since
-/// must not be called for.
+/// What an event is used for besides the order of work. seconds_since requires `timing`.
 enum class event_use : unsigned {
   order = cudaEventDisableTiming,                          ///< order only: cheapest
   timing = cudaEventDefault,                               ///< for seconds_since
@@ -32,8 +31,8 @@ enum class event_use : unsigned {
 ///     const double seconds = stop.seconds_since(start);
 class event {
  public:
-  /// Throws backend_error. The event belongs to the device that is current now; it can be recorded in streams
-  /// of this device.
+  /// Creates an event on the device that is current now; it can be recorded in streams of this device. Throws
+  /// backend_error.
   explicit event(event_use use = event_use::order) {
     check(cudaEventCreateWithFlags(&handle_, static_cast<unsigned>(use)), "cudaEventCreateWithFlags");
   }
@@ -48,7 +47,7 @@ class event {
     if (handle_ != nullptr) static_cast<void>(cudaEventDestroy(handle_));
   }
 
-  /// Owned by this object.
+  /// CUDA's handle. This object owns it.
   cudaEvent_t handle() const { return handle_; }
 
   /// Sets the point after all work that is in the stream now.
@@ -90,10 +89,10 @@ class event {
 ///     copies.wait_for(written);              // later work in `copies` starts after that point
 class stream {
  public:
-  /// Throws backend_error.
+  /// Creates a stream of normal priority on the current device. Throws backend_error.
   stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"); }
-  /// A stream of highest priority: its kernels start before waiting kernels of other streams.
-  /// Throws backend_error.
+  /// Creates a stream of highest priority: its kernels start before waiting kernels of other streams. Throws
+  /// backend_error.
   static stream urgent() {
     int least = 0, greatest = 0;
     check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
@@ -113,7 +112,7 @@ class stream {
     if (handle_ != nullptr) static_cast<void>(cudaStreamDestroy(handle_));
   }
 
-  /// Owned by this object.
+  /// CUDA's handle. This object owns it.
   cudaStream_t handle() const { return handle_; }
 
   /// Waits for all work in the stream. Throws backend_error if any of it has failed.

@@ -17,17 +17,19 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// As pufferfish::loader, with the same batches. Pixels and labels are copied to the device once, the order
-/// of samples once an epoch. The set must outlive the loader. The set on the device has count height width
-/// channels bytes of pixels, and 8 bytes a sample for labels and order. It is on the device that is current
-/// at construction. One thread at a time uses a loader.
+/// Device version of pufferfish::loader, with the same batches. Pixels and labels are copied to the device
+/// once, the order of samples once per epoch. The set must outlive the loader. The set on the device has
+/// count height width channels bytes of pixels, and 8 bytes per sample for labels and order. It is on the
+/// device that is current at construction. One thread at a time uses a loader.
 ///
 ///     gpu::image_loader loader(set, options);
 ///     const batch_place part = loader.load(ctx, epoch, step, images, labels);   // views of device memory
 ///     // rows 0 .. part.count - 1 of images and labels are those of this rank
 class image_loader {
  public:
-  /// Throws the errors of pufferfish::loader, and backend_error.
+  /// Copies pixels and labels of the set to the current device, and waits for the copies. The loader keeps a
+  /// reference to `set`, which must outlive it unchanged. Throws backend_error, and value_error or
+  /// shape_error for sets and options that the constructor of pufferfish::loader rejects.
   image_loader(const image_set& set, loader_options options)
       : host_(set, std::move(options)),
         pixels_(device_memory(), static_cast<index_t>(set.pixels.size()), uninitialized),
@@ -40,17 +42,23 @@ class image_loader {
   }
   image_loader(image_set&&, loader_options) = delete;
 
-  /// As the members of pufferfish::loader with these names; place() throws its errors.
+  /// The set that the constructor received, on the host.
   const image_set& set() const { return host_.set(); }
+  /// The options that the constructor received.
   const loader_options& options() const { return host_.options(); }
+  /// Number of steps of an epoch.
   index_t steps_per_epoch() const { return host_.steps_per_epoch(); }
+  /// Largest number of samples that load() writes on this rank.
   index_t max_local_batch() const { return host_.max_local_batch(); }
+  /// The samples of this rank in a step's global batch. Throws value_error for an epoch or step that does not
+  /// exist.
   batch_place place(index_t epoch, index_t step) const { return host_.place(epoch, step); }
 
-  /// As pufferfish::loader::load, into device memory, in the context's stream. The batch is an argument of
-  /// the kernel, so the call must not be captured into a graph. The first call of an epoch waits for the
-  /// device. Throws the errors of pufferfish::loader::load. Fills rows 0 .. count - 1 of `images` (N x height
-  /// x width x channels, dense) and of `labels`; later rows are unchanged. Throws backend_error, too.
+  /// Fills rows 0 .. count - 1 of `images` (N x height x width x channels, dense, N >= count) and of `labels`
+  /// with this rank's part of a global batch, and returns that part; `count` is a member of the result. Later
+  /// rows are unchanged. Both views are in device memory; a kernel in the context's stream writes them. The
+  /// first call of an epoch waits for the device. Must not be captured into a graph, because the batch is an
+  /// argument of the kernel. Throws backend_error, and the errors of pufferfish::loader::load.
   template <class T>
   batch_place load(gpu_context& ctx, index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) {
@@ -69,7 +77,8 @@ class image_loader {
   }
 
  private:
-  // The synchronous copy waits for kernels that read the order of the epoch before.
+  // Copies the order of an epoch's samples to the device. The copy is synchronous: it waits for kernels that
+  // still read the order of the previous epoch.
   void upload_order(index_t epoch) {
     if (epoch == order_epoch_ || (!options().shuffle && order_epoch_ >= 0)) return;
     std::vector<std::uint32_t> order;

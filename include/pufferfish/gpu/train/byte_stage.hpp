@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: `gpu::byte_stage`: copies batches of 8-bit images from the host to a device and turns them into
-/// numbers there.
+/// Internal: `gpu::byte_stage`: copies batches of 8-bit images from the host to a device and converts their
+/// pixels to numbers there.
 
 #include <cstdint>
 #include <cstring>
@@ -17,11 +17,12 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// The device's form of device_parts<device::cpu>::byte_stage. Bytes cross to the device as they are; its
-/// memory has one input_place of a batch.
+/// Device version of device_parts<device::cpu>::byte_stage. Pixels are copied to the device as bytes, through
+/// an input_place for one batch.
 class byte_stage {
  public:
-  /// `images`: shape of the largest batch, NHWC. Throws backend_error.
+  /// Allocates memory for batches of at most the shape `images` (NHWC). table[256 c + v] is the number for
+  /// value v of channel c. Throws backend_error.
   byte_stage(const extents<4>& images, const std::vector<float>& table)
       : images_(images),
         labels_bytes_((images[0] * 4 + 15) / 16 * 16),
@@ -34,8 +35,8 @@ class byte_stage {
     order_.from_host(order);
   }
 
-  /// `pixels` and `labels` are on the host, the results in device memory, written in the context's stream.
-  /// Must not be captured into a graph. Throws backend_error.
+  /// Converts `count` images. `pixels` and `labels` are on the host, the results in device memory, written in
+  /// the context's stream. Must not be captured into a graph. Throws backend_error.
   template <class T>
   void bring(gpu_context& ctx, index_t count, const std::uint8_t* pixels, const std::int32_t* labels,
              T* images, std::int32_t* labels_out) {

@@ -15,15 +15,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Copies rows from the device, after all work that has been launched. A copy is valid until the next call.
-/// Must not be captured into a graph.
+/// Copies rows from the device, after all work that has been launched. A copy is valid until the next call of
+/// the same function. Must not be captured into a graph.
 template <class T>
 class host_rows<T, device::gpu> {
  public:
   using value_type = parameter_t<T>;
 
-  /// `data`: shape[0] rows of shape[1] dense elements of T in device memory, `stride` elements from row to
-  /// row. Returns a dense host copy, 16-bit elements widened to float. Throws backend_error.
+  /// Returns a dense host copy of a matrix in device memory: shape[0] rows of shape[1] contiguous elements of
+  /// T, with `stride` elements from row to row. 16-bit elements are widened to float. Throws backend_error.
   tensor_view<const value_type, 2> operator()(const void* data, const extents<2>& shape, index_t stride) {
     values_.resize(static_cast<std::size_t>(shape[0] * shape[1]));
     if constexpr (std::is_same_v<T, value_type>) {
@@ -36,8 +36,8 @@ class host_rows<T, device::gpu> {
     return {values_.data(), shape};
   }
 
-  /// The same for `count` consecutive numbers of 32 bits. Each call of operator() and of tokens() leaves the
-  /// other's copy valid.
+  /// Returns a host copy of `count` consecutive 32-bit numbers in device memory. A call of this function does
+  /// not invalidate the copy of operator(), nor the reverse. Throws backend_error.
   std::span<const std::int32_t> tokens(const void* data, index_t count) {
     tokens_.resize(static_cast<std::size_t>(count));
     fetch(tokens_.data(), data, {count, 1}, 1);

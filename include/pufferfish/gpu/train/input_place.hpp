@@ -14,9 +14,9 @@ namespace gpu {
 
 /// The host writes into pinned memory. A separate stream copies from there to the device while earlier steps
 /// are computed. The context's stream then copies within the device to the fixed address that steps read. The
-/// pinned buffer and the first one on the device exist `ahead` times, so that no thread waits while the host
-/// is less than `ahead` steps ahead of the device. One thread at a time calls the functions. The destructor
-/// does not wait for copies: synchronize the context before the object is destroyed.
+/// pinned buffer and the first one on the device exist `ahead` (4) times, so that no thread waits while the
+/// host is less than `ahead` steps ahead of the device. One thread at a time calls the functions. The
+/// destructor does not wait for copies: synchronize the context before the object is destroyed.
 ///
 ///     std::byte* const at = place.write();              // may wait for the copy of four inputs ago
 ///     std::memcpy(at, tokens.data(), tokens.size_bytes());
@@ -25,25 +25,25 @@ class input_place {
  public:
   static constexpr std::size_t ahead = 4;
 
-  /// Has room for `room` bytes of input. Throws backend_error. `room` is rounded up to a multiple of 256.
-  /// Allocates (2 ahead + 1) rooms: `ahead` pinned, ahead + 1 on the device that is current.
+  /// Allocates buffers for inputs of at most `room` bytes, rounded up to a multiple of 256: `ahead` (4)
+  /// buffers in pinned memory of the host, and ahead + 1 on the current device. Throws backend_error.
   explicit input_place(index_t room)
       : room_((room + memory_step - 1) / memory_step * memory_step),
         pinned_(pinned_memory(), of_all(), uninitialized),
         come_(device_memory(), of_all(), uninitialized),
         place_(device_memory(), room_, uninitialized) {}
 
-  /// Memory to write the input of the next bring() to. Waits until its last input has been copied. Throws
-  /// backend_error.
+  /// Returns the pinned buffer to which the caller writes the input of the next bring(). Waits until the
+  /// input that was last written to this buffer, `ahead` inputs ago, has been copied. Throws backend_error.
   std::byte* write() {
     taken_[turn_].synchronize();
     return pinned_.data() + at();
   }
 
-  /// Copies the first `bytes` bytes that were written to the device, in the order of the context's stream.
-  /// Returns their address, always the same. Must not be captured. Throws shape_error if there is no room.
-  /// The copy overwrites the input before, after the work that is in the stream now. Also throws
-  /// backend_error.
+  /// Copies the first `bytes` bytes of the buffer of the last write() to the device, in the order of the
+  /// context's stream: work that is in the stream now still reads the previous input, later work reads the
+  /// new one. Returns the device address, which is always the same. Does not wait; must not be captured.
+  /// Throws shape_error if `bytes` is more than the size given to the constructor, and backend_error.
   const std::byte* bring(gpu_context& ctx, index_t bytes) {
     if (bytes > room_) {
       pufferfish::detail::throw_error<shape_error>({"input_place: ", bytes, " bytes for ", room_});

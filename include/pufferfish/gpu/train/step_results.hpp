@@ -18,8 +18,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
-/// Sums over the steps of an epoch, in device memory. The host reads them some steps later, so that it waits
-/// for a step only if it is `lag` steps ahead of it. One thread at a time uses an object.
+/// Sums over the steps of an epoch (loss, samples, skipped steps), in device memory. The host reads them
+/// `lag` steps later, so that it waits for a step only if it is `lag` steps ahead of it. One thread at a time
+/// uses an object.
 class lagging_sums {
  public:
   static constexpr std::uint64_t lag = 4;
@@ -31,12 +32,13 @@ class lagging_sums {
     kernels::set_sums(ctx.stream(), sums, sums_.data());
     steps_ = 0;
   }
-  /// Adds a step's results. Part of a step's work; may be captured.
+  /// Adds a step's results on the device. This is part of a step's work and may be captured.
   void add_step(gpu_context& ctx, const double* results, const step_share& share, const int* skip) {
     kernels::add_step(ctx.stream(), results, share.samples, skip, sums_.data());
   }
 
-  /// To be called after a step's work; not to be captured. Returns the sums as of `lag` steps ago, if any.
+  /// Returns the sums as of `lag` steps ago, or nothing in the first `lag` steps of an epoch. Call it after a
+  /// step's work; it must not be captured. Throws backend_error.
   std::optional<kernels::epoch_sums> after_step(gpu_context& ctx) {
     const std::uint64_t slot = steps_ % lag;
     std::optional<kernels::epoch_sums> seen;
@@ -51,7 +53,8 @@ class lagging_sums {
     ++steps_;
     return seen;
   }
-  /// The sums of all steps. Waits for the device. Does not throw the failures that the context has stored.
+  /// Returns the sums of all steps. Waits for the device. Does not throw the failures that the context has
+  /// stored.
   kernels::epoch_sums now(gpu_context& ctx) {
     check(cudaStreamSynchronize(ctx.stream()), "cudaStreamSynchronize");
     kernels::epoch_sums values{};
@@ -65,13 +68,15 @@ class lagging_sums {
   std::uint64_t steps_ = 0;
 };
 
-/// One graph for each kind of step in a run: whole batches, and the last one of an epoch; for sentences, one
-/// for each number of rows. Of more than `most` graphs the least recently used one is dropped.
+/// One graph for each combination of shapes in a run: for images, whole batches and the last batch of an
+/// epoch; for sentences, one for each number of rows. If there are more than `most` graphs, the least
+/// recently used one is dropped.
 class graphs_by_key {
  public:
   static constexpr std::size_t most = 64;
 
-  /// The graph of this key. A new key gets an empty graph. The reference is valid until the next call.
+  /// Returns the graph of this key. A new key gets an empty graph. The reference is valid until the next
+  /// call.
   step_graph& of(step_graph::key_type key) {
     ++time_;
     const auto found =
@@ -93,7 +98,7 @@ class graphs_by_key {
     graphs_.clear();
   }
 
-  /// Replays of all graphs, of dropped ones, too.
+  /// Number of replays of all graphs, including dropped ones.
   std::uint64_t replays() const {
     std::uint64_t count = before_;
     for (const entry& e : graphs_) count += e.graph.replays();

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The device's parts of a training_run (train/training_run.hpp): device versions of train/device_parts.hpp
-/// and train/run/steps.hpp.
+/// Device versions of the parts of a training_run (train/training_run.hpp) that differ between devices:
+/// train/device_parts.hpp and train/run/steps.hpp.
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +32,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The device's form of train/device_parts.hpp.
+/// Specialization of device_parts for NVIDIA devices: the types and functions of a training run that differ
+/// between devices. The members are explained at device_parts<device::cpu> (train/device_parts.hpp).
 template <>
 struct device_parts<device::gpu> {
   using machine_options = gpu::context_options;
@@ -40,7 +41,7 @@ struct device_parts<device::gpu> {
   using input_place = gpu::input_place;
   using byte_stage = gpu::byte_stage;
 
-  /// Throws state_error for parameters that are not on the context's device.
+  /// Throws state_error if `parameters` is not an address in memory of the context's device.
   static void check_place(const context<device::gpu>& ctx, const void* parameters) {
     const int place = parameters == nullptr ? ctx.device() : gpu::device_of(parameters);
     if (place == ctx.device()) return;
@@ -49,12 +50,12 @@ struct device_parts<device::gpu> {
                               ctx.device(), ") before network and task are made"});
   }
 
-  /// Threads for work on the host between steps: as many as the machine runs at once.
+  /// Number of threads for work on the host between steps: as many as the machine runs at once.
   static int host_threads(const context<device::gpu>&) {
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
 
-  /// policy.threads is replaced by host_threads(), for decompositions on the host.
+  /// Factorizes a network. policy.threads is replaced by host_threads(), for decompositions on the host.
   template <class Root>
   static factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy,
                                  context<device::gpu>& ctx, const network_statistics* statistics) {
@@ -63,8 +64,8 @@ struct device_parts<device::gpu> {
     return pufferfish::factorize(net, with_threads, ctx, {}, statistics);
   }
 
-  /// Rounds up to a multiple of a power of two between a 32nd and a 16th of the tokens, at least 8. Steps of
-  /// similar size then have the same number of rows, and can share a graph.
+  /// Rounds `tokens` up to a multiple of a power of two between a 32nd and a 16th of the tokens, at least 8.
+  /// Steps of similar size then have the same number of rows, and can share a graph.
   static index_t rows_of_tokens(index_t tokens) {
     index_t step = 8;
     while (32 * step < tokens) step *= 2;
@@ -72,8 +73,9 @@ struct device_parts<device::gpu> {
   }
 };
 
-/// The whole step is one graph, with the exchange. If ranks may be lost (the host must know of each step
-/// whether it was exchanged), or the exchange cannot be captured, only the passes are captured.
+/// Runs the steps of a training run on a device. The whole step is one graph, including the gradient
+/// exchange. Only the passes are captured if processes may be lost (the host must then know of each step
+/// whether its gradients were exchanged), or if the exchange cannot be captured.
 template <class Task, class Comm>
 class run_steps<Task, Comm, device::gpu> {
   using parts = run_parts<Task, Comm>;
@@ -97,8 +99,8 @@ class run_steps<Task, Comm, device::gpu> {
   run_steps& operator=(const run_steps&) = delete;
   ~run_steps() { stop(); }
 
-  /// As the CPU's form: starts steps at the record's position. The loss scale of fp16 becomes that of the
-  /// context, and the optimizer reads the skip flag of the scaler or the exchange.
+  /// Starts steps at the record's position. In fp16 networks, the context uses the loss scale of this object,
+  /// and the optimizer reads the skip flag of the loss scaler or of the exchange.
   void start(const parts& run, const training_record& record) {
     ctx_ = &run.ctx;
     if (scaler_) scaler_->use(run.ctx);
@@ -120,9 +122,9 @@ class run_steps<Task, Comm, device::gpu> {
     graphs_.clear();
   }
 
-  /// Loads the batch and sets the rate outside of the graph; passes, exchange and update inside. The record
-  /// receives the sums of lagging_sums::lag steps ago. Returns the number of steps newly found to be skipped.
-  /// Throws errors of earlier steps.
+  /// Makes one step: loads the batch and sets the learning rate outside of the graph; passes, exchange and
+  /// update are inside. The record receives the sums of lagging_sums::lag steps ago. Returns the number of
+  /// steps newly found to be skipped. Throws errors of earlier steps.
   int take(const parts& run, const step_position& at, double rate, training_record& record) {
     const bool lossy = may_lose_ranks(run.comm);
     const step_share share = run.task.load(run.ctx, at);
@@ -157,14 +159,15 @@ class run_steps<Task, Comm, device::gpu> {
   /// Number of steps that were replays of a graph.
   std::uint64_t replays() const { return graphs_.replays(); }
 
-  /// The loss scale for a checkpoint, "value good_steps"; empty unless the network computes in fp16. Waits.
+  /// Returns the loss scale as text for a checkpoint, "value good_steps"; empty unless the network computes
+  /// in fp16. Waits for the device. Throws backend_error.
   std::string state() const {
     if (!scaler_) return {};
     const gpu::kernels::loss_scale scale = scaler_->state();
     return exact_number(static_cast<double>(scale.value)) + " " + std::to_string(scale.good_steps);
   }
-  /// Sets the state that state() has returned; does nothing without a loss scale or for an empty text. Throws
-  /// io_error, naming `source`, for another text.
+  /// Restores the loss scale from text that state() has returned; does nothing without a loss scale or for an
+  /// empty text. Throws io_error, naming `source`, for any other text.
   void set_state(const std::string& text, const std::string& source) {
     if (!scaler_ || text.empty()) return;  // file of a run without a loss scale: start as a new run
     double stored = 0.0;
@@ -177,12 +180,13 @@ class run_steps<Task, Comm, device::gpu> {
     scaler_->set_state({scale, 1.0F / scale, good_steps});
   }
 
-  /// Waits for all steps and adds their results to the record; throws their failures. settle_alone() does not
-  /// throw them.
+  /// Waits for all steps, adds their results to the record and returns the number of steps newly found to be
+  /// skipped. Throws the failures of the steps.
   int settle(const parts& run, training_record& record) {
     if (moved_) run.ctx.synchronize();
     return settle_alone(run, record);
   }
+  /// Does the work of settle(), but does not throw the failures of steps.
   int settle_alone(const parts& run, training_record& record) {
     if (!moved_) return 0;
     const int skipped = note(sums_.now(run.ctx), record);
@@ -197,10 +201,10 @@ class run_steps<Task, Comm, device::gpu> {
 
   bool clips() const { return clip_norm_ > 0.0; }
 
-  // The flag of skipped steps.
+  // Address of the flag that tells whether the step is skipped.
   const int* skip(const parts& run) const { return scaler_ ? scaler_->control().skip : run.exchange.skip(); }
 
-  // The work after the passes: exchange, clipping, update, sums.
+  // Launches the work after the passes: exchange, clipping, update, sums.
   void finish(const parts& run, const step_share& share, bool lossy) {
     const std::span<T> gradients = run.net.store().gradients();
     if (!clips() && !lossy && !scaler_ && run.exchange.arrives_early()) {
@@ -234,7 +238,8 @@ class run_steps<Task, Comm, device::gpu> {
     }
   }
 
-  // Forward passes change batch-norm statistics, which must be restored if a step is lost with a rank.
+  // Copies the batch-norm statistics, which forward passes change: they must be restored if a process and
+  // with it a step is lost.
   void keep_buffers(const parts& run) {
     const std::span<T> buffers = run.net.store().buffers();
     if (buffers_before_.size() != static_cast<index_t>(buffers.size())) {
@@ -253,14 +258,14 @@ class run_steps<Task, Comm, device::gpu> {
                "cudaMemcpyAsync of buffers");
   }
 
-  // Returns the number of new skipped steps.
+  // Adds new sums to the record. Returns the number of steps newly found to be skipped.
   int note(const gpu::kernels::epoch_sums& sums, training_record& record) {
     record.seen = {sums.loss, sums.hits, sums.count};
     record.note_loss(record.seen, record.total_steps);
     const auto fresh = static_cast<int>(sums.skipped - skipped_);
     record.skipped_steps += static_cast<std::uint64_t>(fresh);
     skipped_ = sums.skipped;
-    // The exchange's thread writes which gradient it was, which the caller may read next.
+    // The exchange's thread stores which gradient was not finite, and the caller may read it next.
     if (fresh > 0) gpu::check(cudaStreamSynchronize(ctx_->stream()), "cudaStreamSynchronize");
     return fresh;
   }
