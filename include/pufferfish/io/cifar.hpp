@@ -55,8 +55,8 @@ inline cifar_batch parse_cifar10(std::span<const std::uint8_t> bytes, const std:
 }
 
 /// Reads a CIFAR-10 batch file, plain or gzip. `limit` bounds the file and its decompressed size, in bytes.
-/// Throws io_error.
-/// Errors as parse_cifar10 and read_plain_or_gzip.
+/// Throws io_error for a file that cannot be read or decompressed, and for contents that parse_cifar10
+/// rejects.
 inline cifar_batch read_cifar10(const std::string& path, std::uint64_t limit = default_read_limit) {
   return parse_cifar10(read_plain_or_gzip(path, limit), path);
 }

@@ -65,7 +65,7 @@ inline file_descriptor open_file(const std::string& path, int flags) {
   return file_descriptor(uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); }));
 }
 
-/// Most bytes of one read or write.
+/// Largest number of bytes that one call of read(2) or write(2) is asked for.
 inline constexpr std::size_t largest_piece = std::size_t{1} << 30;
 
 /// Writes all bytes. Throws io_error; `path` is used only in its text.
@@ -84,7 +84,8 @@ inline void write_all(int fd, std::span<const std::uint8_t> bytes, const std::st
   }
 }
 
-/// The same at an offset of the file. The file position used by write(2) does not change.
+/// Writes all bytes at an offset of the file. The file position used by write(2) does not change. Throws
+/// io_error; `path` is used only in its message.
 inline void write_all_at(int fd, std::uint64_t offset, std::span<const std::uint8_t> bytes,
                          const std::string& path) {
   while (!bytes.empty()) {
@@ -120,11 +121,12 @@ inline void read_all_at(int fd, std::uint64_t offset, std::span<std::uint8_t> ou
   }
 }
 
-/// fsync(2) and flock(2). False after an error, with the reason in errno. With LOCK_NB, lock does not wait
-/// for another process.
+/// Calls fsync(2). Returns false after an error, with the reason in errno.
 inline bool sync(int fd) {
   return uninterrupted([&] { return ::fsync(fd); }) == 0;
 }
+/// Calls flock(2). Returns false after an error, with the reason in errno. With LOCK_NB it does not wait for
+/// another process.
 inline bool lock(int fd, int operation) {
   return uninterrupted([&] { return ::flock(fd, operation); }) == 0;
 }
@@ -137,7 +139,7 @@ inline bool names_open_file(const std::string& path, int fd) {
          by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev;
 }
 
-/// Folder (with its slash; "./" if the path has none) and last component.
+/// Splits a path into its folder (with its slash; "./" if the path has none) and its last component.
 inline std::pair<std::string, std::string> split_path(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string::npos) return {"./", path};

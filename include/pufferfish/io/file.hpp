@@ -197,8 +197,8 @@ class atomic_writer {
   detail::file_descriptor file_;
 };
 
-/// Replaces the content of `path` by `bytes` through an atomic_writer. Errors as its constructor, write and
-/// commit: after io_error the old file is unchanged, except as commit says.
+/// Replaces the content of `path` by `bytes` in one step (see atomic_writer). Throws io_error; the old file
+/// is then unchanged, except if only the folder could not be synced: the new file is then in place.
 inline void write_file_atomically(const std::string& path, std::span<const std::uint8_t> bytes) {
   atomic_writer writer(path);
   writer.write(bytes);

@@ -90,8 +90,7 @@ inline idx_array parse_idx(std::span<const std::uint8_t> bytes, const std::strin
 }
 
 /// Reads an IDX file, plain or gzip. `limit` bounds the file and its decompressed size, in bytes. Throws
-/// io_error.
-/// Errors as parse_idx and read_plain_or_gzip.
+/// io_error for a file that cannot be read or decompressed, and for contents that parse_idx rejects.
 /// \code
 ///   const idx_array labels = read_idx("train-labels-idx1-ubyte.gz");  // extents {60000}
 /// \endcode

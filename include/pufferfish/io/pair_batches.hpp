@@ -108,18 +108,21 @@ class pair_batches {
   const sentence_pairs& set() const { return *set_; }
   const pair_batch_options& options() const { return options_; }
 
-  /// Global batches in an epoch, including a smaller last one.
+  /// Number of global batches in an epoch, including a smaller last one.
   index_t steps_per_epoch() const { return (set_->size() + options_.batch - 1) / options_.batch; }
 
-  /// Most pairs of any rank in a step; most tokens of a sentence in any batch.
+  /// Largest number of pairs that load() returns on any rank.
   index_t max_local_batch() const {
     return (std::min(options_.batch, set_->size()) + options_.ranks - 1) / options_.ranks;
   }
+  /// Largest number of tokens of a source sentence in a batch, begin and end included.
   index_t max_source_length() const { return max_source_length_; }
+  /// Largest number of tokens of a target sentence in a batch, begin or end included.
   index_t max_target_length() const { return max_target_length_; }
 
-  /// This rank's part of a step's batch. Allocates only at the beginning of
-  /// an epoch. Throws value_error for an epoch or step that does not exist.
+  /// Returns the sentence pairs of this rank (process of a distributed run) in a step's global batch. The
+  /// views of the result refer to memory of this object and are valid until the next load(). Allocates only
+  /// at the beginning of an epoch. Throws value_error for an epoch or step that does not exist.
   pair_batch load(index_t epoch, index_t step) {
     if (epoch < 0 || step < 0 || step >= steps_per_epoch()) {
       detail::throw_error<value_error>(

@@ -180,8 +180,10 @@ const T& pointed_to(const T& thing) {
   return thing;
 }
 
-/// Length and header, padded with spaces so that the data starts at a multiple of 8, and not before byte
-/// `at_least` of the file. `tensors`: anything with name, dtype and shape, in the order of the data.
+/// Returns the beginning of a safetensors file: the eight bytes of the header's length and the JSON header,
+/// padded with spaces so that the data starts at a multiple of 8, and not before byte `at_least` of the file.
+/// `tensors`: objects with name, dtype and shape, in the order of the data. `file`: name for error messages.
+/// Throws io_error for duplicate names, strings that are not UTF-8 and headers above 100 MB.
 template <class Tensors>
 std::string safetensors_header(const Tensors& tensors, const safetensors_metadata& metadata,
                                const std::string& file, std::size_t at_least = 0) {

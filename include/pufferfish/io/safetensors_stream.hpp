@@ -112,8 +112,8 @@ class safetensors_reader {
 /// \endcode
 class safetensors_writer {
  public:
-  /// `header_room`: upper bound of the header's bytes; add up room_for() of all tensors and metadata.
-  /// Throws io_error as atomic_writer.
+  /// Opens the temporary file. `header_room`: upper bound of the header's size in bytes; add up room_for() of
+  /// all tensors and metadata. Throws io_error if the file cannot be created.
   safetensors_writer(const std::string& path, std::size_t header_room)
       : name_(path), room_((header_room + 64 + 7) / 8 * 8), writer_(path) {
     const std::vector<std::uint8_t> blank(room_, ' ');
@@ -143,7 +143,8 @@ class safetensors_writer {
     return tensors_.size() - 1;
   }
 
-  /// Appends bytes of the tensor begun last. Throws io_error; shape_error for more than its shape has.
+  /// Appends bytes of the tensor that was begun last. Throws io_error, and shape_error for more bytes than
+  /// its shape needs.
   void write(std::span<const std::uint8_t> bytes) {
     if (bytes.size() > missing_) {
       detail::throw_error<shape_error>(

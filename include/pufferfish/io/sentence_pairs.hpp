@@ -86,9 +86,10 @@ struct sentence_pairs {
 
   sentence_pairs() = default;
 
-  /// Copies two equally long ranges of sentences (see id_lists). Throws value_error for different numbers of
-  /// sentences, and for what `limits` refuses, with the side, the number of the sentence (from 0) and both
-  /// values.
+  /// Copies two ranges of sentences (see id_lists) of the same length; sentence i of `targets` translates
+  /// sentence i of `sources`. Throws value_error if the numbers of sentences differ, or if a sentence exceeds
+  /// `limits`. The message names the side, the number of the sentence (from 0), the value found and the
+  /// limit.
   template <class Sentences = std::vector<std::vector<std::int32_t>>>
   sentence_pairs(const Sentences& sources, const Sentences& targets, const sentence_limits& limits = {})
       : source(sources), target(targets) {

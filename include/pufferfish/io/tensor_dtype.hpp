@@ -47,7 +47,7 @@ struct dtype_row {
   std::size_t size;
 };
 
-/// In the order of the enumerators.
+/// Names and sizes, in the order of the enumerators.
 inline constexpr std::array<dtype_row, 17> dtype_table{{
     {tensor_dtype::boolean, "BOOL", 1},
     {tensor_dtype::u8, "U8", 1},
@@ -88,12 +88,12 @@ constexpr tensor_dtype dtype_of(std::type_identity<double>) { return tensor_dtyp
 template <class T>
 inline constexpr tensor_dtype dtype_of_v = detail::dtype_of(std::type_identity<T>());
 
-/// "F32", "BF16", ...
+/// Name in the safetensors format: "F32", "BF16", ...
 constexpr std::string_view to_string(tensor_dtype dtype) {
   return detail::dtype_table[static_cast<std::size_t>(dtype)].name;
 }
 
-/// Bytes of one element.
+/// Size of one element, in bytes.
 constexpr std::size_t size_of(tensor_dtype dtype) {
   return detail::dtype_table[static_cast<std::size_t>(dtype)].size;
 }

@@ -105,7 +105,8 @@ bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, st
   });
 }
 
-/// The inverse: converts elements to a floating-point dtype and appends them to `to`.
+/// Converts floating-point elements to another floating-point dtype (F32, F64, F16 or BF16) and appends their
+/// bytes to `to`. Other dtypes: appends nothing.
 template <class From>
 void append_floating(tensor_dtype dtype, std::span<const From> from, std::vector<std::uint8_t>& to) {
   visit_floating(dtype, [&]<class To>(To value) {

@@ -54,8 +54,9 @@ struct token_segment {
 /// \endcode
 class token_streams {
  public:
-  /// The ids must outlive the object. Throws value_error for options out of range, for a text with fewer than
-  /// two tokens a stream, and for an id outside the vocabulary, with its position.
+  /// Cuts the text `ids` into streams. The ids must outlive the object. Throws value_error for options out of
+  /// range, for a text with fewer than two tokens per stream, and for an id outside the vocabulary, with its
+  /// position.
   token_streams(std::span<const std::int32_t> ids, const stream_options& options)
       : ids_(ids), options_(options) {
     if (options.streams < 1 || options.segment < 1) {
@@ -82,20 +83,20 @@ class token_streams {
 
   const stream_options& options() const { return options_; }
 
-  /// Tokens of each stream.
+  /// Number of tokens of each stream.
   index_t stream_length() const { return length_; }
 
-  /// ceil((stream_length() - 1) / segment), at least 1.
+  /// Number of steps of an epoch: ceil((stream_length() - 1) / segment), at least 1.
   index_t steps_per_epoch() const { return (length_ - 1 + options_.segment - 1) / options_.segment; }
 
-  /// Tokens predicted in an epoch, by all ranks.
+  /// Number of tokens predicted in an epoch, by all ranks.
   std::int64_t tokens_per_epoch() const { return static_cast<std::int64_t>(length_ - 1) * options_.streams; }
 
-  /// Streams of this rank, the same in every step.
+  /// Number of streams of this rank, the same in every step.
   index_t local_streams() const { return count_; }
 
-  /// The tokens of a step. The views are valid until the next call. Allocates
-  /// nothing. Throws value_error for a step outside 0 .. steps_per_epoch() - 1.
+  /// Returns the tokens of a step for this rank. The views are valid until the next call. Allocates nothing.
+  /// Throws value_error for a step outside 0 .. steps_per_epoch() - 1.
   token_segment load(index_t step) {
     if (step < 0 || step >= steps_per_epoch()) {
       detail::throw_error<value_error>(
