@@ -23,7 +23,7 @@ enum class isa { portable, neon, avx2, avx512 };
 /// All values of isa, in this order.
 inline constexpr isa all_isas[] = {isa::portable, isa::neon, isa::avx2, isa::avx512};
 
-/// "portable", "neon", "avx2", "avx512".
+/// Name of an instruction set: "portable", "neon", "avx2", "avx512".
 constexpr const char* to_string(isa target) {
   return target == isa::avx512 ? "avx512"
          : target == isa::avx2 ? "avx2"

@@ -14,11 +14,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// svd(a, options, choose) by Eigen::BDCSVD in double. Only options.max_rank is used, and `choose` is called
-/// once. All singular vectors are computed, even if few are kept. Throws as svd, and backend_error if Eigen
-/// reports a failure. result.used is svd_method::external.
-/// Signs as in svd. `choose` is not called for a matrix without elements. Memory: a copy of a in double and
-/// both thin factors with min(rows, columns) vectors.
+/// Computes svd(a, options, choose) by Eigen::BDCSVD in double. Only options.max_rank is used, and `choose`
+/// is called once, but not for a matrix without elements. All singular vectors are computed, even if few are
+/// kept. Signs are those of svd(). result.used is svd_method::external. Memory: a copy of a in double and
+/// both thin factors with min(rows, columns) vectors. Throws the errors of svd(), and backend_error if Eigen
+/// reports a failure.
 template <class T, class ChooseRank>
 svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& options, ChooseRank&& choose) {
   static_assert(
@@ -57,7 +57,8 @@ svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& o
   return result;
 }
 
-/// The same with a fixed rank.
+/// Computes options.max_rank singular vectors, or all min(rows, columns) if it is 0, by Eigen. Throws the
+/// errors of svd(), and backend_error if Eigen reports a failure.
 template <class T>
 svd_result svd_with_eigen(const tensor_view<const T, 2>& a, const svd_options& options = {}) {
   return svd_with_eigen(

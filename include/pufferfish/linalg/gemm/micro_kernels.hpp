@@ -40,7 +40,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The addresses of a tap's first operand elements.
+/// Addresses of the first element of the left and of the right operand for one tap. A tap is a position (dy,
+/// dx) of a convolution's kernel; a matrix product has one tap.
 template <class T>
 struct block_tap {
   const T* left;
@@ -115,9 +116,9 @@ PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
 }
 
 /// Computes any number of rows with the largest kernels that fit. Only the first kernel call prefetches.
-/// `block` describes the first row; result rows do not overlap the operands. Overwrites left_shift, result
-/// and the prefetch of `block`: the wide loads of a copy, right after the narrow stores that set the
-/// arguments, would wait for all earlier stores, the results of the previous block included.
+/// `block` describes the first row; result rows do not overlap the operands. Modifies left_shift, result and
+/// the prefetch of `block`, because a modified copy would be slower: it would be read with wide loads right
+/// after the narrow stores of the arguments, and such loads wait until all earlier stores have been written.
 template <class T>
 void run_rows(const kernel_list<T>& kernels, block_arguments<T>& block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {

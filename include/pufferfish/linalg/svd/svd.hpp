@@ -63,7 +63,9 @@ svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, Cho
   return run(squared_norm, std::ref(choose));
 }
 
-/// The same with a fixed rank: options.max_rank singular vectors, or all min(rows, columns).
+/// Computes options.max_rank singular vectors of `a` [rows x columns], or all min(rows, columns) if it is 0.
+/// Throws value_error for the first element that is not finite and for an option out of range, rank_error for
+/// a negative max_rank.
 template <class T>
 svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options = {}) {
   return svd(a, options,

@@ -236,7 +236,8 @@ class svd_run {
     return true;
   }
 
-  /// Jacobi on a scaled copy, for all singular values; the vectors are those of the chosen rank.
+  /// Decomposes a scaled copy by Jacobi's method, for all singular values; the vectors are those of the
+  /// chosen rank.
   PUFFERFISH_COLD void run_jacobi(svd_result& result, const rank_choice& choose) const {
     result.used = svd_method::jacobi;
     // Scaled, so that squares of small entries do not underflow unless they are extremely small.
@@ -251,8 +252,8 @@ class svd_run {
     finish_svd(result, std::move(rows), transposed_);
   }
 
-  /// The Gram decomposition of b projected onto an orthonormal basis of most_ + oversampling rows. Values
-  /// beyond most_ are dropped, because they are inaccurate.
+  /// Computes the Gram decomposition of b projected onto an orthonormal basis of most_ + oversampling rows.
+  /// Values beyond most_ are dropped, because they are inaccurate.
   PUFFERFISH_COLD void run_randomized(svd_result& result, const rank_choice& choose) const {
     const index_t size = std::min(b_.extent[0], most_ + options_.oversampling);
     const tensor<double, 2> basis = dominant_rows(b_, size, options_);

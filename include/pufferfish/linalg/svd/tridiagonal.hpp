@@ -208,7 +208,7 @@ class shifted_factorization {
     rows[n - 1].inverse = 1 / a;
   }
 
-  /// x := (T - shift I)^-1 x.
+  /// Solves (T - shift I) y = x; y overwrites x.
   PUFFERFISH_NOINLINE void solve(double* x) const {
     const index_t n = rows_.size();
     const row* rows = rows_.data();
@@ -235,7 +235,7 @@ class shifted_factorization {
   aligned_buffer<row> rows_;
 };
 
-/// SplitMix64 mapped to [-1, 1), good enough for start vectors. Gives the same values on every machine.
+/// Pseudo-random numbers in [-1, 1) by SplitMix64, for start vectors. They are the same on every machine.
 class start_values {
  public:
   explicit start_values(std::uint64_t seed) : state_(seed) {}
