@@ -203,7 +203,8 @@ struct kind_base {
   template <class T>
   using core = Core<T>;
 
-  /// The matrices of the host's traits, all in rank group 0.
+  /// The matrices that layer_traits lists for a dense layer on the CPU. All of them are in rank group 0: they
+  /// share one rank.
   template <class Dense>
   static auto matrices(const Dense& dense) {
     return host_matrices(dense, [](std::size_t) { return std::size_t{0}; });

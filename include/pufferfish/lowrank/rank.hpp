@@ -22,7 +22,8 @@ struct fixed_rank {
   index_t rank = 1;
 };
 
-/// max(1, floor(min(rows, cols) * ratio)), 0 < ratio <= 1. The paper uses 1/4.
+/// The rank max(1, floor(min(rows, cols) * ratio)) of a rows x cols matrix, 0 < ratio <= 1. Wang, Agarwal,
+/// Papailiopoulos (Pufferfish, MLSys 2021) use 1/4.
 struct rank_ratio {
   double ratio = 0.25;
 };
@@ -57,8 +58,8 @@ struct parameter_fraction {
 /// \endcode
 using rank_policy = std::variant<fixed_rank, rank_ratio, energy_kept, parameter_budget, parameter_fraction>;
 
-/// Parameters of the two factors of a rows x cols matrix, rank (rows + cols). Also their multiply-adds per
-/// input row.
+/// Number of parameters of the two factors of a rows x cols matrix: rank (rows + cols). It is also the number
+/// of multiply-adds per input row.
 constexpr index_t factor_parameters(index_t rows, index_t cols, index_t rank) { return rank * (rows + cols); }
 
 /// The largest rank at which the factors have fewer parameters than the rows x cols matrix:
@@ -131,7 +132,7 @@ PUFFERFISH_COLD inline index_t choose_rank(const rank_policy& policy, index_t ro
       static_cast<index_t>(fraction * static_cast<double>(rows * cols) / static_cast<double>(per_rank)));
 }
 
-/// As text: "ratio 0.25", "kept energy 0.9".
+/// Text for messages: "ratio 0.25", "kept energy 0.9".
 PUFFERFISH_COLD inline std::string describe(const rank_policy& policy) {
   if (const auto* p = std::get_if<fixed_rank>(&policy)) return detail::message({"rank ", p->rank});
   if (const auto* p = std::get_if<rank_ratio>(&policy)) return detail::message({"ratio ", p->ratio});

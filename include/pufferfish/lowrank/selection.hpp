@@ -45,8 +45,8 @@ struct factorize_policy {
   /// statistics, no other budget, and a `rank` that does not depend on singular values.
   bool share = false;
   /// True: the caller will insert batch norms between the factors of the convolutions on the main path
-  /// (insert_factor_norms). Their parameters, two per rank of each matrix, count in budgets, in `share`, in
-  /// the rows of reports and for keep_dense_if_larger. factorize() itself inserts none.
+  /// (insert_factor_norms). A factorized matrix of rank r then has 2 r more parameters. They count for
+  /// `budget`, for `share`, in the reports and for keep_dense_if_larger. factorize() itself inserts none.
   bool factor_norms = false;
   /// Explicit ranks of named layers, which replace `rank` and `budget`. Layers that are not listed stay
   /// dense, and so do layers that a rule below keeps dense.
@@ -94,7 +94,8 @@ enum class dense_because {
   budget  ///< its components are worth their cost
 };
 
-/// The decision of `select` on one layer.
+/// Whether one layer is factorized, with which ranks, and the reason if it stays dense; a result of `select`,
+/// which applies a factorize_policy to all layers of a network.
 struct layer_choice {
   index_t number = 0;  ///< 1, 2, ... along the main path; 0 for a shortcut or an embedding
   dense_because reason = dense_because::nothing;

@@ -34,9 +34,8 @@ struct budget_group {
   double ms_per_rank = 0.0;      ///< time of a training step per rank
 };
 
-/// The input of `allocate` for one layer.
-/// `name` must be unique in the network; allocate breaks ties by it. Times are needed for a budget in
-/// milliseconds only.
+/// The input of `allocate` for one layer. `name` must be unique in the network; allocate breaks ties by it.
+/// Times may be left out unless the budget limits milliseconds.
 struct budget_layer {
   std::string name;
   std::vector<budget_group> groups;  ///< in the order of the layer's rank groups

@@ -68,10 +68,11 @@ class budget_problem {
     bool low_rank = false;  // whether factors are allowed
     budget_reason otherwise = budget_reason::growth;
   };
+  /// Choices that the search allows for a layer: dense only, low-rank only, or both.
   /// Allowed forms of a layer.
   enum class layer_form : char { any, dense, low_rank };
   using forms = std::vector<layer_form>;
-  /// One form and ranks for each layer.
+  /// A solution: for each layer whether it is dense or low-rank, and for each group its rank.
   struct state {
     std::vector<index_t> ranks;  // by group
     std::vector<char> dense;     // by layer
@@ -100,7 +101,8 @@ class budget_problem {
   const std::vector<layer>& layers() const { return layers_; }
   const std::vector<group>& groups() const { return groups_; }
 
-  /// The forms allowed by the layers' costs alone.
+  /// Returns which choices (layer_form) each layer has if only its own costs limit them: `any` if factors can
+  /// be smaller than the dense layer, else `dense`.
   forms all_forms() const {
     forms made;
     for (const layer& one : layers_) made.push_back(one.low_rank ? layer_form::any : layer_form::dense);

@@ -38,8 +38,8 @@ struct network_budget {
   friend bool operator==(const network_budget&, const network_budget&) = default;
 };
 
-/// The costs of a network or of a part of it. Doubles, because counts of large networks are products of
-/// counts; whole numbers up to 2^53 are exact.
+/// The costs of a network or of a part of it. The numbers are doubles, because the integer counts of large
+/// networks could overflow; whole numbers up to 2^53 are exact.
 struct network_cost {
   double parameters = 0.0;
   double macs = 0.0;          ///< multiply-adds of one sample's forward pass

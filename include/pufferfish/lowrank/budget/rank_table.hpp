@@ -267,10 +267,11 @@ PUFFERFISH_COLD inline void add_reports(std::vector<rank_row>& rows, std::span<c
   }
 }
 
-/// The rows as lines of text, followed by a line for the whole network, whose costs are the sums of all rows
-/// and `rest`. Columns: layer, matrix, full rank, rank, parameters and multiply-adds of one sample before and
-/// after, milliseconds if any are known, kept share of the weighted energy, predicted increase of the loss,
-/// and the reason. "-": unknown.
+/// Formats the rows as lines of text, followed by a line for the whole network. `rest`: costs of the layers
+/// that have no row; the last line adds them to the sums of the rows. Columns: layer, matrix, full rank,
+/// rank, parameters and multiply-adds per sample before and after factorization, milliseconds if any are
+/// known, kept share of the weighted energy (sum of squared singular values, after weighting by the
+/// statistics used), predicted increase of the loss, and the reason. "-": unknown.
 ///
 /// \code
 /// const auto choices = allocate(layers, rest, budget);

@@ -76,7 +76,8 @@ std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights,
 }
 PUFFERFISH_SEPARATE_FUNCTION(linalg, factorize_weights);
 
-/// The rank of each rank group: the rank of its first matrix.
+/// Returns the rank of each rank group (matrices of a layer that share one rank). made[i] are the factors of
+/// weights.matrices[i]; the rank of a group is that of its first matrix.
 template <class T>
 rank_list ranks_of(const layer_weights<T>& weights, const std::vector<factors<T>>& made) {
   rank_list ranks;

@@ -25,9 +25,9 @@ struct truncation_options {
   /// Whether errors are measured about their mean. True if the mean error is compensated by the layer's bias
   /// or by a batch normalisation after the layer.
   bool centered = false;
-  /// data_aware: factors that later operations multiply the outputs with (weight / deviation of a batch
-  /// normalisation), so that errors of different outputs are comparable. Empty: ones; else `outputs` numbers.
-  /// Magnitudes below 1e-12 count as 1e-12.
+  /// Scale of each output, used by truncation::data_aware: later operations multiply output i by
+  /// output_scale[i] (batch norm: weight / deviation). Empty: 1 for all; else one per row of W. Magnitudes
+  /// below 1e-12 count as 1e-12.
   std::vector<double> output_scale;
   std::string name = "layer";  ///< for errors
 };

@@ -27,10 +27,11 @@ struct kind_traits<layer_kind::attention> : detail::kind_base<detail::low_rank_a
     ? detail::trait_fault::none : detail::trait_fault::heads;
   }
 
-  /// model, key and value are derived from the extents of the matrices and the trait `heads`. Throws
-  /// shape_error, naming the layer, unless the traits list four matrices with memory that fit each other, the
-  /// number of heads is positive and divides the rows of query, key and value, and the biases are none, four
-  /// or eight vectors (null views: none).
+  /// Derives the sizes of an attention layer (model width, key and value widths of a head) from the extents
+  /// of its matrices and the trait `heads`. Throws shape_error, naming the layer, unless the traits list four
+  /// matrices that are not null and whose extents fit each other, the number of heads is positive and divides
+  /// the rows of query, key and value, and there are no biases, four or eight. A null view stands for a
+  /// missing bias.
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 4, ": query, key, value and output");
@@ -76,11 +77,12 @@ struct kind_traits<layer_kind::attention> : detail::kind_base<detail::low_rank_a
     return all;
   }
 
-  /// `ranks`: of query, key, value and output.
+  /// Makes a layer whose type fixes its ranks.
   template <class Layer>
   static Layer make(const shape_type& shape, bool bias) {
     return Layer(shape, bias);
   }
+  /// Makes a layer with the given ranks: of the query, key, value and output matrix, in this order.
   template <class Layer, class... Ranks>
   static Layer make(const shape_type& shape, bool bias, index_t first, Ranks... others) {
     return Layer(shape, std::array<index_t, 4>{first, others...}, bias);

@@ -62,7 +62,8 @@ struct kind_traits<layer_kind::embedding> : detail::kind_base<detail::low_rank_e
     const tensor_view<T, 2> weight = transpose(tensor_view<T, 2>(table.view));
     return std::vector<weight_matrix<T>>{{table.name, 0, detail::as_kernel<T>(weight)}};
   }
-  /// down [rank][vocabulary][1][1], the transposed thin table, and up [width][rank][1][1].
+  /// Views of the factors: down [rank][vocabulary][1][1], the transpose of the table of `rank` numbers per
+  /// token, and up [width][rank][1][1].
   template <class T>
   static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
     using P = parameter_t<T>;

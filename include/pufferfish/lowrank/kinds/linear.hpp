@@ -20,7 +20,8 @@ struct kind_traits<layer_kind::linear> : detail::kind_base<detail::low_rank_line
   template <class T>
   using dense = Linear<T>;
 
-  /// Two layers have the same shape if both sizes are equal; biases are compared separately.
+  /// Sizes of a linear layer. Two layers have the same shape if both `in` and `out` are equal; whether they
+  /// have biases is compared separately.
   struct shape_type {
     index_t in = 0, out = 0;
     friend bool operator==(const shape_type&, const shape_type&) = default;

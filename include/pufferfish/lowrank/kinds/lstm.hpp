@@ -29,9 +29,9 @@ struct kind_traits<layer_kind::lstm> : detail::kind_base<detail::low_rank_lstm, 
     std::string describe() const { return detail::message({"an LSTM ", input, " -> ", hidden}); }
   };
 
-  /// The sizes are those of the first matrix. Throws shape_error, naming the layer, unless the traits list
-  /// eight matrices with memory, all others fit the first one, and the biases are none, four or eight vectors
-  /// of `hidden` elements (null views: none).
+  /// Derives input and hidden size from the first matrix. Throws shape_error, naming the layer, unless the
+  /// traits list eight matrices that are not null and have these sizes, and no biases, four or eight vectors
+  /// of `hidden` elements. A null view stands for a missing bias.
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 2 * lstm_gates,

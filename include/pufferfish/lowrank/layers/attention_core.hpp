@@ -30,8 +30,9 @@ struct attention_shape {
     const index_t width = heads > 0 ? model / heads : 0;
     return {model, heads, width, width};
   }
-  /// Rows of the query and key matrices, and of the value matrix: all heads side by side.
+  /// Number of rows of the query and key matrices: all heads side by side.
   index_t key_width() const { return heads * key; }
+  /// Number of rows of the value matrix: all heads side by side.
   index_t value_width() const { return heads * value; }
   friend bool operator==(const attention_shape&, const attention_shape&) = default;
 

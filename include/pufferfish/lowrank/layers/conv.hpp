@@ -287,7 +287,8 @@ class LowRankConv : public detail::stored_layer<detail::low_rank_conv, T, Device
   /// rank_error unless Rank fits the matrix of one group: 1 <= Rank <= min(out / groups, patch).
   explicit LowRankConv(const conv_shape& shape, bool bias = false) requires(detail::has_rank<T, Rank, Device>)
       : base(shape, Rank, bias) {}
-  /// The same with the rank as an argument.
+  /// Constructs the layer with a rank that is known at run time and all parameters zero. Throws shape_error
+  /// for an invalid shape, rank_error unless 1 <= rank <= min(out / groups, patch).
   LowRankConv(const conv_shape& shape, index_t rank,
               bool bias = false) requires(detail::takes_rank<T, Rank, Device>)
       : base(shape, rank, bias) {}

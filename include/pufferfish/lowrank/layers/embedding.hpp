@@ -108,13 +108,13 @@ class low_rank_embedding {
     ops::linear_forward<T>(ctx, t, stored(up_), nullptr, y);
   }
 
-  /// Gradients of the factors from dy (tokens x width, dense): dup = dy^T t; the rows of dt = dy up are
-  /// summed into the rows of the thin table's gradient that belong to their tokens. The contribution to rows
-  /// of other tokens and of the padding token is zero. As in PyTorch, positions of the padding token do
-  /// contribute to dup. Throws shape_error, and state_error without a forward pass in training mode.
-  /// Both gradients are overwritten, or added to if parameter::accumulate() is true. There is no gradient of
-  /// the input. state_error is also thrown for a moved-from layer. After an exception, clear the tape
-  /// (context::begin_step).
+  /// Gradients of both factors from dy (tokens x width, dense), with t (tokens x rank) for the rows of the
+  /// first factor (the table of `rank` numbers per token) that the forward pass looked up: dup = dy^T t. Row
+  /// i of dt = dy up is added to the row of the table's gradient of token i. Rows of other tokens and of the
+  /// padding token receive nothing. As in PyTorch, positions of the padding token do contribute to dup. Both
+  /// gradients are overwritten, or added to if parameter::accumulate() is true. There is no gradient of the
+  /// input. Throws shape_error; state_error without a forward pass in training mode and for a moved-from
+  /// layer. After an exception, clear the tape (context::begin_step).
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const {
     const auto tokens = ctx.tape().template pop_value<std::span<const std::int32_t>>(*this);
@@ -259,7 +259,9 @@ class LowRankEmbedding : public detail::stored_layer<detail::low_rank_embedding,
   LowRankEmbedding(index_t vocabulary, index_t width,
                    std::int32_t padding = no_token) requires(detail::has_rank<T, Rank, Device>)
       : base(vocabulary, width, Rank, padding) {}
-  /// The same with the rank as an argument.
+  /// Constructs the layer with a rank that is known at run time. Throws shape_error for a size below 1,
+  /// rank_error unless 1 <= rank <= min(vocabulary, width), value_error for a padding token outside the
+  /// vocabulary.
   LowRankEmbedding(index_t vocabulary, index_t width, index_t rank,
                    std::int32_t padding = no_token) requires(detail::takes_rank<T, Rank, Device>)
       : base(vocabulary, width, rank, padding) {}

@@ -42,13 +42,16 @@ class low_rank_gates {
         up_(logical_layout::matrix(volume<2>({lstm_gates, hidden}), rank), parameter_role::weight) {}
 
   index_t rank() const { return rank_; }
-  /// Numbers per row that a pass keeps (the outputs of all first factors), and multiply-adds per row.
+  /// Number of values per row that a pass keeps: the outputs of all first factors.
   index_t kept_width() const { return lstm_gates * rank_; }
+  /// Multiply-adds per row.
   index_t macs() const { return lstm_gates * rank_ * (in_ + hidden_); }
 
-  /// Factors of one gate: [rank][in] and [hidden][rank].
-  /// Views of this side's memory with row stride 1. `gate`: 0 i, 1 f, 2 g, 3 o; not checked.
+  /// First factor of one gate's matrix: [rank][in]. The view is of this object's memory, column-major: its
+  /// row stride is 1. `gate`: 0 i, 1 f, 2 g, 3 o; not checked.
   tensor_view<parameter_t<T>, 2> down(index_t gate) { return gate_view(down_, gate, rank_, in_); }
+  /// Second factor of one gate's matrix: [hidden][rank]. The view is of this object's memory, column-major:
+  /// its row stride is 1. `gate`: 0 i, 1 f, 2 g, 3 o; not checked.
   tensor_view<const parameter_t<T>, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
   tensor_view<parameter_t<T>, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
   tensor_view<const parameter_t<T>, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }

@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: the common part of dense and low-rank LSTM layers: everything except the matrices. A `Side` maps
-/// rows of `in` numbers to preactivations, rows of 4 hidden numbers:
+/// Internal: the common part of dense and low-rank LSTM layers: everything except the matrices. A `Side` is
+/// the matrix of one input of the gates (x or the previous h), dense or factorized. It maps rows of `in`
+/// numbers to preactivations, rows of 4 hidden numbers:
 ///
 ///     class ExampleSide {                                   // copyable
 ///      public:
@@ -11,14 +12,16 @@
 ///       template <class Device>
 ///       bool merges(steps, batch) const;                    // whether single steps use one merged matrix
 ///       template <class Device>
-///       class forward_steps, backward_steps;                // (ctx, frame, side, steps, merged): see below
+///       class forward_steps, backward_steps;                // (ctx, scratch frame, side, steps, merged)
 ///       // z = side(x) + bias, all rows at once
 ///       void forward(context&, x, bias, kept, z) const;
-///       // forward_steps, which fill `merged`, in x 4 hidden, unless it is null; for the rows of one step:
-///       // z += side(x)
+///       // forward_steps: the constructor writes the product of the factors to `merged` [in x 4 hidden]
+///       unless
+///       // it is null; a call adds side(x) to z for the rows of one step
 ///       void operator()(context&, x, kept, z) const;
-///       // backward_steps, for the rows of one step: dx = side'(dz), dkept = gradient of kept; finish(), for
-///       // the rows of all steps: kept and dkept, if single steps did not compute them
+///       // backward_steps: a call computes dx = side'(dz) and dkept, the gradient of kept, for the rows of
+///       one
+///       // step; finish() computes kept and dkept for all rows if the calls did not
 ///       void operator()(context&, dz, dkept, dx) const;
 ///       void finish(context&, x, kept, dz, dkept) const;
 ///       // gradients of the matrices; and of the input, all rows at once

@@ -107,8 +107,8 @@ class output_statistics {
     counts_[gradient_rows] += static_cast<double>(dy.extent(0));
   }
 
-  /// For an embedding that shares its matrix with an output layer W^T h: adds h^T h. h: rows x
-  /// outputs. Errors as add_outputs.
+  /// For an embedding that shares its matrix W with an output layer, whose logits are W^T h for each row h:
+  /// adds H^T H to tied_moment(), H: rows x outputs. Throws the errors of add_outputs.
   template <class T>
   void add_tied_inputs(const tensor_view<const T, 2>& h) {
     std::vector<double> unused;
@@ -116,18 +116,18 @@ class output_statistics {
     counts_[tied_rows] += static_cast<double>(h.extent(0));
   }
 
-  /// Counts all rows of a batch of `samples` samples (an image's pixels, for example), even if only some of
-  /// them were added. The counts determine rows_of_sample(); without them a sample counts as one row. `tied`:
-  /// rows of the output layer tied to an embedding.
+  /// Counts `rows` rows and `samples` samples, also for rows that were not added. For an image, the rows of a
+  /// sample are its pixels. rows_of_sample() is computed from these counts; without them a sample counts as
+  /// one row. `tied`: number of rows of the output layer tied to an embedding.
   void add_batch(double rows, double samples, double tied = 0.0) {
     counts_[all_rows] += rows;
     counts_[all_samples] += samples;
     counts_[all_tied] += tied;
   }
 
-  /// Adds the sums of another object for the same matrix, with its gradients multiplied by `samples`.
-  /// Needed if the batch size was unknown when the gradients were added, with samples = 1. Throws
-  /// shape_error for another size.
+  /// Adds the sums of `other`, which must be of the same matrix. Its gradient sums are multiplied by
+  /// samples^2: pass the batch size if the gradients were added to `other` with samples = 1 because the batch
+  /// size was unknown then. Throws shape_error for another size.
   void merge(const output_statistics& other, double samples = 1.0) {
     if (outputs_ != other.outputs_ || inputs_ != other.inputs_) {
       detail::throw_error<shape_error>({"output_statistics: ", other.outputs_, " x ", other.inputs_,
@@ -207,17 +207,20 @@ class output_statistics {
   /// Whether rows_of_sample() was counted (see add_batch).
   bool has_samples() const { return counts_[all_samples] > 0.0; }
 
-  /// Means over the rows, both triangles: of y y^T [outputs x outputs], of x x^T [inputs x inputs], and of
-  /// samples^2 dy dy^T [outputs x outputs]. The factor samples^2, with the batch size, undoes the mean
-  /// over samples in the loss.
+  /// Mean of y y^T over the rows of outputs [outputs x outputs], both triangles; empty if nothing was added.
   tensor<double, 2> output_moment() const { return detail::mean(output_moment_, counts_[output_rows]); }
+  /// Mean of x x^T over the rows of inputs [inputs x inputs], both triangles; empty if nothing was added.
   tensor<double, 2> input_moment() const { return detail::mean(input_moment_, counts_[input_rows]); }
+  /// Mean of samples^2 dy dy^T [outputs x outputs], both triangles. The loss is a mean over samples, so that
+  /// dy contains a factor 1 / samples; samples^2 removes it.
   tensor<double, 2> gradient_moment() const { return detail::mean(gradient_moment_, counts_[gradient_rows]); }
   /// Mean of h h^T for an output layer tied to an embedding; empty if there is none.
   tensor<double, 2> tied_moment() const { return detail::mean(tied_moment_, counts_[tied_rows]); }
-  /// Column means; means of squared gradients, if only squares are stored; empty if nothing was added.
+  /// Mean of each output; empty if nothing was added.
   std::vector<double> output_mean() const { return detail::mean(output_sum_, counts_[output_rows]); }
+  /// Mean of each input; empty if nothing was added.
   std::vector<double> input_mean() const { return detail::mean(input_sum_, counts_[input_rows]); }
+  /// Mean of samples^2 dy_i^2 for each output i; empty unless the matrix is too large for gradient_moment().
   std::vector<double> gradient_squares() const {
     return detail::mean(gradient_squares_, counts_[gradient_rows]);
   }
@@ -248,8 +251,8 @@ class output_statistics {
             {"gradient_squares", gradient_squares_},
             {"tied_moment", span_of(tied_moment_)}};
   }
-  /// Allocates a part, filled with zeros, so that values from elsewhere can be written to it. Throws
-  /// value_error for an unknown name.
+  /// Allocates the array of one of the names of parts(), filled with zeros, so that parts() returns it and
+  /// sums from a file or another rank can be written to it. Throws value_error for an unknown name.
   void make(const std::string& name) {
     if (name == "counts") return;
     if (name == "output_moment") return detail::start_moment(output_moment_, outputs_);
