@@ -82,7 +82,8 @@ class initialized_sequential : public Sequential<T, Device> {
   change change_;
 };
 
-/// Draws convolutions from N(0, 2 / fan_out); other parameters keep the values of their layers.
+/// Draws the weight from N(0, 2 / fan_out) if the parameter belongs to a convolution (four dimensions). Other
+/// parameters keep the initial values that their layers have given them.
 template <class T>
 void kaiming_convolutions(const std::string&, parameter<parameter_t<T>>& p, random_stream random) {
   if (p.layout().dims == 4) init::kaiming_normal_fan_out(p, random);

@@ -214,10 +214,12 @@ inline factorize_policy resnet34_policy() { return detail::stage4_policy(detail:
 inline factorize_policy bottleneck_low_rank_policy() { return {.shortcuts_dense = false}; }
 inline factorize_policy basic_low_rank_policy() { return {}; }
 
-/// Ranks of the paper's pure low-rank ResNet-50 (8,745,000 parameters) and WideResNet-50-2
-/// (22,417,192), for apply_ranks. They are those of bottleneck_low_rank_policy, except that a shortcut
-/// has rank outputs / 16, and the first convolution of a block has rank outputs / 4 even if it has more
-/// outputs than inputs. `net` must be a dense network of bottleneck blocks; errors as planned_ranks.
+/// Returns the ranks of the low-rank ResNet-50 (8,745,000 parameters) and WideResNet-50-2 (22,417,192) of
+/// Wang, Agarwal, Papailiopoulos (Pufferfish, MLSys 2021), in which all layers but stem and classifier are
+/// factorized from the start. For apply_ranks. They are those of bottleneck_low_rank_policy, except that a
+/// shortcut has rank outputs / 16, and the first convolution of a block has rank outputs / 4 even if it has
+/// more outputs than inputs. `net` must be a dense network of bottleneck blocks. Throws the errors of
+/// planned_ranks.
 ///
 ///     network<float> net = resnet50<float>();
 ///     apply_ranks(net, reference_ranks(net));  // 8,745,000 parameters, all zero

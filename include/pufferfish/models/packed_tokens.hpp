@@ -92,9 +92,11 @@ class token_packing {
 
   index_t rows() const { return rows_; }
 
-  /// Packs the sentences of a batch, the first of which is number `first_sentence` of the global batch, into
-  /// a block on the host. A token's number is (number of its sentence) * positions + position: it does not
-  /// depend on the rest of the batch.
+  /// Writes the tokens of `ids` that are not `padding` to `block` (host memory of the layout's size),
+  /// sentence after sentence; unused rows receive `padding`. Sentence s of `ids` has number first_sentence +
+  /// s in the global batch. Also writes each token's position and its number (number of its sentence) *
+  /// positions + position, which does not depend on how the batch is split or padded. `positions`: upper
+  /// bound of the length of all sentences.
   void write(std::byte* block, const token_matrix& ids, std::int32_t padding, index_t first_sentence,
              index_t positions) const {
     auto* const runs = block_layout::at<index_t>(block, runs_place_);

@@ -88,12 +88,13 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     return detail::count_tokens(target, options_.padding);
   }
 
-  /// Computes the loss of predicting `next`, the tokens that follow those of `target`, and returns the number
-  /// of tokens that count. `next` has the shape of `target`, and its padding does not count. results[0]: sum
-  /// of the loss; results[1]: number of tokens that count; both in the memory of the device. source: batch x
-  /// its own length. Tokens are stored on the host. In training, backward(ctx, normalizer) may follow. Two
+  /// Computes the loss of predicting `next`, the tokens that follow those of `target`. Tokens are in host
+  /// memory; source: batch x its own length, next: shaped as target. Tokens of `next` that are padding do not
+  /// count. results (in the device's memory) receives the summed loss and the number of tokens that count;
+  /// that number is also returned, without a wait. In training, backward(ctx, normalizer) may follow. Two
   /// full copies of the logits are never in memory. Throws shape_error if the sizes differ or a sentence is
-  /// longer than the table of positions; value_error for a token outside the vocabulary, with its position.
+  /// longer than the table of positions; value_error, naming the position, for a token outside the
+  /// vocabulary.
   index_t loss(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
                const token_matrix& next, const label_smoothing& smoothing, double* results) const {
     if (next.shape() != target.shape()) {

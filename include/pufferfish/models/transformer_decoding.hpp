@@ -69,7 +69,7 @@ class transformer_decoding {
 
   /// Number of tokens of every hypothesis.
   index_t length() const { return caches_.front().length(); }
-  /// Rows of the last step; before the first step, sentences.
+  /// Number of rows (hypotheses) of the most recent step; before the first step, the number of sentences.
   index_t rows() const { return caches_.front().rows(); }
 
   /// Extends hypotheses by one token: row i continues row parents[i] of the previous step (in the
