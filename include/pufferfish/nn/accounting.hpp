@@ -104,10 +104,11 @@ auto last_below(Layers& layers, const std::string& container) {
 
 }  // namespace detail
 
-/// Cost of a network for an NHWC input (one image: {1, height, width, channels}). The ReLU after a
-/// residual block's sum is a row of its own under the block's name. Throws shape_error as output_shape.
-/// Reads shapes only: nothing is computed, and a network on a device is not copied. macs and macs_paper are
-/// proportional to the number of images.
+/// Cost of a network for an NHWC input (one image: {1, height, width, channels}), one row per layer. The ReLU
+/// after a residual block's sum is a row of its own under the block's name. macs: multiply-accumulates;
+/// macs_paper: operations as `counter` counts them (see paper_counter). Both are proportional to the number
+/// of images. Reads shapes only: nothing is computed, and a network on a device is not copied. Throws
+/// shape_error if a layer does not fit the input.
 template <class T, class Device>
 model_cost cost_of(const network<T, Device>& net, const extents<4>& input,
                    const paper_counter& counter = {}) {

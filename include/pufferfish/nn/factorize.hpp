@@ -232,13 +232,15 @@ factorization factorize(model<Root, Device>& net, const factorize_policy& policy
 template <class Root>
 factorization factorize(model<Root, device::gpu>& net, const factorize_policy& policy);
 
-/// Gives a dense network the structure that factorize would: the named layers become low-rank layers of the
-/// given ranks, with all parameters zero. For ranks of a distributed run that receive the parameters from
-/// another rank, and for loading checkpoints. Throws state_error for a name that is not a dense layer of the
-/// network or is listed twice, rank_error for impossible ranks or not one rank per rank group of the layer.
-/// The network is unchanged if one of these is thrown. New arenas, a new generation. Nothing is decomposed.
+/// Gives a dense network the structure that factorize() would: the listed layers become low-rank layers of
+/// the listed ranks, with all parameters zero. No weight is decomposed. For loading checkpoints, and for
+/// processes of a distributed run that receive the parameters from another process. The network gets new
+/// arenas and a new generation (model::generation), so optimizers must be made again. Throws state_error for
+/// a name that is not a dense layer of the network or is listed twice; rank_error for an impossible rank, or
+/// if the number of ranks is not that of the layer's rank groups (matrices that share one rank). The network
+/// is then unchanged.
 ///
-///     apply_ranks(other, made.ranks());  // made: the factorization of another rank
+///     apply_ranks(other, made.ranks());  // made: the result of factorize() in another process
 ///     copy_state(net, other);            // or a broadcast of net.store().values()
 template <class Root, class Device>
 void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks) {

@@ -74,8 +74,8 @@ class network : public model<any_layer<T, Device>, Device> {
     root().backward(ctx, dy, dx);
   }
 
-  /// The computing layers in execution order, with parameters and multiply-accumulates for this input.
-  /// Throws shape_error that names the first layer that does not fit.
+  /// The layers that are not containers, in execution order, with parameters and multiply-accumulates for
+  /// this input. Throws a shape_error that names the first layer that does not fit.
   std::vector<layer_summary> summary(const extents<4>& input) const {
     struct summarizer final : layer_tracer<T, Device> {
       void on_trace(const std::string& name, const layer_type& layer, const extents<4>& in,

@@ -92,8 +92,9 @@ class parameter_store {
   /// Whether the host may access the values now.
   bool on_host() const { return source_->on_host() || on_host_; }
 
-  /// Copies values and buffers from a device to the host and binds all visited objects to the copies;
-  /// gradients stay on the device. Throws state_error if the values are on the host already, backend_error.
+  /// Copies values and buffers from the device to the host and binds all parameters and buffers of the store
+  /// to the copies; gradients stay on the device. Throws state_error if the values are on the host already,
+  /// and backend_error.
   void bring_to_host() {
     if (on_host()) detail::throw_error<state_error>({"parameter_store: the values are on the host already"});
     host_values_ = memory_block<T>(host_memory(), values_.size(), uninitialized);

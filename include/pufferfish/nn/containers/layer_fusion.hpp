@@ -32,13 +32,16 @@ struct layer_abilities {
   bool gradient_in_place = false;
   /// dx may be the x of the forward pass.
   bool gradient_over_input = false;
-  /// Whether its backward pass reads x, and y. Tensors that no backward pass reads are not kept.
+  /// Whether the layer's backward pass reads x, the input of the forward pass. A tensor that no backward pass
+  /// reads is not kept.
   bool reads_input = true;
+  /// Whether the layer's backward pass reads y, the output of the forward pass.
   bool reads_output = true;
   /// Its forward pass leaves a view of x on top of the tape, by which its backward pass finds x,
   /// and dx may be that x. A container may therefore move x in between and change the view.
   bool input_may_move = false;
-  /// recompute(): writes the output of a forward pass again.
+  /// Whether the layer has recompute(), which writes the output of a forward pass a second time, so that it
+  /// need not be kept until the backward pass.
   bool recomputes = false;
 };
 

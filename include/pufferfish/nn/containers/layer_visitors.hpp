@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Visitors of a network's layers: of parameters and buffers, of slots, of shapes.
+/// Base classes of objects that visit the layers of a network: their parameters and buffers, the slots
+/// (members that hold a replaceable layer), or their shapes.
 
 #include <string>
 #include <type_traits>

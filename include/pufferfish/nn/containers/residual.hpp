@@ -69,10 +69,10 @@ class Residual {
   }
 
   /// y = branch(x) + shortcut(x), then max(y, 0) if relu(). x, y: dense; y has output_shape(x.shape()) and
-  /// does not overlap x. In training, x must not change until the backward pass if abilities().reads_input,
-  /// nor y if reads_output. A shortcut with layers takes scratch or tape memory of the size of y. Throws
-  /// shape_error, and as the layers.
-  /// A branch that changes the shape of x needs a shortcut with layers; otherwise shape_error is thrown.
+  /// does not overlap x. In training, x must not change until the backward pass if abilities().reads_input is
+  /// true, and y must not change if abilities().reads_output is true. A shortcut with layers takes scratch or
+  /// tape memory of the size of y. Throws shape_error, also if the branch changes the shape of x and the
+  /// shortcut has no layers, and the errors of the layers.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_dense(*this, "x", x);
     detail::check_dense(*this, "y", y);
@@ -98,9 +98,10 @@ class Residual {
   }
 
   /// With g = dy where the ReLU passed its input, else 0 (g = dy without a ReLU): dx is the sum of the
-  /// gradients that branch and shortcut compute from g; the gradients of all parameters are computed as well.
-  /// dx, shaped as x, is overwritten. dx may be a null view, or dy if abilities().gradient_in_place, and
-  /// overlaps nothing else. Throws shape_error, and state_error without a forward pass in training mode.
+  /// gradients that branch and shortcut compute from g. The gradients of all parameters are overwritten, or
+  /// added to if parameter::accumulate() is true. dy, dx: dense; dx, shaped as x, is overwritten. dx may be a
+  /// null view, or dy if abilities().gradient_in_place, and overlaps nothing else. Throws shape_error, and
+  /// state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_dense(*this, "dy", dy);
     detail::check_dense_if_wanted(*this, "dx", dx);

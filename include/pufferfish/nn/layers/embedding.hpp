@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `Embedding`: a table with a row for every token of a vocabulary. Named as PyTorch's: `weight`.
+/// `Embedding`: a table with a row for every token of a vocabulary. The parameter is called `weight`, as in
+/// PyTorch.
 
 #include <array>
 #include <string>
@@ -68,8 +69,10 @@ class Embedding {
     return h;
   }
   tensor_view<T, 2> output_row_gradient(scratch_frame&, const tensor_view<T, 2>& dh) const { return dh; }
-  /// To be called after the tied output has written its part of weight_gradient().
-  /// Reports the rows h to a row_observer, and records the write of the table's gradient.
+  /// Ends the backward pass of an output layer that shares this table. Call it after the output layer has
+  /// written or added its gradient to weight_gradient(). Passes the rows h, which that layer multiplied with
+  /// the table, to the context's row_observer, and records the write of the table's gradient
+  /// (context::gradient_written).
   template <class Device>
   void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h, const tensor_view<T, 2>&,
                        const tensor_view<T, 2>&) const {

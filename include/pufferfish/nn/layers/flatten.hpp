@@ -34,8 +34,8 @@ class Flatten {
     if (ctx.training()) ctx.tape().push_value(*this, x.shape());
   }
 
-  /// dx = dy in x's shape; dx may be a null view. Throws shape_error, and state_error without a forward pass
-  /// in training mode.
+  /// Copies dy to dx, which has the shape of x. dx may be a null view; else it is dense and does not overlap
+  /// dy. Throws shape_error, and state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     const auto input = ctx.tape().template pop_value<extents<4>>(*this);
