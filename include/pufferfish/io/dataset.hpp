@@ -74,9 +74,9 @@ inline image_set load_idx_pair(const std::string& images_path, const std::string
 }
 
 /// Loads a folder with the layout of MNIST: {train,t10k}-images-idx3-ubyte and
-/// {train,t10k}-labels-idx1-ubyte, each plain or with ".gz". `train` selects the
-/// training or the test set. Throws as load_idx_pair, and io_error for a missing file.
-/// Fashion-MNIST and the bundled digits have this layout, too.
+/// {train,t10k}-labels-idx1-ubyte, each plain or with ".gz". `train` selects the training or the test set.
+/// Throws the errors of load_idx_pair, and io_error for a missing file. Fashion-MNIST and the bundled digits
+/// have this layout, too.
 /// \code
 ///   const image_set train = load_mnist_layout("data/mnist", true);
 ///   const image_set test = load_mnist_layout("data/mnist", false);

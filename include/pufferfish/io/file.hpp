@@ -114,8 +114,8 @@ class atomic_writer {
     guard.writer = nullptr;
   }
 
-  /// Overwrites earlier bytes, from `offset` on. The next write() still
-  /// appends after the last byte of the file. Throws as write does.
+  /// Overwrites earlier bytes, from `offset` on. The next write() still appends after the last byte of the
+  /// file. Throws io_error (the temporary is then gone), state_error after commit or an error.
   void overwrite(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
     check_open();
     failure_guard guard{this};

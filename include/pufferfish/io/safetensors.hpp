@@ -231,8 +231,8 @@ void emit_safetensors(std::span<const tensor_entry> entries, const safetensors_m
 
 }  // namespace detail
 
-/// The bytes of a safetensors file, for tests and for sending.
-/// `name`: used in error messages. Throws as write_safetensors does.
+/// The bytes of a safetensors file, for tests and for sending. `name`: used in error messages. Throws
+/// shape_error and io_error for entries that write_safetensors rejects.
 inline std::vector<std::uint8_t> encode_safetensors(std::span<const tensor_entry> entries,
                                                     const safetensors_metadata& metadata = {},
                                                     const std::string& name = "encode_safetensors") {
