@@ -10,10 +10,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The choices of `select` for callers that determine the ranks without policy.rank. A layer is chosen
-/// unless policy.first_layer, last_layer_dense, shortcuts_dense, embeddings_dense or also_if keeps it
-/// dense, or even rank 1 does not make it smaller. The policy's ranks, budget and keep_dense_if_larger are
-/// ignored. Errors as `select`.
+/// The choices of `select` for callers that determine the ranks without policy.rank. A layer is chosen unless
+/// policy.first_layer, last_layer_dense, shortcuts_dense, embeddings_dense or also_if keeps it dense, or even
+/// rank 1 does not make it smaller. The policy's ranks, budget and keep_dense_if_larger are ignored. Throws
+/// the errors of `select`.
 PUFFERFISH_COLD inline std::vector<layer_choice> select_candidates(const std::vector<layer_info>& layers,
                                                                    const factorize_policy& policy,
                                                                    const char* caller) {

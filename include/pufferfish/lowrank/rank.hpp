@@ -15,9 +15,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The same rank for every matrix. Must be in 1 .. min(rows, cols).
-/// The only policy that is an error (rank_error) where the rank does not fit; the others are limited to that
-/// range.
+/// One rank for all matrices. It must be in 1 .. min(rows, cols) of each matrix: rank_error is thrown
+/// otherwise. The other policies limit the rank to this range instead.
 struct fixed_rank {
   index_t rank = 1;
 };

@@ -132,7 +132,7 @@ inline std::vector<std::vector<double>> no_gains(std::size_t) { return {}; }
 
 /// Sets the ranks of all choices with by_budget, or their reason to stay dense. `parameters`: number of
 /// parameters of the whole dense network. gains_of(i): gains of layer i, one list per rank group. Returns the
-/// rows of rank_table for all layers. Errors as allocate.
+/// rows of rank_table for all layers. Throws the errors of allocate.
 template <class GainsOf>
 std::vector<rank_row> share_budget(const std::vector<layer_info>& layers, std::vector<layer_choice>& choices,
                                    const std::optional<budget_request>& budget,

@@ -200,7 +200,8 @@ inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
   }
   return rows;
 }
-/// The same for layers with known sizes only; their multiply-adds are unknown.
+/// Makes the rows of rank_table for layers of which only the sizes are known; their multiply-adds are
+/// unknown.
 inline std::vector<rank_row> rank_rows(std::span<const layer_info> layers,
                                        std::span<const layer_choice> choices) {
   std::vector<budget_layer> known;

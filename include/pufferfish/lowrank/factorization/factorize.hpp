@@ -44,8 +44,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The factors of all matrices of a layer. `policies`: one for all rank groups, or one for each. Errors as
-/// factorize_matrix; they name the matrix if the layer has several.
+/// The factors of all matrices of a layer. `policies`: one for all rank groups, or one for each. Throws the
+/// errors of factorize_matrix, which name the matrix if the layer has several.
 template <class T>
 std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights,
                                           std::span<const rank_policy> policies,
@@ -195,8 +195,9 @@ using low_rank_of = typename kind_of<Dense>::template low_rank<weight_scalar_t<D
 }  // namespace detail
 
 /// The factors of a layer's weights as owned matrices with reports, in the order of the layer's matrices, for
-/// hosts that run their own layers. Errors as described at the top of this file. Biases are not part of the
-/// result; the caller adds factors::mean_error, if it is not empty, to the bias of its second layer.
+/// hosts that run their own layers. Throws the errors that the top of this file describes. Biases are not
+/// part of the result; the caller adds factors::mean_error, if it is not empty, to the bias of its second
+/// layer.
 ///
 /// \code
 /// for (const auto& made : svd_factors(dense, energy_kept{0.9})) {
@@ -213,8 +214,8 @@ std::vector<factors<detail::weight_scalar_t<Dense>>> svd_factors(const Dense& de
 
 /// Converts a dense layer to a low-rank layer whose type fixes the rank. `reports`, if given, receives one
 /// report per matrix (its former contents are dropped). The biases of the dense layer are copied; if it adds
-/// two biases, their sum is stored. The result has biases if the dense layer has at least one. Errors as
-/// described at the top of this file.
+/// two biases, their sum is stored. The result has biases if the dense layer has at least one. Throws the
+/// errors that the top of this file describes.
 ///
 /// \code
 /// std::vector<factor_report> reports;
@@ -274,10 +275,9 @@ detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const
 
 /// Fills an existing low-rank layer, keeping its ranks, and returns one report per matrix. Throws
 /// shape_error, naming the layer and both shapes, if the layer's shape differs from the dense layer's, or if
-/// it has no biases while the dense layer has some; state_error if it was moved from; other errors as
-/// described at the top of this file. The layer is unchanged if an exception is thrown. Biases without a
-/// counterpart in the dense layer become zero. Gradients are not changed. An embedding keeps its own padding
-/// token.
+/// it has no biases while the dense layer has some; state_error if it was moved from; and the errors that the
+/// top of this file describes. The layer is unchanged if an exception is thrown. Biases without a counterpart
+/// in the dense layer become zero. Gradients are not changed. An embedding keeps its own padding token.
 template <detail::factorizable Dense, detail::low_rank_layer LowRank>
 std::vector<factor_report> svd_factorize(const Dense& dense, LowRank& layer,
                                          const factorize_options& options = {}) {

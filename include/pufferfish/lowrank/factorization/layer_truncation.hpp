@@ -71,7 +71,7 @@ class layer_truncation {
  public:
   /// Decomposes copies of the matrices of `weights`. `known`: the ranks that make() will be called with, or
   /// empty if they depend on the decomposition. Throws shape_error, naming the layer, for statistics of
-  /// another number of matrices or outputs; other errors as matrix_truncation.
+  /// another number of matrices or outputs; and the errors of matrix_truncation.
   layer_truncation(const layer_weights<T>& weights, const factorize_options& options,
                    const rank_list& known = {})
       : kind_(chosen_truncation(options)) {

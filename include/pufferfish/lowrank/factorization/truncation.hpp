@@ -90,11 +90,11 @@ class matrix_truncation {
     return result;
   }
 
-  /// Balanced factors of the given rank: component i has the same norm in both. Errors as check_rank.
-  /// Also throws rank_error for a rank above the method.max_rank of the constructor, if the singular value
-  /// decomposition was limited by it. report.predicted_loss is known if there are statistics of gradients;
-  /// mean_error is empty for a plain truncation, without statistics of outputs or inputs, and for tokens. T
-  /// is the element type of the factors: float or double.
+  /// Balanced factors of the given rank: component i has the same norm in both. Throws the errors of
+  /// check_rank, and rank_error for a rank above the method.max_rank of the constructor, if the singular
+  /// value decomposition was limited by it. report.predicted_loss is known if there are statistics of
+  /// gradients; mean_error is empty for a plain truncation, without statistics of outputs or inputs, and for
+  /// tokens. T is the element type of the factors: float or double.
   template <class T>
   factors<T> make(index_t rank) const {
     check_rank(options_.name, rows(), cols(), rank);

@@ -3,7 +3,8 @@
 
 /// \file
 /// kind_traits of embeddings: one matrix [width][vocabulary], the transpose of the table that frameworks
-/// store. So `down` is the thin table, and `up` maps its rows to rows of `width` numbers.
+/// store. So `down` is a table of `rank` numbers per token, and `up` maps its rows to rows of `width`
+/// numbers.
 
 #include <pufferfish/lowrank/kind_traits.hpp>
 #include <pufferfish/lowrank/layers/embedding.hpp>

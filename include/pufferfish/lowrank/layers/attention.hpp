@@ -137,7 +137,8 @@ class low_rank_attention {
     ctx.tape().template pop<index_t>(4 * sequences);
   }
 
-  /// Self attention, returning a newly allocated result. Errors as above.
+  /// Self attention of x [batch][length][width], with a newly allocated result of the same shape. Throws the
+  /// errors of the overload that writes to y.
   tensor<T, 3> forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
                        const attention_call& call = {}) const {
     tensor<T, 3> y(x.shape());

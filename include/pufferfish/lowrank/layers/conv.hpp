@@ -112,8 +112,8 @@ class low_rank_conv {
     run_forward(ctx, x, y, nullptr);
   }
 
-  /// forward that also computes the moments of y's channels for a batch norm after this layer, while tiles of
-  /// y are in the cache. `moments` is overwritten. CPU only. Errors as forward.
+  /// Computes y like forward, and the moments of y's channels for a batch norm after this layer, while tiles
+  /// of y are in the cache. `moments` is overwritten. CPU only. Throws the errors of forward.
   template <ops::collects_moments Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
@@ -140,13 +140,16 @@ class low_rank_conv {
     run_backward(ctx, dy, dx, true);
   }
 
-  /// The same passes, returning a newly allocated result. Errors as above; backward throws state_error,
-  /// without changing the tape, if the top of the tape is not from this layer.
+  /// Computes forward(ctx, x, y) with a newly allocated y. Throws shape_error; state_error for a moved-from
+  /// layer.
   tensor<T, 4> forward(context<device::cpu>& ctx, const tensor_view<const T, 4>& x) const {
     tensor<T, 4> y(output_shape(x.shape()));
     forward(ctx, x, y.view());
     return y;
   }
+  /// Computes backward(ctx, dy, dx) with a newly allocated dx of the shape of x. Throws shape_error;
+  /// state_error without a forward pass in training mode and, without changing the tape, if the top of the
+  /// tape is not from this layer.
   tensor<T, 4> backward(context<device::cpu>& ctx, const tensor_view<const T, 4>& dy) const {
     tensor<T, 4> dx(ctx.tape().template top_value<tensor_view<const T, 4>>(*this).shape());
     backward(ctx, dy, dx.view());

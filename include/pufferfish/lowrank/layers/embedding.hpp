@@ -58,15 +58,16 @@ class low_rank_embedding {
   index_t vocabulary() const { return vocabulary_; }
   index_t width() const { return width_; }
   index_t rank() const { return rank_; }
-  /// The token whose row of the thin table has zero gradient, or no_token.
+  /// The token whose row in the table of first factors (down) has zero gradient, or no_token.
   std::int32_t padding() const { return padding_; }
   /// True after the parameters were moved to another layer. Passes and the views of the factors then throw
   /// state_error.
   bool is_moved_from() const { return down_.is_moved_from(); }
 
-  /// The factors: down [vocabulary][rank], the thin table, row-major; up [width][rank], stored transposed.
-  /// Views of the layer's own memory, valid until the layer is destroyed, moved, or bound to the arena of a
-  /// network. Writing to a view changes the layer. Both throw state_error for a moved-from layer.
+  /// The factors: down [vocabulary][rank], one row of `rank` numbers per token, row-major; up [width][rank],
+  /// stored transposed. Views of the layer's own memory, valid until the layer is destroyed, moved, or bound
+  /// to the arena of a network. Writing to a view changes the layer. Both throw state_error for a moved-from
+  /// layer.
   tensor_view<parameter_t<T>, 2> down() { return logical_matrix(down_); }
   tensor_view<const parameter_t<T>, 2> down() const { return logical_matrix(down_); }
   tensor_view<parameter_t<T>, 2> up() { return logical_matrix(up_); }
@@ -85,10 +86,10 @@ class low_rank_embedding {
     return message({"LowRankEmbedding ", vocabulary_, " -> ", rank_, " -> ", width_});
   }
 
-  /// y_n = up t_n, where t_n is row tokens[n] of the thin table. y: tokens x width, dense, not overlapping
-  /// any other array. In training, `tokens` must not change until the backward pass. Throws shape_error,
-  /// state_error for a moved-from layer, and value_error, with the position, for a token outside the
-  /// vocabulary (on a device the row of such a token becomes NaN instead).
+  /// y_n = up t_n, where t_n is row tokens[n] of down(). y: tokens x width, dense, not overlapping any other
+  /// array. In training, `tokens` must not change until the backward pass. Throws shape_error, state_error
+  /// for a moved-from layer, and value_error, with the position, for a token outside the vocabulary (on a
+  /// device the row of such a token becomes NaN instead).
   ///
   /// In training t is kept on the tape. That costs no time and rank / width of the memory of y. A second
   /// lookup in the backward pass would read scattered rows again and, on a device, cost another launch.
@@ -188,8 +189,8 @@ class low_rank_embedding {
     ops::linear_forward<T>(ctx, drows, stored(up_), nullptr, dh);
   }
 
-  /// Random factors for training from scratch, each initialised like a separate PyTorch layer: the thin table
-  /// like an embedding, N(0, 1); up like a linear layer, U(+-1/sqrt(rank)).
+  /// Random factors for training from scratch, each initialised like a separate PyTorch layer: down like an
+  /// embedding, N(0, 1); up like a linear layer, U(+-1/sqrt(rank)).
   void initialize(random_stream random) {
     fill_normal(down_.values(), 1.0, random.child("down.weight"));
     fill_fan_in(up_, rank_, random.child("up.weight"));
@@ -233,10 +234,10 @@ class low_rank_embedding {
 
 }  // namespace detail
 
-/// An embedding whose table [vocabulary][width] is down up^T: `down` [vocabulary][rank] is a thin table, and
-/// `up` [width][rank] maps its rows to rows of `width` numbers. It has rank (vocabulary + width) parameters.
-/// In PyTorch: nn.Embedding(vocabulary, rank), then nn.Linear(rank, width, bias=False); the factorization of
-/// ALBERT (Lan et al., ICLR 2020, section 3.1).
+/// An embedding whose table [vocabulary][width] is down up^T: `down` [vocabulary][rank] is a table of `rank`
+/// numbers per token (the thin table), and `up` [width][rank] maps its rows to rows of `width` numbers. It
+/// has rank (vocabulary + width) parameters. In PyTorch: nn.Embedding(vocabulary, rank), then nn.Linear(rank,
+/// width, bias=False); the factorization of ALBERT (Lan et al., ICLR 2020, section 3.1).
 ///
 ///     LowRankEmbedding<float> table(8000, 400, 100);
 ///     table.initialize({1, 1});
@@ -245,10 +246,10 @@ class low_rank_embedding {
 /// An output layer tied to the table uses the same factors; see output_rows.
 ///
 /// `Rank` fixes the rank in the type; with `dynamic_rank` the rank is a constructor argument. `padding` is a
-/// token whose row of the thin table has zero gradient; no_token if there is none.
-/// A dense table has vocabulary width parameters, so the factors are smaller if rank < vocabulary width /
-/// (vocabulary + width). Copies are deep and belong to no network; gradients are not copied. Inference passes
-/// in different contexts may share the layer; backward passes of one layer must not run at the same time.
+/// token whose row of the thin table has zero gradient; no_token if there is none. A dense table has
+/// vocabulary width parameters, so the factors are smaller if rank < vocabulary width / (vocabulary + width).
+/// Copies are deep and belong to no network; gradients are not copied. Inference passes in different contexts
+/// may share the layer; backward passes of one layer must not run at the same time.
 template <class T, index_t Rank = dynamic_rank, class Device = device::cpu>
 class LowRankEmbedding : public detail::stored_layer<detail::low_rank_embedding, T, Device> {
   using base = detail::stored_layer<detail::low_rank_embedding, T, Device>;

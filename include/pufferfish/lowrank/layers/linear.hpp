@@ -117,13 +117,16 @@ class low_rank_linear {
     run_backward(ctx, dy, dx, true);
   }
 
-  /// The same passes, returning a newly allocated result. Errors as above; backward throws state_error,
-  /// without changing the tape, if the top of the tape is not from this layer.
+  /// Computes forward(ctx, x, y) with a newly allocated y. Throws shape_error; state_error for a moved-from
+  /// layer.
   tensor<T, 2> forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x) const {
     tensor<T, 2> y({x.extent(0), out_});
     forward(ctx, x, y.view());
     return y;
   }
+  /// Computes backward(ctx, dy, dx) with a newly allocated dx of the shape of x. Throws shape_error;
+  /// state_error without a forward pass in training mode and, without changing the tape, if the top of the
+  /// tape is not from this layer.
   tensor<T, 2> backward(context<device::cpu>& ctx, const tensor_view<const T, 2>& dy) const {
     tensor<T, 2> dx(ctx.tape().template top_value<tensor_view<const T, 2>>(*this).shape());
     backward(ctx, dy, dx.view());
@@ -220,7 +223,8 @@ class LowRankLinear : public detail::stored_layer<detail::low_rank_linear, T, De
   /// The layer with all parameters zero. Throws rank_error unless Rank <= min(in, out).
   LowRankLinear(index_t in, index_t out, bool bias = true) requires(detail::has_rank<T, Rank, Device>)
       : base(in, out, Rank, bias) {}
-  /// The same with the rank as an argument. Throws rank_error unless 1 <= rank <= min(in, out).
+  /// Constructs the layer with a rank that is known at run time and all parameters zero. Throws rank_error
+  /// unless 1 <= rank <= min(in, out), and the errors of the constructor without a rank.
   LowRankLinear(index_t in, index_t out, index_t rank,
                 bool bias = true) requires(detail::takes_rank<T, Rank, Device>)
       : base(in, out, rank, bias) {}

@@ -310,8 +310,8 @@ class LowRankLSTM : public detail::stored_layer<detail::low_rank_lstm, T, Device
   /// below 1.
   LowRankLSTM(index_t input, index_t hidden) requires(detail::has_rank<T, Rank, Device>)
       : base(input, hidden, Rank, Rank) {}
-  /// The same with the ranks as arguments. Throws rank_error unless 1 <= input_rank <= min(input, hidden) and
-  /// 1 <= hidden_rank <= hidden.
+  /// Constructs the layer with ranks that are known at run time. Throws rank_error unless 1 <= input_rank <=
+  /// min(input, hidden) and 1 <= hidden_rank <= hidden.
   LowRankLSTM(index_t input, index_t hidden, index_t input_rank,
               index_t hidden_rank) requires(detail::takes_rank<T, Rank, Device>)
       : base(input, hidden, input_rank, hidden_rank) {}

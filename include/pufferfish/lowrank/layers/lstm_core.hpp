@@ -97,8 +97,8 @@ class lstm_core : public recurrent_layer<T> {
     backward(ctx, this->sequence("dy", dy), dx.is_null() ? tensor_view<T, 3>() : this->sequence("dx", dx));
   }
 
-  /// The same passes, returning a newly allocated result. In training, the backward pass reads the result y,
-  /// which must exist until then.
+  /// Computes the forward pass with a newly allocated result. In training, the backward pass reads the result
+  /// y, which must exist until then.
   [[nodiscard]] tensor<T, 3> forward(context<device::cpu>& ctx, const tensor_view<const T, 3>& x,
                                      const recurrent_state<const T>& before = {},
                                      const recurrent_state<T>& after = {}) const {

@@ -62,13 +62,14 @@ void check_dense(const Layer& layer, const char* what, const tensor_view<T, N>& 
             view.strides().data(), N);
 }
 
-/// The same for an output that may be a null view, which means that it is not wanted.
+/// Throws shape_error unless `view` is dense or a null view; a null view means that the output is not
+/// requested.
 template <class Layer, class T, std::size_t N>
 void check_dense_if_wanted(const Layer& layer, const char* what, const tensor_view<T, N>& view) {
   if (!view.is_null()) check_dense(layer, what, view);
 }
 
-/// The same for a matrix with dense rows and any stride between rows.
+/// Throws shape_error unless the rows of the matrix are contiguous; the stride between rows is free.
 template <class Layer, class T>
 void check_dense_rows(const Layer& layer, const char* what, const tensor_view<T, 2>& view) {
   if (view.empty() || (!view.is_null() && (view.stride(1) == 1 || view.extent(1) == 1))) return;
@@ -85,7 +86,8 @@ void check_shapes(const Layer& layer, const extents<4>& input, const extents<4>&
         {layer.describe(), ": input ", input, " gives output ", expected, ", not ", output});
   }
 }
-/// The same for a layer that maps rows.
+/// Throws shape_error unless input and output fit a layer that maps rows of in_features() to rows of
+/// out_features() numbers.
 template <class Layer>
 void check_shapes(const Layer& layer, const extents<2>& input, const extents<2>& output) {
   if (input[1] != layer.in_features() || output[1] != layer.out_features() || input[0] != output[0]) {
@@ -103,7 +105,8 @@ void check_forward(const Layer& layer, const tensor_view<const T, N>& x, const t
   check_dense(layer, "y", y);
 }
 
-/// The same for a backward pass; `x` is the shape of the forward pass's input. dx may be a null view.
+/// Throws shape_error unless dy and dx fit the backward pass of a forward pass with an input of shape `x`. dx
+/// may be a null view.
 template <class Layer, class T, std::size_t N>
 void check_backward(const Layer& layer, const extents<N>& x, const tensor_view<const T, N>& dy,
                     const tensor_view<T, N>& dx) {

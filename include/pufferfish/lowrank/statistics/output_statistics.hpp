@@ -62,7 +62,7 @@ class output_statistics {
     counts_[output_rows] += static_cast<double>(y.extent(0));
   }
 
-  /// Adds x^T x and the column sums of x. x: rows x inputs. Errors as add_outputs.
+  /// Adds x^T x and the column sums of x. x: rows x inputs. Throws the errors of add_outputs.
   template <class T>
   void add_inputs(const tensor_view<const T, 2>& x) {
     add_moment("inputs", x, inputs_, input_moment_, input_sum_);

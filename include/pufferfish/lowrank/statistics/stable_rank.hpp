@@ -136,8 +136,8 @@ double stable_rank(const tensor_view<const T, 2>& a, const stable_rank_options& 
 }
 
 /// The stable ranks of a layer's weights, which must be in host memory. One number per rank group, the
-/// largest of the group's matrices, because all matrices of a group get the same rank. Errors as
-/// stable_rank, naming the layer.
+/// largest of the group's matrices, because all matrices of a group get the same rank. Throws the errors of
+/// stable_rank, which name the layer.
 template <class T>
 std::vector<double> stable_ranks(const layer_weights<T>& weights, const stable_rank_options& options = {}) {
   std::vector<double> ranks;
