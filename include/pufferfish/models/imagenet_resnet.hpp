@@ -204,9 +204,10 @@ inline factorize_policy wide_resnet50_2_policy() {
   return detail::stage4_policy(detail::wide_resnet50_2_shape);
 }
 
-/// The same rule, stage 4 only, for networks of basic blocks, whose shortcuts stay dense. The paper
-/// has no hybrid form of these networks.
+/// Hybrid policy for ResNet-18 on ImageNet, a network of basic blocks: the layers of stage 4 are factorized,
+/// shortcuts stay dense. The paper (Wang et al., MLSys 2021) has no hybrid form of this network.
 inline factorize_policy resnet18_imagenet_policy() { return detail::stage4_policy(detail::resnet18_shape); }
+/// Hybrid policy for ResNet-34 on ImageNet: the layers of stage 4 are factorized, shortcuts stay dense.
 inline factorize_policy resnet34_policy() { return detail::stage4_policy(detail::resnet34_shape); }
 
 /// Pure low rank: all layers but the stem and the linear layer, at rank 1/4. Shortcuts are

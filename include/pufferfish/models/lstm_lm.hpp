@@ -132,7 +132,8 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     finish_backward(ctx, kept.top, of_rows, gradient);
   }
 
-  /// Computes the logits, a row of V for each token; state, tape and errors as in `loss`.
+  /// Computes the logits, a row of V numbers for each token. `state` is advanced, data for the backward pass
+  /// is kept on the tape, and errors are thrown as `loss` describes.
   void forward(context<Device>& ctx, const token_view& tokens, state_type& state,
                const tensor_view<T, 2>& logits) const {
     const extents<2> expected{tokens.size(), options_.vocabulary};
@@ -163,9 +164,9 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     finish_backward(ctx, top, of_rows, gradient);
   }
 
-  /// One step of generation (see sample_tokens): reads one more token of each sequence, advances
-  /// the state and computes the logits of the next tokens, batch x V.
-  /// For inference mode; in training it would push to the tape. Errors as `forward`.
+  /// One step of generation (see sample_tokens): reads one more token of each sequence, advances the state
+  /// and computes the logits of the next tokens, batch x V. For inference mode; in training it would push to
+  /// the tape. Throws the errors of `forward`.
   void next(context<Device>& ctx, std::span<const std::int32_t> tokens, state_type& state,
             const tensor_view<T, 2>& logits) const {
     forward(ctx, token_view(tokens.data(), {1, static_cast<index_t>(tokens.size())}), state, logits);
@@ -185,9 +186,9 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     f("decoder.bias", bias_);
   }
 
-  /// Initial values of the paper's code: the table uniform in +-0.1, gates as LSTM::initialize, the
-  /// output's bias uniform in +-1/sqrt(width). In a low-rank embedding, the thin table is uniform
-  /// in +-0.1 and `up` in +-sqrt(3 / rank), so that the product has the dense table's variance.
+  /// Initial values of the paper's code: the table uniform in +-0.1, gates as LSTM::initialize, the output's
+  /// bias uniform in +-1/sqrt(width). In a low-rank embedding, `down` is uniform in +-0.1 and `up` in
+  /// +-sqrt(3 / rank), so that the product has the dense table's variance.
   void initialize(random_stream random) {
     detail::initialize_embedding(
         embedding_, random.child("encoder"),

@@ -38,8 +38,7 @@ struct image_recipe {
   std::array<double, 3> mean{125.3 / 255, 123.0 / 255, 113.9 / 255};
   std::array<double, 3> deviation{63.0 / 255, 62.1 / 255, 66.7 / 255};
 
-  /// Factor of learning_rate as a function of the epoch.
-  /// Errors as multi_step.
+  /// Factor of learning_rate as a function of the epoch. Throws the errors of multi_step.
   schedule rate_schedule() const { return multi_step(milestones, gamma); }
 };
 
@@ -80,7 +79,8 @@ struct distributed_image_recipe : image_recipe {
   index_t ramp_epochs = 5;        ///< epochs of the linear rise
   double ramp_start = 0.1 / 1.6;  ///< as a fraction of learning_rate
 
-  /// Factor of learning_rate: the ramp times the milestones. Errors as linear_warmup and multi_step.
+  /// Factor of learning_rate: the ramp times the milestones. Throws the errors of linear_warmup and
+  /// multi_step.
   schedule rate_schedule() const {
     return linear_warmup(static_cast<double>(ramp_epochs), ramp_start, multi_step(milestones, gamma));
   }

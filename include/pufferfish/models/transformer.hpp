@@ -180,9 +180,9 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     detail::for_each_part(decoder_, "decoder", f);
   }
 
-  /// Initial values of the paper's code: every matrix, including the table (but see embedding_deviation)
-  /// and low-rank factors, is uniform by Xavier; biases are as in PyTorch. In a low-rank embedding the
-  /// thin table is drawn like the dense one and `up` from +-sqrt(3 / rank), which keeps the variance.
+  /// Initial values of the paper's code: every matrix, including the table (but see embedding_deviation) and
+  /// low-rank factors, is uniform by Xavier; biases are as in PyTorch. In a low-rank embedding `down` is
+  /// drawn like the dense table and `up` from +-sqrt(3 / rank), which keeps the variance.
   void initialize(random_stream random) {
     const auto part = [&](const std::string& name, auto& block) { block.initialize(random.child(name)); };
     detail::for_each_part(encoder_, "encoder", part);

@@ -31,8 +31,9 @@ template <class T, class Device>
 class transformer_decoding {
  public:
   /// Encodes the sentences (batch x length, padded), with room for `beam` hypotheses per sentence of up to
-  /// `tokens` tokens. The context must be in inference mode, here and in step (else state_error). Throws as
-  /// transformer::forward; shape_error if `beam` or `tokens` is below 1, or `tokens` above the positions.
+  /// `tokens` tokens. The context must be in inference mode, here and in step (else state_error). Throws the
+  /// errors of transformer::forward, and shape_error if `beam` or `tokens` is below 1, or `tokens` above the
+  /// positions.
   transformer_decoding(context<Device>& ctx, const transformer<T, Device>& net, const token_matrix& source,
                        index_t beam, index_t tokens)
       : net_(&net), sentences_(source.extent(0)) {

@@ -138,8 +138,8 @@ network<T, Device> vgg19_lth(const vgg_options& options = {}) {
 /// MLSys 2021). Of vgg19_lth, which has no such linear layers, 8,107,466 of 20,035,018 are left.
 inline factorize_policy vgg19_policy() { return {.first_layer = 10}; }
 
-/// The same for vgg11, of which the paper has no hybrid form: factorizes from the first convolution
-/// of 512 to 512 channels on.
+/// Hybrid policy for vgg11, which the paper (Wang et al., MLSys 2021) does not contain: factorizes from the
+/// first convolution of 512 to 512 channels on.
 inline factorize_policy vgg11_policy() { return {.first_layer = 6}; }
 
 /// Pure low rank: all but the first convolution and the last linear layer. vgg11 is left with 2,878,538
