@@ -269,8 +269,8 @@ void apply_ranks(model<Root, Device>& net, const std::vector<layer_rank>& ranks)
 }
 
 /// Returns the layers that factorize would replace without statistics, and their ranks, without decomposing
-/// any weight. Throws value_error for a policy that needs a decomposition (energy_kept, a budget).
-/// Other errors as select.
+/// any weight. Throws value_error for a policy that needs a decomposition (energy_kept, a budget). Also
+/// throws the errors of select.
 template <class Root, class Device>
 std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const factorize_policy& policy) {
   const auto found = detail::find_slots(net);
@@ -286,10 +286,10 @@ std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const fact
   return result;
 }
 
-/// Throws rank_error, with the smallest values that can be reached, if the network cannot meet the
-/// limits of policy.budget on parameters or bytes at any ranks. Limits on multiply-adds and
-/// milliseconds need measurements and are not checked. For runs that factorize later.
-/// Also throws as select. Does nothing without policy.budget, or with policy.ranks.
+/// Throws rank_error, with the smallest values that can be reached, if the network cannot meet the limits of
+/// policy.budget on parameters or bytes at any ranks. Limits on multiply-adds and milliseconds need
+/// measurements and are not checked. For runs that factorize later. Also throws the errors of select. Does
+/// nothing without policy.budget, or with policy.ranks.
 template <class Root, class Device>
 void check_reachable(const model<Root, Device>& net, factorize_policy policy) {
   if (!policy.budget || policy.ranks) return;

@@ -58,7 +58,7 @@ class SoftmaxCrossEntropy {
                                   rows("dlogits", dlogits), results);
   }
 
-  /// The same without a gradient.
+  /// Computes the loss without its gradient. Throws the errors of the overload with a gradient.
   loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 4>& logits,
                          std::span<const std::int32_t> labels) const {
     return (*this)(ctx, logits, labels, 1.0, {});

@@ -56,8 +56,8 @@ class model {
   using device_type = Device;
   using layer_type = any_layer<value_type, Device>;
 
-  /// Lays out the arenas. Throws as parameter_store::pack: value_error if two parameters or buffers have the
-  /// same name, state_error for a moved-from layer.
+  /// Lays out the arenas. Throws value_error if two parameters or buffers have the same name, state_error for
+  /// a moved-from layer.
   explicit model(Root root) : state_(std::make_unique<state>(std::move(root))) { pack(); }
   model(const model& other) : model(other.copied_root()) {}
   model(model&&) noexcept = default;
@@ -86,7 +86,7 @@ class model {
     change(self().root);
     scope.keep();
   }
-  /// The same for look(const Root&), which changes nothing.
+  /// Calls look(root) with the parameters on the host, for reading only. Nothing is copied back.
   template <class Look>
   void read_on_host(Look&& look) const {
     const host_scope scope(self().store);
@@ -110,9 +110,9 @@ class model {
     pack();
   }
 
-  /// The same for a change that neither reads nor writes a value. Values stay on their device,
-  /// which copies them to the new arenas. If memory for the new arenas runs out, the layers are as
-  /// `change` left them, on the old arenas.
+  /// Calls change(root), which may replace layers but neither reads nor writes a value, and makes new arenas.
+  /// Values stay on their device, which copies them to the new arenas. If memory for the new arenas runs out,
+  /// the layers are as `change` left them, on the old arenas.
   template <class Change>
   void rearrange(Change&& change) {
     change(self().root);

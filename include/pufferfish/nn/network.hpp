@@ -56,8 +56,8 @@ class network : public model<any_layer<T, Device>, Device> {
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     root().forward(ctx, x, y);
   }
-  /// The same with a newly allocated result in host memory, for networks on the CPU. In training the result
-  /// must exist until the backward pass.
+  /// Computes the output for a batch `x` into a newly allocated tensor in host memory, for networks on the
+  /// CPU. In training the result must exist until the backward pass. Throws shape_error.
   tensor<T, 4> forward(context<Device>& ctx, const tensor_view<const T, 4>& x) const {
     tensor<T, 4> y(output_shape(x.shape()));
     forward(ctx, x, y.view());

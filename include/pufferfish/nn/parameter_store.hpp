@@ -120,9 +120,8 @@ class parameter_store {
     host_buffers_ = {};
   }
 
-  /// pack() for gradients alone, of parameters whose values stay in the memory of a host framework.
-  /// values() and buffers() are empty then.
-  /// Throws as pack().
+  /// pack() for gradients alone, of parameters whose values stay in the memory of a host framework. values()
+  /// and buffers() are empty then. Throws the errors of pack().
   template <class Visit>
   void pack_gradients(Visit&& visit) {
     detail::arena_layout<T> found(visit);

@@ -43,10 +43,10 @@ class TokenLoss {
     return (*this)(ctx, logits, targets, ops::loss_normalizer(options_, tokens), dlogits);
   }
 
-  /// The same with the gradient divided by `normalizer`, whatever the options say. If that is the
-  /// number of tokens of the global batch / number of ranks, the mean of all ranks' gradients is
-  /// the gradient of the mean loss.
-  /// Also throws value_error for a normalizer that is not positive.
+  /// Computes the loss and its gradient divided by `normalizer`, instead of the divisor that the options
+  /// give. If that is the number of tokens of the global batch / number of ranks, the mean of all ranks'
+  /// gradients is the gradient of the mean loss. Also throws value_error for a normalizer that is not
+  /// positive.
   token_loss_result operator()(context<device::cpu>& ctx, const tensor_view<const T, 2>& logits,
                                std::span<const std::int32_t> targets, double normalizer,
                                const tensor_view<T, 2>& dlogits) const {

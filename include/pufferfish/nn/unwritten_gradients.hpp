@@ -33,8 +33,9 @@ void zero_before_exchange(const parameter_store<T>& store, bool replays, Zero&& 
   }
 }
 
-/// The same for an optimizer. If neither a layer nor an exchange has written any gradient since the
-/// last step, the arena is used as it is: the program has filled it, or has replayed a graph.
+/// Before an optimizer's step, zeroes gradients that were not written in the last backward pass. If neither a
+/// layer nor an exchange has written any gradient since the last step, the arena is used unchanged: the
+/// program has filled it, or has replayed a graph.
 class zero_before_step {
  public:
   void begin() { looked_ = false; }

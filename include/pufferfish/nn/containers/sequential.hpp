@@ -67,7 +67,8 @@ class Sequential {
   layer_type& operator[](std::size_t i) { return children_[i].layer; }
   const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
   const std::string& name(std::size_t i) const { return children_[i].name; }
-  /// Inserts a layer before layer `at`, or after all of them for at = size(). Errors as add. at <= size().
+  /// Inserts a layer before layer `at`, or after all of them for at = size(); at <= size(). Throws
+  /// value_error if another layer of this Sequential has that name.
   Sequential& insert(std::size_t at, std::string name, layer_type layer) {
     for (std::size_t i = 0; i < size(); ++i) {
       if (children_[i].name == name) {

@@ -86,11 +86,11 @@ class BatchNorm {
     forward_fused(ctx, x, y, {});
   }
 
-  /// forward followed by an optional sum and ReLU, with optional moments of the batch that are
-  /// known already. If `fusion` has a mask, the backward pass must be backward_masked. Throws as
-  /// forward, and shape_error for moments of other sizes than x.
-  /// With s = weight / sqrt(variance + eps): y = relu(s (x - mean) + bias + addend), where sum and ReLU are
-  /// optional. The addend is dense, of the shape of x, and does not overlap y.
+  /// forward followed by an optional sum and ReLU, with optional moments of the batch that are known already.
+  /// If `fusion` has a mask, the backward pass must be backward_masked. Throws the errors of forward, and
+  /// shape_error for moments of other sizes than x. With s = weight / sqrt(variance + eps): y = relu(s (x -
+  /// mean) + bias + addend), where sum and ReLU are optional. The addend is dense, of the shape of x, and
+  /// does not overlap y.
   template <class Device>
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {

@@ -73,8 +73,8 @@ class Conv {
     show_output(ctx, y);
   }
 
-  /// forward, which also stores the mean and variance of the channels of y in `moments`, for a batch norm
-  /// after it. The moments are taken while y is in the cache. Errors as forward.
+  /// Computes y like forward, and stores the mean and variance of the channels of y in `moments`, for a batch
+  /// norm after this layer. They are computed while y is in the cache. Throws the errors of forward.
   template <ops::collects_moments Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {

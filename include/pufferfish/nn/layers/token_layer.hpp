@@ -41,7 +41,8 @@ class token_layer {
   virtual void backward(context<Device>& ctx, const tensor_view<const T, 2>& dy) const = 0;
 
   /// The matrix [vocabulary][depth] that a tied output layer multiplies by: the dense table, whose depth is
-  /// the width, or the thin table, whose depth is the rank. The output layer's input is output_rows(h).
+  /// the width, or the first factor `down` of a low-rank embedding, whose depth is the rank. The output
+  /// layer's input is output_rows(h).
   virtual tensor_view<const T, 2> rows() const = 0;
   /// The parameter that stores rows(); its gradient is weight_gradient(), shaped as rows().
   virtual const parameter<parameter_t<T>>& table() const = 0;
