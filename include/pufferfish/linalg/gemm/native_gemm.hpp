@@ -99,6 +99,8 @@ class gemm_operand {
 
   /// Number of elements of the array `left` that multiply_packed needs.
   index_t left_storage_size() const { return left_rows * std::min(packed_depth, depth_); }
+  /// Whether multiply_packed is faster than multiply for `rows` rows of a: the right operand must be wide
+  /// enough to amortize packing the left one.
   bool pays_to_pack(index_t rows) const {
     return rows >= 64 && depth_ >= 64 && columns_ >= 4 * panel_columns_ && columns_ >= 128;
   }
