@@ -250,8 +250,8 @@ void check_biases(const Dense& dense, const std::string& name, const std::vector
   }
 }
 
-/// Throws shape_error unless the layer_traits list `count` matrices, each with memory (a
-/// moved-from layer has none).
+/// Throws shape_error unless the layer_traits list `count` matrices, none of which is a null view (the
+/// matrices of a moved-from layer are).
 template <class Dense>
 void check_matrices(const Dense& dense, const std::string& name, std::size_t count, const char* which) {
   const auto matrices = layer_traits<Dense>::matrices(dense);

@@ -73,7 +73,8 @@ struct factorize_policy {
   /// Number of layers factorized concurrently. The result does not depend on it.
   int threads = 1;
 
-  /// The paper's settings: rank ratio 1/4 for each layer, and singular value decomposition of its weights.
+  /// The settings of Wang et al. (Pufferfish, MLSys 2021): rank ratio 1/4 for each layer, and singular value
+  /// decomposition of its weights.
   static factorize_policy paper() {
     factorize_policy policy;
     policy.truncate = truncation::plain;

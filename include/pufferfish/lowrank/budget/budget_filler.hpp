@@ -21,7 +21,8 @@ class budget_filler {
  public:
   using state = budget_problem::state;
 
-  /// `price`: price per unit of each cost. `form`: the allowed forms of the layers.
+  /// `price`: price per unit of each cost. `form`: for each layer, whether it may be dense, low-rank, or
+  /// both.
   budget_filler(const budget_problem& problem, const budget_problem::forms& form, const budget_vector& price)
       : problem_(problem), form_(form), price_(price) {}
 

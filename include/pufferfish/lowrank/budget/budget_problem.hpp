@@ -69,7 +69,6 @@ class budget_problem {
     budget_reason otherwise = budget_reason::growth;
   };
   /// Choices that the search allows for a layer: dense only, low-rank only, or both.
-  /// Allowed forms of a layer.
   enum class layer_form : char { any, dense, low_rank };
   using forms = std::vector<layer_form>;
   /// A solution: for each layer whether it is dense or low-rank, and for each group its rank.

@@ -233,8 +233,8 @@ LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
   }
 }
 
-/// Converts a dense layer to a low-rank layer with a dynamic rank, chosen by `policy` for each rank
-/// group. Otherwise as above.
+/// Converts a dense layer to a low-rank layer with a dynamic rank, chosen by `policy` for each rank group.
+/// Biases, reports and errors are those of the overload for a fixed rank.
 template <class LowRank, detail::factorizable Dense>
 LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const factorize_options& options = {},
                       std::vector<factor_report>* reports = nullptr) {

@@ -23,8 +23,9 @@ class error_weight {
   explicit error_weight(std::vector<double> diagonal) : diagonal_(std::move(diagonal)) {}
   explicit error_weight(tensor<double, 2> lower) : lower_(std::move(lower)) {}
 
-  /// L^T X and L X, for X [outputs x n].
+  /// L^T X for X [outputs x n].
   tensor<double, 2> transposed_times(const product_operand& x) const { return times(x, true); }
+  /// L X for X [outputs x n].
   tensor<double, 2> times(const product_operand& x) const { return times(x, false); }
   /// L^T C L for a symmetric C [outputs x outputs], of which both triangles are read. Only the lower triangle
   /// of the result is valid. About 5 outputs^3 / 6 multiplications: products with the zeros of L and above

@@ -28,8 +28,8 @@ struct kind_traits<layer_kind::linear> : detail::kind_base<detail::low_rank_line
     std::string describe() const { return detail::message({"linear ", in, " -> ", out}); }
   };
 
-  /// Throws shape_error, naming the layer, unless the traits list one matrix with memory and no bias, or one
-  /// or two biases of `out` elements (null views: none).
+  /// Throws shape_error, naming the layer, unless the traits list one matrix that is not null, and no bias,
+  /// one or two of `out` elements. A null view stands for a missing bias.
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 1, "");

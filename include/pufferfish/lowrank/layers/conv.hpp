@@ -166,7 +166,7 @@ class low_rank_conv {
   }
 
   /// Multiply-accumulates of a forward pass for an NHWC input: output pixels * rank * (groups * patch + out
-  /// channels). Throws shape_error as output_shape.
+  /// channels). Throws shape_error for an input that output_shape rejects.
   index_t macs(const extents<4>& input) const {
     const extents<4> output = output_shape(input);
     return output[0] * output[1] * output[2] * rank_ * (shape_.groups * shape_.patch() + shape_.out_channels);

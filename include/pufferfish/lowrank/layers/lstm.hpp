@@ -50,9 +50,9 @@ class low_rank_gates {
   /// First factor of one gate's matrix: [rank][in]. The view is of this object's memory, column-major: its
   /// row stride is 1. `gate`: 0 i, 1 f, 2 g, 3 o; not checked.
   tensor_view<parameter_t<T>, 2> down(index_t gate) { return gate_view(down_, gate, rank_, in_); }
+  tensor_view<const parameter_t<T>, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
   /// Second factor of one gate's matrix: [hidden][rank]. The view is of this object's memory, column-major:
   /// its row stride is 1. `gate`: 0 i, 1 f, 2 g, 3 o; not checked.
-  tensor_view<const parameter_t<T>, 2> down(index_t gate) const { return gate_view(down_, gate, rank_, in_); }
   tensor_view<parameter_t<T>, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
   tensor_view<const parameter_t<T>, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }
 

@@ -124,9 +124,9 @@ class lstm_core : public recurrent_layer<T> {
     return dx;
   }
 
-  /// forward without the tape, for hosts that hold the kept values themselves. Reads `kept.h_before` and
-  /// `c_before`, writes the rest of `kept`. Without a backward pass `kept.cells` may have one step's rows. If
-  /// `kept.merged` is null, factors are not merged.
+  /// Computes the forward pass without the tape, for programs that store the kept values themselves. Reads
+  /// `kept.h_before` and `c_before`, writes the rest of `kept`. Without a backward pass `kept.cells` may have
+  /// one step's rows. If `kept.merged` is null, factors are not merged.
   template <class Device>
   void forward_keeping(context<Device>& ctx, const tensor_view<const T, 3>& x, const kept_values& kept,
                        const tensor_view<T, 3>& y, const recurrent_state<T>& after) const {
@@ -162,7 +162,8 @@ class lstm_core : public recurrent_layer<T> {
     hidden_side_.visit(f);
   }
 
-  /// Xavier uniform for every matrix of every gate, zero biases, as in the paper's language model.
+  /// Xavier uniform for every matrix of every gate, zero biases, as in the language model of Wang et al.
+  /// (Pufferfish, MLSys 2021).
   void initialize(random_stream random) {
     input_side_.initialize(random.child("weight_ih"));
     hidden_side_.initialize(random.child("weight_hh"));
