@@ -3,7 +3,8 @@
 
 /// \file
 /// Residual networks for ImageNet: `resnet18_imagenet`, `resnet34`, `resnet50`, `resnet101`, `resnet152`,
-/// `wide_resnet50_2`, as in torchvision, and the policies with which the paper factorizes them.
+/// `wide_resnet50_2`, as in torchvision, and the policies with which Wang et al. (Pufferfish, MLSys 2021)
+/// factorize them.
 
 #include <algorithm>
 #include <array>

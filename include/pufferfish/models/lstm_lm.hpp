@@ -31,7 +31,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Sizes of an lstm_lm; the defaults are the paper's network for WikiText-2.
+/// Sizes of an lstm_lm; the defaults are the network for WikiText-2 of Wang et al. (Pufferfish, MLSys 2021).
 struct lstm_lm_options {
   index_t vocabulary = 33278;  ///< WikiText-2's words
   index_t width = 1500;        ///< of the embedding and of every layer: the tied output needs them equal
@@ -186,9 +186,10 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     f("decoder.bias", bias_);
   }
 
-  /// Initial values of the paper's code: the table uniform in +-0.1, gates as LSTM::initialize, the output's
-  /// bias uniform in +-1/sqrt(width). In a low-rank embedding, `down` is uniform in +-0.1 and `up` in
-  /// +-sqrt(3 / rank), so that the product has the dense table's variance.
+  /// Initial values of the published code of Wang et al. (Pufferfish, MLSys 2021): the table uniform in
+  /// +-0.1, gates as LSTM::initialize, the output's bias uniform in +-1/sqrt(width). In a low-rank embedding,
+  /// `down` is uniform in +-0.1 and `up` in +-sqrt(3 / rank), so that the product has the dense table's
+  /// variance.
   void initialize(random_stream random) {
     detail::initialize_embedding(
         embedding_, random.child("encoder"),
@@ -330,8 +331,8 @@ model<lstm_lm<T, Device>, Device> make_lstm_lm(const lstm_lm_options& options) {
   return model<lstm_lm<T, Device>, Device>(lstm_lm<T, Device>(options));
 }
 
-/// Policy of the paper for lstm_lm: all recurrent matrices at a quarter of full rank; the
-/// embedding, and with it the output, stays dense.
+/// Policy of Wang et al. (Pufferfish, MLSys 2021) for lstm_lm: all recurrent matrices at a quarter of full
+/// rank; the embedding, and with it the output, stays dense.
 ///
 ///     const factorization made = factorize(net, lstm_lm_policy());  // 85,962,278 -> 67,962,278 parameters
 inline factorize_policy lstm_lm_policy() { return {.first_layer = 1, .last_layer_dense = false}; }

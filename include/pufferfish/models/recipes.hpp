@@ -113,7 +113,7 @@ struct language_recipe {
   double dropout = 0.65;        ///< see lstm_lm_options
   sgd_options optimizer{};
 };
-/// The values of the paper's code for WikiText-2.
+/// Hyperparameters for WikiText-2 of the published code of Wang et al. (Pufferfish, MLSys 2021).
 inline language_recipe wikitext2_recipe() { return {}; }
 
 /// The Transformer on Multi30k, German to English, trained on the sum of label-smoothed losses over
@@ -131,7 +131,7 @@ struct translation_recipe {
   index_t beams = 5;             ///< hypotheses of beam search
   double length_penalty = 0.7;   ///< alpha of beam_length_penalty
 };
-/// The values of the paper's code for Multi30k.
+/// Hyperparameters for Multi30k of the published code of Wang et al. (Pufferfish, MLSys 2021).
 inline translation_recipe multi30k_recipe() { return {}; }
 
 PUFFERFISH_NAMESPACE_END

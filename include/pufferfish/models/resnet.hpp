@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `resnet18`: the residual network that the paper trains on CIFAR-10, and how the paper factorizes it. Those
-/// for ImageNet are in imagenet_resnet.hpp.
+/// `resnet18`: the residual network that Wang et al. (Pufferfish, MLSys 2021) train on CIFAR-10, and their
+/// policy of factorization. Those for ImageNet are in imagenet_resnet.hpp.
 
 #include <pufferfish/models/small_resnet.hpp>
 #include <pufferfish/nn/factorize.hpp>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `vgg11`, `vgg19`, `vgg19_lth`: VGG networks with batch norm as the paper trains them on CIFAR-10, and how
-/// the paper factorizes them.
+/// `vgg11`, `vgg19`, `vgg19_lth`: VGG networks with batch norm as trained on CIFAR-10 by Wang et al.
+/// (Pufferfish, MLSys 2021), and their policies of factorization.
 
 #include <algorithm>
 #include <array>
@@ -116,10 +116,10 @@ network<T, Device> vgg19(const vgg_options& options = {}) {
   return detail::vgg<T, Device>("vgg19", detail::vgg19_stages, options);
 }
 
-/// The VGG-19 that the paper compares with lottery tickets: 2x2 average pooling after the last stage, and
-/// one linear layer, fc. 20,035,018 parameters with 10 classes. Initial values of that comparison: weights
-/// from N(0, 2 / fan_in), batch norm weights from U[0, 1). Otherwise as vgg19.
-/// There is no dropout: throws value_error for an options.dropout other than 0 and the default.
+/// The VGG-19 that Wang et al. (Pufferfish, MLSys 2021) compare with lottery tickets: 2x2 average pooling
+/// after the last stage, and one linear layer, fc. 20,035,018 parameters with 10 classes. Initial values of
+/// that comparison: weights from N(0, 2 / fan_in), batch norm weights from U[0, 1). Everything else is as in
+/// vgg19. There is no dropout: throws value_error for an options.dropout other than 0 and the default.
 template <class T, class Device = device::cpu>
 network<T, Device> vgg19_lth(const vgg_options& options = {}) {
   if (options.dropout != 0.0 && options.dropout != vgg_options().dropout) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// The zoo: the convolutional networks of the paper and of its code, by name, in their dense,
-/// hybrid and pure low-rank forms. docs/models.md lists them with their counts.
+/// The zoo: the convolutional networks of Wang et al. (Pufferfish, MLSys 2021) and of their published code,
+/// by name, in their dense, hybrid and pure low-rank forms. docs/models.md lists them with their counts.
 
 #include <array>
 #include <string>
@@ -151,8 +151,8 @@ const std::array<zoo_model<T, Device>, 10>& zoo() {
   return detail::zoo_models<T, Device>;
 }
 
-/// The model of this name. Throws value_error, listing all names, if there is none.
-/// The reference is valid as long as the program.
+/// Returns the model of this name. Throws value_error, listing all names, if there is none. The reference is
+/// valid as long as the program.
 template <class T, class Device = device::cpu>
 const zoo_model<T, Device>& zoo_model_called(std::string_view name) {
   std::string known;
