@@ -26,9 +26,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Cost of one computing layer in one forward pass. `macs` counts convolutions and matrix products
-/// only. `macs_paper` follows the counter of the paper's code, which adds 2 per element that a
-/// batch norm normalises, 1 per element that a ReLU or pooling reads, and nothing for biases.
+/// Cost of one layer that is not a container, in one forward pass. `macs` counts convolutions and matrix
+/// products only. `macs_paper` follows the counter in the published code of Wang et al. (Pufferfish, MLSys
+/// 2021), which adds 2 per element that a batch norm normalises, 1 per element that a ReLU or pooling reads,
+/// and nothing for biases.
 struct layer_cost {
   std::string name;
   std::string description;
@@ -57,8 +58,9 @@ struct model_cost {
   }
 };
 
-/// The ReLU and pooling layers that the paper's counter includes. It hooks into PyTorch modules and
-/// misses layers called as functions, so that a published number depends on how its network is written.
+/// The ReLU and pooling layers that the counter in the published code of Wang et al. (Pufferfish, MLSys 2021)
+/// includes. It hooks into PyTorch modules and misses layers called as functions, so that a published number
+/// depends on how its network is written.
 struct paper_counter {
   /// Called with the name of each ReLU and pooling layer, and of each residual block with a ReLU
   /// after its sum; empty: all are included.

@@ -40,7 +40,7 @@ struct factorization {
   index_t parameters_after = 0;
 
   /// Over all factorized layers together: sum of kept sigma^2 / sum of ||A||_F^2, A the weight matrices. 1 if
-  /// there are none.
+  /// no layer was factorized.
   double kept_energy() const {
     double kept = 0.0, all = 0.0;
     for (const factor_report& layer : layers) {

@@ -38,8 +38,9 @@ any_layer<T, Device> merged(any_layer<T, Device>& low_rank) {
 
 }  // namespace detail
 
-/// Multiplies out the factors of every low-rank layer. The result is a dense network of the same
-/// function up to rounding, for programs that support dense layers only. New arenas, a new generation.
+/// Multiplies out the factors of every low-rank layer. The result is a dense network of the same function up
+/// to rounding, for programs that support dense layers only. The network gets new arenas and a new generation
+/// (model::generation).
 template <class Root, class Device>
 void merge(model<Root, Device>& net) {
   using T = typename Root::value_type;

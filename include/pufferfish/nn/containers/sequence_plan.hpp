@@ -77,8 +77,9 @@ class sequence_plan {
            leader(writer).abilities().gives_moments && leader(reader).abilities().takes_moments;
   }
 
-  /// Places of outputs: on the tape if kept. Otherwise in the place of the next output, if the layer between
-  /// works in place, or in two blocks in turn. The last output is y. `outputs`: nullptr in inference.
+  /// Chooses the memory of each layer's output: the tape if the output is needed in the backward pass.
+  /// Otherwise the memory of the next output, if the layer between works in place, or one of two blocks in
+  /// turn. The last output is y. `outputs`: nullptr in inference.
   inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, scratch_frame& notes,
                                 const extents<4>* shapes, output_state* outputs, T* y) const {
     inner_places<T> places(frame, notes, size());

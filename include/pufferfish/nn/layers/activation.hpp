@@ -48,7 +48,7 @@ class ReLU {
 
 namespace detail {
 
-/// An activation of ops/elementwise/activation.hpp as a layer. Keeps a view of x or y, no copy, for the
+/// An activation of ops/elementwise/activation.hpp as a layer. Keeps a view (not a copy) of x or y for the
 /// backward pass. dx = f'(x) dy. The derivative is computed from y for Tanh (1 - y^2) and Sigmoid (y (1 -
 /// y)), and from x for both forms of GELU.
 template <class T, activation_kind Kind>

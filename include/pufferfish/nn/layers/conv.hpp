@@ -49,7 +49,7 @@ class Conv {
   bool has_bias() const { return bias_.size() > 0; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
 
-  /// Weight [out][in / groups][height][width] and bias (null view: none), as frameworks see them.
+  /// Weight [out][in / groups][height][width] and bias (a null view if there is no bias), in PyTorch's order.
   tensor_view<parameter_t<T>, 4> weight() { return weight_.logical(); }
   tensor_view<const parameter_t<T>, 4> weight() const { return weight_.logical(); }
   tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
@@ -115,7 +115,7 @@ class Conv {
   }
 
   /// Multiply-accumulates of one forward pass: output pixels * shape().patch() * out channels. Throws
-  /// shape_error as output_shape.
+  /// shape_error for an input that output_shape rejects.
   index_t macs(const extents<4>& input) const {
     const extents<4> output = output_shape(input);
     return output[0] * output[1] * output[2] * shape_.patch() * shape_.out_channels;

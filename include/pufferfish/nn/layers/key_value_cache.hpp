@@ -43,8 +43,9 @@ class key_value_cache {
         values_(rows * capacity, value_width),
         used_(static_cast<std::size_t>(rows), false) {}
 
-  /// Rows in use; tokens of each of them; room for tokens in a row.
+  /// Number of rows (sequences) in use.
   index_t rows() const { return static_cast<index_t>(first_.size()); }
+  /// Number of tokens stored for each row.
   index_t length() const { return length_; }
   index_t capacity() const { return capacity_; }
 

@@ -48,7 +48,7 @@ class Linear {
   bool has_bias() const { return bias_.size() > 0; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
 
-  /// Weight [out][in] and bias (null view: none), as frameworks see them.
+  /// Weight [out][in] and bias (a null view if there is no bias), in PyTorch's order.
   tensor_view<parameter_t<T>, 2> weight() { return {weight_.data(), {out_, in_}, {1, out_}}; }
   tensor_view<const parameter_t<T>, 2> weight() const { return {weight_.data(), {out_, in_}, {1, out_}}; }
   tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }

@@ -61,8 +61,9 @@ class token_layer {
   index_t parameters() const {
     return rank() == 0 ? vocabulary() * width() : rank() * (vocabulary() + width());
   }
-  /// Multiply-accumulates of a lookup of one token, and of one row of a tied output.
+  /// Multiply-accumulates of the lookup of one token.
   index_t macs() const { return rank() * width(); }
+  /// Multiply-accumulates of one row of a tied output layer.
   index_t output_macs() const { return parameters(); }
 
  protected:
