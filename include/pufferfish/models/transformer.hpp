@@ -131,7 +131,7 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
   void backward(context<Device>& ctx, double normalizer) const { run_backward(ctx, normalizer); }
   void backward(context<Device>& ctx, const double* normalizer) const { run_backward(ctx, normalizer); }
 
-  /// Computes the logits, output_rows(target) x vocabulary; tape and errors as in `loss`.
+  /// Computes the logits, output_rows(target) x vocabulary. Tape and errors are those of `loss`.
   void forward(context<Device>& ctx, const token_matrix& source, const token_matrix& target,
                const tensor_view<T, 2>& logits) const {
     const extents<2> expected{output_rows(target), options_.vocabulary};

@@ -209,9 +209,9 @@ factorization factorize_on_host(model<Root, Device>& net, const factorize_policy
 
 }  // namespace detail
 
-/// Replaces the layers that `policy` chooses by low-rank layers. All other layers, parameters and
-/// buffers are carried over bit for bit. New arenas, a new generation: optimizers and exchanges of
-/// the old generation throw from now on.
+/// Replaces the layers that `policy` chooses by low-rank layers. All other layers, parameters and buffers are
+/// carried over bit for bit. New arenas, a new generation: optimizers and exchanges of the old generation
+/// throw from now on.
 ///
 /// `statistics`, if given, are statistics of the network's training (nn/measure/collect_statistics.hpp). The
 /// truncations and, with policy.budget or policy.share, the ranks of the layers depend on them. A layer
@@ -220,8 +220,8 @@ factorization factorize_on_host(model<Root, Device>& net, const factorize_policy
 /// policy.threads layers are decomposed at once, the largest first; the result does not depend on the number.
 /// The new layers and the old ones both exist until all are made.
 ///
-/// Throws for an invalid policy as select, for weights as svd_factorize, naming the layer, and for a budget
-/// as allocate; the network is unchanged if anything is thrown.
+/// Throws the errors of select for an invalid policy, those of svd_factorize for weights, naming the layer,
+/// and those of allocate for a budget. The network is unchanged if an exception is thrown.
 template <class Root, class Device>
 factorization factorize(model<Root, Device>& net, const factorize_policy& policy,
                         const network_statistics* statistics = nullptr) {
