@@ -73,7 +73,8 @@ def rows():
         yield Row(f"topk-{ratio}", "topk", f"top-k, {100 * ratio:g} %", f"--compress topk --compress-ratio {ratio}",
                   lambda s, r=ratio: sizes.top_k(s, r))
     for name, title in (("randomk", "random-k"), ("randomblock", "random block")):
-        yield Row(name, "randomk", f"{title}, 1 %", f"--compress {name} --compress-ratio 0.01", lambda s: sizes.random_k(s, 0.01))
+        yield Row(name, "randomk", f"{title}, 1 %", f"--compress {name} --compress-ratio 0.01", lambda s: sizes.random_k(s, 0.01),
+                  NOISY)
     for ratio in (0.01, 0.001):
         yield Row(f"dgc-{ratio}", "dgc", f"DGC, {100 * ratio:g} %", f"--compress dgc --compress-ratio {ratio} --momentum 0",
                   lambda s, r=ratio: sizes.dgc(s, r), OWN_MOMENTUM)
