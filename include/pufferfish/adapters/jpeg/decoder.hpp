@@ -31,6 +31,7 @@ struct rgb_image {
 /// \code
 ///   jpeg_decoder decoder;
 ///   rgb_image image;
+///   // The name is for texts of errors, {1, 1} is the scale 1 / 1: the original size.
 ///   decoder.decode(read_file("cat.jpg"), "cat.jpg", {1, 1}, image);
 /// \endcode
 class jpeg_decoder {

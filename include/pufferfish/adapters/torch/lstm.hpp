@@ -27,7 +27,8 @@ struct lstm_ranks {
 /// torch::nn::LSTM of one or more layers, with each gate's two matrices as products up down. Layer 0, 1, ...
 /// has the parameters `weight_ih_l0_down` [4 rank][in], `weight_ih_l0_up` [4 hidden][rank], `bias_l0` [4
 /// hidden] (if options.bias(); the sum of libtorch's two), `weight_hh_l0_down` and `weight_hh_l0_up`. The
-/// gates i, f, g, o are stacked in the first dimension; strides are those of the kernels' memory order.
+/// gates i, f, g, o are stacked in the first dimension. In memory the first dimension of each matrix is
+/// contiguous (stride 1), the order of the kernels; save and load by name work as for any tensor.
 ///
 /// Dense float and double tensors on the CPU are computed by pufferfish's kernels, forward and backward; all
 /// others by libtorch's operations. Packed sequences are not supported.

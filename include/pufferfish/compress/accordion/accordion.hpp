@@ -107,8 +107,8 @@ inline std::string describe(const accordion_options& options) {
 ///
 /// A change of level keeps the memory of error feedback; PowerSGD draws a new Q for the matrix.
 ///
-/// Has one round more than the method. In this round rank 0 sends one byte per matrix to all ranks in the
-/// first step after such an epoch; in other steps the round is empty.
+/// An accordion has one round of messages more in a step than its method. In this round rank 0 sends one byte
+/// per matrix to all ranks in the first step after such an epoch; in other steps the round is empty.
 ///
 /// Collective behavior: all ranks must see the same epochs and rates, so set_epoch is called with equal
 /// arguments on all ranks. Rank 0 needs memory for one more array of the gradients' size, for the sums.

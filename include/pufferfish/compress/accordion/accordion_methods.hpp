@@ -150,7 +150,8 @@ class top_k_levels {
     return result;
   }
   void set_levels(std::span<const T> levels, std::uint64_t) { restore_levels(levels); }
-  /// Sets the number of entries of each matrix; the memory stays.
+  /// Sets how many entries of each matrix are sent, from the level stored in a checkpoint: 0 for the high
+  /// compression, otherwise the low one. The memory of error feedback is not changed.
   void restore_levels(std::span<const T> levels) {
     std::vector<index_t> counts;
     for (std::size_t m = 0; m < matrices_.size(); ++m) {

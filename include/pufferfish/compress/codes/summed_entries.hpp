@@ -57,7 +57,8 @@ class summed_entries {
             std::min(code_.size(), static_cast<std::size_t>(stream_.length()) * sizeof(value_type));
   }
 
-  /// See gradient_compressor. Codec::has_parts(options) is false where a code depends on all tensors.
+  /// Whether part() makes compressors for parts of the arena, so that buckets can be compressed one by one.
+  /// False if Codec::has_parts(options) is, because its codes depend on all tensors.
   bool has_parts() const { return detail::codes_have_parts<Codec>(options_); }
   /// A compressor of elements [begin, end) of the arena with a fresh memory of zeros.
   summed_entries part(index_t begin, index_t end) const {

@@ -111,7 +111,9 @@ class qsgd_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, unless the code has most_bytes() bytes. All bits are valid.
+  /// Writes the values of a code to `to`, which has the length of the arena, or adds them, as `as` says.
+  /// Every code of most_bytes() bytes is valid, whatever its bits. Throws value_error for another length,
+  /// with `to` unchanged.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("qsgd_codec", code.size(), most_bytes());

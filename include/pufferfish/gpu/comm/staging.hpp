@@ -48,9 +48,11 @@ class gradient_staging<T, device::gpu> {
  public:
   static constexpr bool copies = true;
 
-  /// `buckets`: number of buckets. `used`: whether fetch() will be called; without it no events and no pinned
-  /// memory are allocated. `places`: see any_compressor::pack; empty: buckets are not packed. The store must
-  /// outlive the object. Throws backend_error.
+  /// `buckets`: number of buckets. `memory`: `staged` copies gradients to the host, which takes pinned memory
+  /// of their size; `device` leaves them on the device. `used`: whether fetch(), which starts the copy of a
+  /// bucket, will be called; if not, neither events nor pinned memory are allocated. `places`: for each
+  /// bucket the indices of the gradients that travel (any_compressor::pack); empty: all travel. The store
+  /// must outlive the object. Throws backend_error.
   gradient_staging(parameter_store<T>& store, std::size_t buckets, exchange_memory memory, bool used,
                    const std::vector<std::vector<std::int32_t>>& places)
       : store_(&store), memory_(memory), skip_(gpu::device_memory(), 1), host_skip_(gpu::pinned_memory(), 1) {

@@ -22,7 +22,8 @@ namespace ops {
 
 template <>
 struct copy_ops<device::gpu> {
-  /// Row m of `to` becomes row places[m] of `from`. With `places` == nullptr it becomes row m.
+  /// to_m = from_(places[m]) for each row m of `to`; to_m = from_m if `places` is null. `places` is an array
+  /// in the memory of the device.
   template <class T>
   static void gather_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from,
                           const index_t* places, const tensor_view<T, 2>& to) {

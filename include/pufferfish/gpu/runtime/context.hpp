@@ -194,9 +194,10 @@ class context<device::gpu> {
   void gradient_written(const parameter<T>& p) {
     if (p.written()) ready_(&p, p.id());
   }
-  /// While the returned object exists, `call(object, parameter, id)` is called in backward passes for each
-  /// parameter whose gradient is complete. A later registration replaces it. The function may put work into
-  /// streams; the device may not have written the gradient yet. See gradient_hook.
+  /// While the returned object exists, `call(object, parameter, parameter's id)` is called in backward passes
+  /// for each parameter as soon as the work that completes its gradient is in the stream; the device may not
+  /// have done that work yet. The function may put work into streams. A later registration replaces this one.
+  /// See gradient_hook.
   gradient_listener on_gradient_ready(gradient_hook::call_type call, void* object) {
     return {ready_, call, object};
   }

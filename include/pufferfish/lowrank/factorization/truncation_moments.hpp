@@ -122,8 +122,9 @@ inline product_operand vector_operand(const std::vector<double>& v) {
   return tensor_view<const double, 2>(v.data(), {static_cast<index_t>(v.size()), 1});
 }
 
-/// Moments of the inputs x of W and of its outputs y = W x: `root` or `token_root` or, without records of
-/// inputs, `output_moment`, which comes with `gram`. All are empty without statistics.
+/// Second moments of the inputs x of a weight W and of its outputs y = W x, as a truncation needs them. One
+/// of three forms is set, and the other members are empty: `root` if inputs were recorded, `token_root` if
+/// the inputs are token ids, else `output_moment` together with `gram`. Without statistics all are empty.
 struct input_moments {
   tensor<double, 2> root;           ///< R with E[x x^T] = R R^T
   std::vector<double> token_root;   ///< the diagonal of R for tokens

@@ -45,10 +45,10 @@ class step_operand;
 template <class T>
 class step_operand<T, device::cpu> {
  public:
-  /// Whether `steps` products of `batch` rows with a merged matrix of `merged` elements, the product of two
-  /// with `factors` elements, are faster than two products each. On the CPU never: they read more memory. On
-  /// a device for few rows, since each small product has its own latency there, and at most four times as
-  /// many elements.
+  /// Whether one product with up down (`merged` elements) is faster than a product with each factor
+  /// (`factors` elements together), for `steps` products of `batch` rows. On the CPU never: it reads more
+  /// memory. On a device for few rows, since each small product has its own latency there, and at most four
+  /// times as many elements.
   static bool merges(index_t, index_t, index_t, index_t) { return false; }
 
   /// b: K x N, any strides (on a device: dense rows or dense columns); `groups` matrices, each `group_step`
