@@ -199,6 +199,8 @@ class Study(Folder):
         self.assertIsNone(results.step_ms(ROWS["rare"], "dense", 2, 1))  # how many local steps is not known
         self.assertIsNone(results.step_ms(ROWS["onebit"], "dense", 2, 1))
         self.assertAlmostEqual(results.copies(ROWS["efsign"], "dense", 2), 10.0)
+        self.assertEqual(page_of.copies_goal("dense", results),
+                         ["Goals: 8 copies for top-k, 3 for signs, three levels and few bits. Missed by EF-sign (10.0).", ""])
         self.assertEqual((results.copies(ROWS["none"], "dense", 2), results.copies(ROWS["onebit"], "dense", 2)), (None, None))
 
     def test_prediction_of_rare_exchanges(self):
