@@ -78,7 +78,7 @@ struct weight_matrix {
   tensor_view<T, 4> view;  ///< view of the layer's own memory
 };
 
-/// The factors of one weight matrix: down [rank][in][height][width] and up [out][rank][1][1], as views of the
+/// Views of the factors of one weight matrix: down [rank][in][height][width] and up [out][rank][1][1], in the
 /// low-rank layer's own memory. The matrix is up * down, summed over the rank.
 /// The views are valid until the layer is destroyed, moved, or bound to the arena of a network. `name` and
 /// `group` are those of the weight_matrix.
@@ -89,30 +89,32 @@ struct factor_views {
   tensor_view<T, 4> down, up;
 };
 
-/// The weights of a dense layer, as views of its own memory, which may be on a device. No matrices: the
-/// layer has no weight matrix.
-/// The views are valid as long as the dense layer exists and does not move its memory; names are copies,
-/// except those of the biases (see named_view).
+/// The weights of a dense layer, as views of its own memory, which may be on a device. For a layer without
+/// weight matrices, the list of matrices is empty. The views are valid as long as the dense layer exists and
+/// does not move its memory; names are copies, except those of the biases (see named_view).
 template <class T>
 struct layer_weights {
-  std::string name;   ///< name of the layer
-  std::string shape;  ///< description of the layer's shape
+  std::string name;   ///< name of the layer in its network
+  std::string shape;  ///< text that describes the layer's sizes, for errors
   std::vector<weight_matrix<const T>> matrices;
   std::vector<named_view<const T, 1>> biases;  ///< a null view: no bias
   bool rows_are_outputs = false;               ///< see kind_traits
   bool convolution = false;                    ///< whether the matrices have a height and a width
 
-  /// The name of matrix i in reports, and in errors.
+  /// The name of matrix i in reports and errors: the layer's name, followed by the matrix's if there are
+  /// several.
   std::string name_of(std::size_t i) const {
     return matrices.size() == 1 ? name : name + "." + matrices[i].name;
   }
-  /// Matrix i in errors about its size: the layer with its shape if it has one matrix, else name_of(i).
+  /// Text that stands for matrix i in errors about sizes: name and shape of a layer with one matrix, else
+  /// name_of(i).
   std::string describe(std::size_t i) const {
     return matrices.size() == 1 ? name + " (" + shape + ")" : name_of(i);
   }
 };
 
-/// A low-rank layer as the list of its factors and biases. No factors: the layer is not low-rank.
+/// A low-rank layer as the list of its factors and biases. The lists are empty for a layer that is not
+/// low-rank.
 template <class T>
 struct low_rank_parts {
   std::vector<factor_views<T>> factors;
@@ -133,7 +135,8 @@ struct low_rank_parts {
 
 namespace detail {
 
-/// Reasons why the layer_traits of a type do not describe a layer that can be factorized.
+/// The member of layer_traits that is missing or does not fit, so that the type's layers cannot be
+/// factorized.
 enum class trait_fault { none, no_traits, kind, matrices, dimensions, scalar, shape, heads };
 
 /// A low-rank layer of the library, with any rank and device.
@@ -142,7 +145,7 @@ concept low_rank_layer = requires {
   Layer::low_rank_kind;
 };
 
-/// A matrix, or the weight of a convolution, as [out][in][height][width].
+/// Views a matrix, or the weight of a convolution, as [out][in][height][width].
 template <class T>
 tensor_view<T, 4> as_kernel(const tensor_view<T, 4>& weight) {
   return weight;
@@ -159,7 +162,7 @@ tensor_view<T, N> writable(const tensor_view<const T, N>& view) {
   return {const_cast<T*>(view.data()), view.shape(), view.strides()};
 }
 
-/// The host's biases as a list, from `biases` of its layer_traits, else `bias`. A null view: no bias.
+/// The biases of a layer with layer_traits, from its member `biases`, else from `bias`. A null view: no bias.
 template <class Dense>
 std::vector<named_view<const weight_scalar_t<Dense>, 1>> host_biases([[maybe_unused]] const Dense& dense) {
   std::vector<named_view<const weight_scalar_t<Dense>, 1>> all;
@@ -177,7 +180,7 @@ bool has_any(const std::vector<named_view<T, 1>>& biases) {
   return std::any_of(biases.begin(), biases.end(), [](const auto& bias) { return !bias.view.is_null(); });
 }
 
-/// The matrices from layer_traits, with matrix i in rank group group_of(i).
+/// The matrices that layer_traits list, with matrix i in rank group group_of(i).
 template <class Dense, class GroupOf>
 std::vector<weight_matrix<const weight_scalar_t<Dense>>> host_matrices(const Dense& dense,
                                                                        const GroupOf& group_of) {
@@ -209,7 +212,7 @@ struct kind_base {
   static auto matrices(const Dense& dense) {
     return host_matrices(dense, [](std::size_t) { return std::size_t{0}; });
   }
-  /// One pair: down [rank][in][1][1] and up [out][rank][1][1].
+  /// The single pair of factors: down [rank][in][1][1] and up [out][rank][1][1].
   template <class T>
   static std::vector<factor_views<parameter_t<T>>> factors(Core<T>& layer) {
     using P = parameter_t<T>;

@@ -50,9 +50,10 @@ concept has_trait_fault = find_trait_fault<Layer>()
 template <class Layer>
 concept factorizable = has_trait_fault<Layer, trait_fault::none>;
 
-/// kind_traits of a host's layer and of a low-rank layer.
+/// kind_traits of a layer that has layer_traits.
 template <class Dense>
 using kind_of = kind_traits<layer_traits<Dense>::kind>;
+/// kind_traits of a low-rank layer.
 template <class LowRank>
 using low_rank_kind_of = kind_traits<LowRank::low_rank_kind>;
 

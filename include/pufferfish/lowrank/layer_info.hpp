@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `layer_info`: sizes and place of a layer in its network, from which policies choose layers and ranks.
+/// `layer_info`: sizes of a layer and its place in its network, from which policies choose layers and ranks.
 
 #include <algorithm>
 #include <concepts>
@@ -17,7 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Rows and columns of a weight as a matrix: outputs x inputs of one output.
+/// Rows and columns of a weight as a matrix: the number of outputs, and the number of inputs of one output.
 struct matrix_size {
   index_t rows = 0;
   index_t cols = 0;
@@ -36,13 +36,13 @@ struct matrix_group {
 /// block, or an embedding table.
 enum class layer_place { path, shortcut, embedding };
 
-/// The input of `select` for one layer: sizes, but no weights.
-/// `name` is used in errors, in policy.ranks and in also_if.
+/// The input of `select` for one layer: its sizes, without its weights. Errors, policy.ranks and
+/// policy.also_if identify the layer by `name`.
 struct layer_info {
   std::string name;
   std::vector<matrix_group> groups;  ///< rank groups; empty: the layer is low-rank already
   layer_place place = layer_place::path;
-  bool convolution = false;  ///< for factorize_policy::factor_norms
+  bool convolution = false;  ///< whether factorize_policy::factor_norms applies to the layer
 };
 
 /// A layer's name and its actual or requested ranks, one per rank group (see kind_traits).
@@ -50,7 +50,7 @@ struct layer_rank {
   std::string name;
   rank_list ranks;
 
-  /// From the ranks as a list, or one by one: layer_rank("lstm", 32, 48). Not checked.
+  /// Constructs the ranks from a list, or from one number per group: layer_rank("lstm", 32, 48). Not checked.
   layer_rank() = default;
   layer_rank(std::string layer, rank_list all) : name(std::move(layer)), ranks(std::move(all)) {}
   template <std::convertible_to<index_t>... Ranks>
@@ -64,13 +64,14 @@ struct layer_rank {
 
 namespace detail {
 
-/// Number of parameters of a layer's matrices, and of their factors at the given ranks, with
-/// `extra_parameters` more per rank of each matrix.
+/// Number of parameters of a layer's dense matrices.
 inline index_t parameters_as_dense(const layer_info& layer) {
   index_t sum = 0;
   for (const matrix_group& group : layer.groups) sum += group.count * group.size.rows * group.size.cols;
   return sum;
 }
+/// Number of parameters of the factors of a layer's matrices at the given ranks (one per group), with
+/// `extra_parameters` more per rank of each matrix.
 inline index_t parameters_as_factors(const layer_info& layer, const rank_list& ranks,
                                      index_t extra_parameters = 0) {
   index_t sum = 0;
@@ -134,7 +135,7 @@ std::vector<matrix_group> groups_of(const layer_weights<T>& weights) {
   });
 }
 
-/// Proportional to the estimated time of a layer's decompositions.
+/// A number proportional to the estimated time of a layer's decompositions.
 inline double decomposition_cost(const layer_info& layer) {
   double sum = 0.0;
   for (const auto& [size, count] : layer.groups) {
@@ -144,7 +145,8 @@ inline double decomposition_cost(const layer_info& layer) {
   return sum;
 }
 
-/// Order of decomposition: largest layers first, so that threads finish at about the same time.
+/// Indices of the layers in the order of their decomposition: largest first, so that threads finish at about
+/// the same time.
 inline std::vector<std::size_t> decomposition_order(const std::vector<layer_info>& layers) {
   std::vector<std::size_t> order(layers.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

@@ -51,12 +51,15 @@ struct factorize_policy {
   /// Explicit ranks of named layers, which replace `rank` and `budget`. Layers that are not listed stay
   /// dense, and so do layers that a rule below keeps dense.
   std::optional<std::vector<layer_rank>> ranks = {};
-  /// Layers 1 .. first_layer - 1 stay dense (the hybrid network); only layers of the main path count, in
-  /// execution order. 1 factorizes from the first layer on; the paper uses at least 2. value_error if it is
-  /// below 1, or above 2 and beyond the last layer.
+  /// Number of the first layer to factorize. Layers 1 .. first_layer - 1 stay dense (the hybrid network);
+  /// only layers of the main path count, in execution order. The paper uses at least 2. `select` throws
+  /// value_error if it is below 1, or above 2 and beyond the last layer.
   index_t first_layer = 2;
+  /// Whether the last layer of the main path stays dense.
   bool last_layer_dense = true;
+  /// Whether layers on the shortcuts of residual blocks stay dense.
   bool shortcuts_dense = true;
+  /// Whether embeddings stay dense.
   bool embeddings_dense = true;
   /// The rank policy of embeddings; empty: `rank`.
   std::optional<rank_policy> embedding_rank = {};
@@ -66,7 +69,7 @@ struct factorize_policy {
   /// True: a layer stays dense if its factors together would not have fewer parameters. False: a layer with a
   /// matrix that would not become smaller is an error (rank_error).
   bool keep_dense_if_larger = true;
-  /// Kind of truncation; empty: the most exact one that the statistics given to factorize allow.
+  /// Kind of truncation; empty: the most exact kind for which factorize got statistics.
   std::optional<truncation> truncate = {};
   svd_method method = svd_method::automatic;
   std::uint64_t seed = 0;
@@ -82,17 +85,17 @@ struct factorize_policy {
   }
 };
 
-/// Reason why a layer stays dense.
+/// Reason why a layer stays dense; `nothing` if it is factorized.
 enum class dense_because {
-  nothing,
-  first_layers,
-  last_layer,
-  shortcut,
-  embedding,
-  caller,
-  growth,
-  low_rank,
-  budget  ///< its components are worth their cost
+  nothing,       ///< none: the layer is factorized
+  first_layers,  ///< its number is below first_layer
+  last_layer,    ///< it is the last layer of the main path (last_layer_dense)
+  shortcut,      ///< it is on a shortcut (shortcuts_dense)
+  embedding,     ///< it is an embedding (embeddings_dense)
+  caller,        ///< also_if or the list `ranks` excludes it
+  growth,        ///< its factors would not have fewer parameters (keep_dense_if_larger)
+  low_rank,      ///< it is low-rank already
+  budget         ///< in the distribution of the budget, its singular components are worth their cost
 };
 
 /// Whether one layer is factorized, with which ranks, and the reason if it stays dense; a result of `select`,
@@ -103,7 +106,7 @@ struct layer_choice {
   rank_policy rank;              ///< rank policy of the layer's matrices
   rank_list ranks;               ///< one per rank group; empty if they depend on singular values
   bool by_budget = false;        ///< the ranks are computed from the network's budget
-  index_t extra_parameters = 0;  ///< per rank of each matrix: 2 with factorize_policy::factor_norms
+  index_t extra_parameters = 0;  ///< parameters more per rank of each matrix: 2 with factor_norms
 
   bool factorize() const { return reason == dense_because::nothing; }
 };
@@ -158,7 +161,7 @@ inline const layer_rank* listed(const factorize_policy& policy, const std::strin
   return nullptr;
 }
 
-/// Sets the ranks that the policy determines without singular values. Throws for invalid ranks.
+/// Sets the ranks that the policy determines without singular values. Throws rank_error for invalid ranks.
 inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const factorize_policy& policy) {
   const bool own = layer.place == layer_place::embedding && policy.embedding_rank;
   choice.rank = own ? *policy.embedding_rank : policy.rank;

@@ -11,8 +11,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-// Overloads for svd_factorize<L>(dense, ...), svd_factorize<16>(dense, ...), svd_factorize(dense, ...)
-// and svd_factors(dense, ...).
+// Declares the overloads for svd_factorize<L>(dense, ...), svd_factorize<16>(dense, ...),
+// svd_factorize(dense, ...) and svd_factors(dense, ...).
 #define PUFFERFISH_DETAIL_REFUSE(fault, text)                                                        \
   template <class LowRank, detail::has_trait_fault<detail::trait_fault::fault> Dense, class... More> \
   void svd_factorize(const Dense&, const More&...) PUFFERFISH_UNAVAILABLE(text);                     \
@@ -48,7 +48,8 @@ PUFFERFISH_DETAIL_REFUSE(heads,
 // clang-format on
 #undef PUFFERFISH_DETAIL_REFUSE
 
-/// A call without a rank. `None` keeps the L of svd_factorize<L>(dense) from being deduced as Dense.
+/// Overload for a call without a rank. `None` keeps the L of svd_factorize<L>(dense) from being deduced as
+/// Dense.
 template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
 void svd_factorize(const Dense&) PUFFERFISH_UNAVAILABLE(
     "svd_factorize(dense) needs a rank: svd_factorize(dense, rank_ratio{0.25}), or svd_factorize<16>(dense)");

@@ -76,11 +76,11 @@ concept has_biases_trait = requires(const Layer& layer) {
   layer_traits<Layer>::biases(layer);
 };
 
-/// The view of a layer's first weight matrix.
+/// Type of the view of a layer's first weight matrix.
 template <class Layer>
 using weight_view_t =
     std::remove_cvref_t<decltype(layer_traits<Layer>::matrices(std::declval<const Layer&>())[0].view)>;
-/// The scalar of a layer's weights.
+/// Scalar type of a layer's weights.
 template <class Layer>
 using weight_scalar_t = typename weight_view_t<Layer>::value_type;
 

@@ -21,11 +21,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// When the search of a sentence stops, other than for lack of hypotheses to extend. Unfinished
+/// Condition that ends the search of a sentence; it also ends if no hypothesis can be extended. Unfinished
 /// hypotheses are returned only if no hypothesis of the sentence has ended.
 enum class beam_stop {
   enough,  ///< `beam` hypotheses have ended, or the condition of `exact` holds
-  exact    ///< no unfinished hypothesis can still score better than the results found
+  exact    ///< no unfinished hypothesis can still score better than the best ended ones
 };
 
 /// Options of beam_search, which throws value_error unless beam, max_length and results are at least 1, begin
@@ -43,9 +43,7 @@ struct beam_options {
 
 /// Divisor that turns the log probability of a sequence of `length` tokens (the end token included)
 /// into its score: ((5 + length) / 6)^alpha. Source: Wu et al., "Google's neural machine
-/// translation system", 2016, equation 14.
-/// 1 for alpha = 0.
-/// A larger alpha favors longer sequences.
+/// translation system", 2016, equation 14. It is 1 for alpha = 0; a larger alpha favors longer sequences.
 inline double beam_length_penalty(index_t length, double alpha) {
   return std::pow((5.0 + static_cast<double>(length)) / 6.0, alpha);
 }
@@ -74,11 +72,11 @@ namespace detail {
 
 /// A token that may extend the hypothesis of a row.
 struct beam_candidate {
-  double log_probability;  // of the hypothesis with this token
+  double log_probability;  // log probability of the hypothesis extended by this token
   std::int32_t row;
   std::int32_t token;
 
-  /// Orders by falling log probability; ties by the lower row, then by the lower token.
+  /// Orders candidates by falling log probability; ties by the lower row, then by the lower token.
   bool operator<(const beam_candidate& other) const {
     if (log_probability != other.log_probability) return log_probability > other.log_probability;
     return row != other.row ? row < other.row : token < other.token;
@@ -106,7 +104,7 @@ void best_of_row(const T* z, index_t count, double shift, double before, std::in
   }
 }
 
-/// The search of one sentence.
+/// The hypotheses of one sentence during its search: those that are extended, and those that have ended.
 class beam_of_sentence {
  public:
   struct member {
@@ -148,7 +146,7 @@ class beam_of_sentence {
     if (enough || decided(o)) living_.clear();
   }
 
-  /// The best results. Call it once, at the end.
+  /// The best results, best first. May be called once, at the end, because it moves the tokens out.
   std::vector<hypothesis> results(const beam_options& o) {
     std::stable_sort(ended_.begin(), ended_.end(),
                      [](const hypothesis& a, const hypothesis& b) { return a.score > b.score; });
@@ -157,7 +155,7 @@ class beam_of_sentence {
   }
 
  private:
-  /// Makes results of the unfinished hypotheses.
+  /// Turns the unfinished hypotheses into results, with ended = false.
   void give_up(const beam_options& o) {
     for (member& m : living_) {
       const double penalty = beam_length_penalty(static_cast<index_t>(m.tokens.size()), o.length_penalty);

@@ -70,7 +70,7 @@ class initialized_sequential : public Sequential<T, Device> {
   initialized_sequential(Sequential<T, Device> layers, change c)
       : Sequential<T, Device>(std::move(layers)), change_(c) {}
 
-  /// The layers' own values, then `change` with the child of `random` for each parameter's name.
+  /// Initializes the layers, then calls `change` for each parameter, with the child of `random` for its name.
   void initialize(random_stream random) {
     Sequential<T, Device>::initialize(random);
     for_each_parameter(*this, [&](const std::string& name, parameter<parameter_t<T>>& p) {

@@ -17,7 +17,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Writes `count` elements at `place`, in the memory of the device: write(here) writes them on the host.
+/// Writes `count` elements at `place`, in the memory of the device. write(buffer) fills a buffer on the host.
 template <class V, class Device, class Write>
 void upload_written(context<Device>& ctx, V* place, index_t count, Write&& write) {
   scratch_frame notes(ctx.host_scratch());
@@ -33,7 +33,7 @@ void check_ids(const Model& model, const char* what, const token_matrix& ids) {
   check_tokens([&] { return model.describe() + ", " + what; }, ids.flat(), model.options().vocabulary,
                model.options().padding);
 }
-/// The same; also shape_error for a sentence that is longer than the table of positions.
+/// Throws the errors of check_ids, and shape_error for a sentence that is longer than the table of positions.
 template <class Model, class Encoding>
 void check_sentences(const Model& model, const Encoding& encoding, const char* what,
                      const token_matrix& ids) {
@@ -45,14 +45,16 @@ void check_sentences(const Model& model, const Encoding& encoding, const char* w
   encoding.require_length(longest);
 }
 
-/// A packed batch. If bring_pairs packed it: the bytes of its block, and the number of tokens that count.
+/// A packed batch of sentence pairs. For a batch that bring_pairs has packed, `block` is the number of bytes
+/// of its block and `counted` the number of target tokens that count for the loss; otherwise block is -1.
 struct brought_pairs {
   packed_pairs pairs;
   index_t block = -1, counted = 0;
 };
 
 /// Checks a batch, packs it on the host and uploads it: in training to the tape, from which the model pops
-/// `block` bytes, else to `frame`. next: see pair_packing::write.
+/// `block` bytes, else to `frame`. source, target: batch x length; next: as for pair_packing::write. Throws
+/// shape_error for sizes that differ, and the errors of check_sentences.
 template <class Model, class Encoding, class Device>
 brought_pairs bring_pairs(context<Device>& ctx, scratch_frame& frame, const Model& model,
                           const Encoding& encoding, const token_matrix& source, const token_matrix& target,

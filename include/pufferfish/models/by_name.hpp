@@ -26,17 +26,19 @@ struct named_model {
   network<T, Device> (*make)(const extents<4>& image, index_t classes);
 };
 
-/// The small models with the options that an image and a number of classes determine.
+/// A small_resnet for images of these extents, with default options otherwise.
 template <class T, class Device>
 network<T, Device> default_small_resnet(const extents<4>& image, index_t classes) {
   return small_resnet<T, Device>({.channels_in = image[3], .classes = classes});
 }
 
+/// A small_vgg for images of these extents, with default options otherwise.
 template <class T, class Device>
 network<T, Device> default_small_vgg(const extents<4>& image, index_t classes) {
   return small_vgg<T, Device>({.image = {image[1], image[2]}, .channels_in = image[3], .classes = classes});
 }
 
+/// An mlp for images of these extents, with default options otherwise.
 template <class T, class Device>
 network<T, Device> default_mlp(const extents<4>& image, index_t classes) {
   return mlp<T, Device>({.inputs = image[1] * image[2] * image[3], .classes = classes});
@@ -68,7 +70,7 @@ inline std::vector<std::string> model_names() {
 
 namespace detail {
 
-/// The network called `name`, with all parameters zero. Throws value_error, listing all names.
+/// Makes the network called `name`, with all parameters zero. Throws value_error, listing all names.
 template <class T, class Device>
 network<T, Device> dense_model(std::string_view name, const extents<4>& image, index_t classes) {
   for (const named_model<T, Device>& model : named_models<T, Device>) {

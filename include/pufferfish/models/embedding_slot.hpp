@@ -47,8 +47,8 @@ void initialize_embedding(any_layer<T, Device>& slot, const random_stream& rando
   });
 }
 
-/// Parameters of the embedding, and multiply-accumulates of looking up `tokens` tokens, which are
-/// those of the product with `up`.
+/// Cost of looking up `tokens` tokens: the parameters of the embedding, and the multiply-accumulates of the
+/// product with the factor `up` (0 for a dense table).
 template <class T, class Device>
 layer_cost cost_of_embedding(const std::string& name, const token_layer<T, Device>& table, index_t tokens) {
   const index_t macs = tokens * table.macs();

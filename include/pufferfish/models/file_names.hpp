@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: the tensors of a model compared with those of a file.
+/// Internal: compares the names of a model's tensors with those of a file.
 
 #include <algorithm>
 #include <string>
@@ -25,7 +25,7 @@ inline std::vector<index_t> shape_of(const logical_layout& layout) {
   return {layout.shape.begin(), layout.shape.begin() + layout.dims};
 }
 
-/// Names in quotes, joined by commas, at most ten of them.
+/// Text of at most ten of the names, in quotes, joined by commas.
 inline std::string list_names(const std::vector<std::string>& names) {
   std::string text;
   for (std::size_t i = 0; i < std::min<std::size_t>(names.size(), 10); ++i) {
@@ -34,7 +34,8 @@ inline std::string list_names(const std::vector<std::string>& names) {
   return text + (names.size() > 10 ? " and " + std::to_string(names.size() - 10) + " more" : "");
 }
 
-/// Names of tensors of the model that the file lacks, and names of the file that the model lacks.
+/// Difference between the names of a model and those of a file: `missing` are not in the file, `unexpected`
+/// not in the model.
 struct name_difference {
   std::vector<std::string> missing, unexpected;
 

@@ -26,11 +26,11 @@ struct imagenet_resnet_options {
   /// Blocks per stage; all zeros: the numbers of the published network.
   std::array<index_t, 4> blocks{0, 0, 0, 0};
   index_t width = 64;  ///< channels of the stem and of the first stage's 3x3 convolutions; published: 64
-  /// Batch norm weight 0 at the end of each branch, so that every block starts as the identity (Goyal et al.,
-  /// 2017). The paper's code does it for its pure low-rank networks only.
+  /// Whether the last batch norm of each branch starts with weight 0, so that every block starts as the
+  /// identity (Goyal et al., 2017). The paper's code sets it for its pure low-rank networks only.
   bool zero_init_residual = false;
-  /// Basic blocks only: every 3x3 convolution is a LowRankNormConv of rank outputs / 4 from the
-  /// start. This gives the parameter counts of the paper's pure low-rank ResNet-18 (3,800,488) and
+  /// Networks of basic blocks only. True: every 3x3 convolution is a LowRankNormConv of rank outputs / 4 from
+  /// the start. This gives the parameter counts of the paper's pure low-rank ResNet-18 (3,800,488) and
   /// ResNet-34 (6,615,528).
   bool factor_bn = false;
 };
@@ -52,7 +52,8 @@ inline constexpr imagenet_resnet_shape resnet101_shape{"resnet101", {3, 4, 23, 3
 inline constexpr imagenet_resnet_shape resnet152_shape{"resnet152", {3, 8, 36, 3}, true, 1};
 inline constexpr imagenet_resnet_shape wide_resnet50_2_shape{"wide_resnet50_2", {3, 4, 6, 3}, true, 2};
 
-/// Bottleneck block: 1x1, 3x3 with the stride, 1x1 to `out` channels.
+/// Makes a bottleneck block: convolutions 1x1 to `inner` channels, 3x3 with the stride, 1x1 to `out`
+/// channels.
 template <class T, class Device>
 Residual<T, Device> bottleneck_block(index_t in, index_t inner, index_t out, index_t stride) {
   Sequential<T, Device> branch;
@@ -64,7 +65,7 @@ Residual<T, Device> bottleneck_block(index_t in, index_t inner, index_t out, ind
   return Residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
 }
 
-/// A basic block whose 3x3 convolutions are factors with a batch norm between them.
+/// Makes a basic block whose 3x3 convolutions are factors with a batch norm between them.
 /// The rank of both is outputs / 4, at least 1; batch norms follow them as in a basic block.
 template <class T, class Device>
 Residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride) {
@@ -78,7 +79,7 @@ Residual<T, Device> low_rank_norm_block(index_t in, index_t out, index_t stride)
   return Residual<T, Device>(std::move(branch), shortcut_of<T, Device>(in, out, stride), true, "downsample");
 }
 
-/// Initial values of torchvision: convolutions from N(0, 2 / fan_out), and weight 0 in the last
+/// Draws the initial values of torchvision: convolutions from N(0, 2 / fan_out), and weight 0 in the last
 /// batch norm of each branch, called bn<Last>.
 template <class T, int Last>
 void imagenet_values(const std::string& name, parameter<parameter_t<T>>& p, random_stream random) {
@@ -157,8 +158,8 @@ inline factorize_policy stage4_policy(const imagenet_resnet_shape& shape) {
 /// layer1.0.conv1, ..., layer2.0.downsample.0, ..., fc. Any image size is valid if the strides leave a pixel.
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
-/// N(0, 2 / fan_out). Throw value_error for an option out of its range.
-/// factor_bn is out of range for bottleneck blocks; sizes must be in 1 .. 2^20.
+/// N(0, 2 / fan_out). All functions throw value_error for an option out of its range: sizes outside 1 ..
+/// 2^20, and factor_bn for networks of bottleneck blocks.
 ///
 /// \code
 /// network<float> net = resnet50<float>();
@@ -170,37 +171,48 @@ template <class T, class Device = device::cpu>
 network<T, Device> resnet18_imagenet(const imagenet_resnet_options& options = {}) {
   return detail::imagenet_resnet<T, Device>(detail::resnet18_shape, options);
 }
+/// ResNet-34 for ImageNet, a network of basic blocks; see resnet18_imagenet for contract and source.
 template <class T, class Device = device::cpu>
 network<T, Device> resnet34(const imagenet_resnet_options& options = {}) {
   return detail::imagenet_resnet<T, Device>(detail::resnet34_shape, options);
 }
+/// ResNet-50 for ImageNet, a network of bottleneck blocks; see resnet18_imagenet for contract and source.
 template <class T, class Device = device::cpu>
 network<T, Device> resnet50(const imagenet_resnet_options& options = {}) {
   return detail::imagenet_resnet<T, Device>(detail::resnet50_shape, options);
 }
+/// ResNet-101 for ImageNet, a network of bottleneck blocks; see resnet18_imagenet for contract and source.
 template <class T, class Device = device::cpu>
 network<T, Device> resnet101(const imagenet_resnet_options& options = {}) {
   return detail::imagenet_resnet<T, Device>(detail::resnet101_shape, options);
 }
+/// ResNet-152 for ImageNet, a network of bottleneck blocks; see resnet18_imagenet for contract and source.
 template <class T, class Device = device::cpu>
 network<T, Device> resnet152(const imagenet_resnet_options& options = {}) {
   return detail::imagenet_resnet<T, Device>(detail::resnet152_shape, options);
 }
+/// WideResNet-50-2 for ImageNet: bottleneck blocks with doubled inner channels; see resnet18_imagenet for
+/// contract and source.
 template <class T, class Device = device::cpu>
 network<T, Device> wide_resnet50_2(const imagenet_resnet_options& options = {}) {
   return detail::imagenet_resnet<T, Device>(detail::wide_resnet50_2_shape, options);
 }
 
-/// Policies of the paper for ResNet-50 and WideResNet-50-2 (K = 41), and of its code for the deeper
-/// ones (K = 92, 143): stage 4 with its shortcut at rank 1/4. In the order below, 15,202,344,
-/// 34,194,472, 49,838,120 and 40,047,400 parameters are left (Wang et al., Pufferfish, MLSys 2021).
+/// Hybrid policy of the paper for ResNet-50: stage 4 and its shortcut at rank 1/4, i.e. from layer K = 41 on.
+/// 15,202,344 parameters are left (Wang et al., Pufferfish, MLSys 2021).
 ///
 ///     network<float> net = resnet50<float>();
 ///     net.initialize(1);                  // then train it
 ///     factorize(net, resnet50_policy());  // 25,557,032 -> 15,202,344 parameters
 inline factorize_policy resnet50_policy() { return detail::stage4_policy(detail::resnet50_shape); }
+/// Hybrid policy of the paper's code for ResNet-101: stage 4 and its shortcut at rank 1/4 (K = 92).
+/// 34,194,472 parameters are left.
 inline factorize_policy resnet101_policy() { return detail::stage4_policy(detail::resnet101_shape); }
+/// Hybrid policy of the paper's code for ResNet-152: stage 4 and its shortcut at rank 1/4 (K = 143).
+/// 49,838,120 parameters are left.
 inline factorize_policy resnet152_policy() { return detail::stage4_policy(detail::resnet152_shape); }
+/// Hybrid policy of the paper for WideResNet-50-2: stage 4 and its shortcut at rank 1/4 (K = 41). 40,047,400
+/// parameters are left.
 inline factorize_policy wide_resnet50_2_policy() {
   return detail::stage4_policy(detail::wide_resnet50_2_shape);
 }
@@ -211,14 +223,16 @@ inline factorize_policy resnet18_imagenet_policy() { return detail::stage4_polic
 /// Hybrid policy for ResNet-34 on ImageNet: the layers of stage 4 are factorized, shortcuts stay dense.
 inline factorize_policy resnet34_policy() { return detail::stage4_policy(detail::resnet34_shape); }
 
-/// Pure low rank: all layers but the stem and the linear layer, at rank 1/4. Shortcuts are
-/// factorized in networks of bottleneck blocks only.
+/// Policy of pure low rank for networks of bottleneck blocks: all layers but the stem and the linear layer
+/// are factorized, shortcuts included, at rank 1/4.
 inline factorize_policy bottleneck_low_rank_policy() { return {.shortcuts_dense = false}; }
+/// Policy of pure low rank for networks of basic blocks: all layers but the stem, the shortcuts and the
+/// linear layer are factorized, at rank 1/4.
 inline factorize_policy basic_low_rank_policy() { return {}; }
 
-/// Returns the ranks of the low-rank ResNet-50 (8,745,000 parameters) and WideResNet-50-2 (22,417,192) of
-/// Wang, Agarwal, Papailiopoulos (Pufferfish, MLSys 2021), in which all layers but stem and classifier are
-/// factorized from the start. For apply_ranks. They are those of bottleneck_low_rank_policy, except that a
+/// Returns, for apply_ranks, the ranks of the low-rank ResNet-50 (8,745,000 parameters) and WideResNet-50-2
+/// (22,417,192) of Wang, Agarwal, Papailiopoulos (Pufferfish, MLSys 2021), in which all layers but stem and
+/// classifier are factorized from the start. They are those of bottleneck_low_rank_policy, except that a
 /// shortcut has rank outputs / 16, and the first convolution of a block has rank outputs / 4 even if it has
 /// more outputs than inputs. `net` must be a dense network of bottleneck blocks. Throws the errors of
 /// planned_ranks.

@@ -34,9 +34,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Sizes of an lstm_lm; the defaults are the network for WikiText-2 of Wang et al. (Pufferfish, MLSys 2021).
 struct lstm_lm_options {
   index_t vocabulary = 33278;  ///< WikiText-2's words
-  index_t width = 1500;        ///< of the embedding and of every layer: the tied output needs them equal
+  index_t width = 1500;        ///< width of the embedding and of every layer, equal for the tied output
   index_t layers = 2;          ///< LSTM layers, at least 1
-  double dropout = 0.65;       ///< of the embedding's output, between layers, and of the last layer's output
+  double dropout = 0.65;       ///< dropout probability of the embedding's and of every layer's output
 };
 
 /// Computes the logits of the tokens that follow given tokens: embedding, `layers` LSTM layers, and
@@ -81,7 +81,7 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     return detail::message({"lstm_lm of ", options_.layers, " layers, ", options_.vocabulary,
                             " tokens, width ", options_.width});
   }
-  /// A state of zeros for `batch` sequences.
+  /// Makes a state of zeros for `batch` sequences, in the memory of the device.
   state_type make_state(index_t batch) const { return {options_.layers, batch, options_.width}; }
 
   /// Computes the loss of predicting `targets` after `tokens`, both dense, steps x batch, and advances
@@ -132,8 +132,8 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     finish_backward(ctx, kept.top, of_rows, gradient);
   }
 
-  /// Computes the logits, a row of V numbers for each token. `state` is advanced, data for the backward pass
-  /// is kept on the tape, and errors are thrown as `loss` describes.
+  /// Computes the logits, steps batch x V, a row for each token. Advances `state`, keeps data for the
+  /// backward pass on the tape, and throws errors as `loss` does. logits: dense, overlaps nothing.
   void forward(context<Device>& ctx, const token_view& tokens, state_type& state,
                const tensor_view<T, 2>& logits) const {
     const extents<2> expected{tokens.size(), options_.vocabulary};
@@ -172,8 +172,8 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     forward(ctx, token_view(tokens.data(), {1, static_cast<index_t>(tokens.size())}), state, logits);
   }
 
-  /// Visits the state, for arenas and for factorize. The layers of the embedding and the recurrent layers
-  /// can be replaced by others of the same sizes; a replaced embedding is used by the output as well.
+  /// Shows `visitor` all parameters. The embedding and the recurrent layers are slots, which may be replaced
+  /// by layers of the same sizes; the output uses a replaced embedding as well.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     detail::tie_embedding(embedding_, 2);  // the slot may hold another layer since the last visit
     base::visit_state(visitor, prefix);
@@ -186,10 +186,10 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     f("decoder.bias", bias_);
   }
 
-  /// Initial values of the published code of Wang et al. (Pufferfish, MLSys 2021): the table uniform in
-  /// +-0.1, gates as LSTM::initialize, the output's bias uniform in +-1/sqrt(width). In a low-rank embedding,
-  /// `down` is uniform in +-0.1 and `up` in +-sqrt(3 / rank), so that the product has the dense table's
-  /// variance.
+  /// Draws the initial values of the published code of Wang et al. (Pufferfish, MLSys 2021): the table
+  /// uniform in +-0.1, gates as LSTM::initialize, the output's bias uniform in +-1/sqrt(width). In a low-rank
+  /// embedding, `down` is uniform in +-0.1 and `up` in +-sqrt(3 / rank), so that the product has the dense
+  /// table's variance.
   void initialize(random_stream random) {
     detail::initialize_embedding(
         embedding_, random.child("encoder"),
@@ -324,8 +324,8 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
   parameter<parameter_t<T>> bias_;
 };
 
-/// A language model with its arenas; parameters are zero until initialize. Throws value_error for an option
-/// out of its range.
+/// Makes a language model with its arenas; parameters are zero until initialize. Throws value_error for an
+/// option out of its range.
 template <class T, class Device = device::cpu>
 model<lstm_lm<T, Device>, Device> make_lstm_lm(const lstm_lm_options& options) {
   return model<lstm_lm<T, Device>, Device>(lstm_lm<T, Device>(options));

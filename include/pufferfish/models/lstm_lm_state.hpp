@@ -47,9 +47,11 @@ class lstm_lm_state {
   /// Sets the state to zero, for the start of a new text.
   void reset(context<Device>& ctx) { ops::fill<T>(ctx, values_.span(), T{}); }
 
-  /// The whole state, for checkpoints: layer by layer, hidden state, then cell.
+  /// Memory of the whole state, for checkpoints: layer by layer, hidden state, then cell.
   memory_block<T>& memory() { return values_; }
+  /// Elements of memory() on the CPU.
   std::span<T> values() requires(std::is_same_v<Device, device::cpu>) { return values_.span(); }
+  /// Sets the state to zero, on the CPU without a context.
   void reset() requires(std::is_same_v<Device, device::cpu>) {
     std::fill(values().begin(), values().end(), T{});
   }

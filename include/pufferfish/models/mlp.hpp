@@ -21,10 +21,11 @@ struct mlp_options {
   index_t classes = 10;
 };
 
-/// Linear layers with ReLU between them, over flattened images: fc1, relu1, fc2, ..., fcN. The logits are N x
-/// 1 x 1 x classes, without a softmax. An input needs H W C = inputs; its own height and width do not matter.
+/// Makes linear layers with ReLU between them, over flattened images: fc1, relu1, fc2, ..., fcN. The logits
+/// are N x 1 x 1 x classes, without a softmax. An input needs H W C = inputs; its own height and width do not
+/// matter.
 ///
-/// Parameters are zero until network::initialize, which draws each layer's as Linear::initialize. Throws
+/// Parameters are zero until network::initialize, which calls Linear::initialize for each layer. Throws
 /// value_error for an option out of its range: inputs in 1 .. 2^40, classes and hidden sizes in 1 .. 2^20.
 ///
 /// \code

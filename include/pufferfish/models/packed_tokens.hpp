@@ -20,16 +20,16 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// to the common length.
 using token_matrix = tensor_view<const std::int32_t, 2>;
 
-/// Views of arrays in the memory of the device (the CPU's or a GPU's).
-/// The arrays belong to one block of a pair_packing or to the caller; none is copied.
+/// A packed batch of token ids and their places: views of arrays in the memory of the device (the CPU's or a
+/// GPU's). The arrays belong to one block of a pair_packing or to the caller; none is copied.
 struct packed_tokens {
   /// Ids, sentence after sentence without padding. Rows of padding may follow the last sentence; they belong
   /// to no sentence and change no result. A row_observer is shown these rows too, so a batch of a step that
   /// takes statistics must be packed without them.
   std::span<const std::int32_t> tokens;
   const std::int32_t* positions = nullptr;  ///< position of each token in its sentence
-  const std::uint64_t* numbers = nullptr;   ///< number of each in the global batch; see ops::row_dropout
-  token_runs runs;                          ///< rows of each sentence
+  const std::uint64_t* numbers = nullptr;  ///< number of each token in the global batch; see ops::row_dropout
+  token_runs runs;                         ///< rows of each sentence
 
   index_t rows() const { return static_cast<index_t>(tokens.size()); }
 };
@@ -77,7 +77,7 @@ inline index_t count_tokens(const token_matrix& ids, std::int32_t padding) {
   return count;
 }
 
-/// The arrays of packed_tokens in a block of memory.
+/// Places of the arrays of packed_tokens in a block of memory.
 class token_packing {
  public:
   /// Reserves memory for `rows` rows. The number of tokens is `rows`, or at most `rows` if not `full`.
@@ -157,14 +157,14 @@ class pair_packing {
   struct sizes {
     index_t sentences = 0;
     index_t source_rows = 0, target_rows = 0;  ///< at least the number of tokens
-    bool full = false;                         ///< all rows are tokens: no rows need clearing
+    bool full = false;  ///< whether every row is a token, so that no rows need clearing
   };
 
-  /// Room for batches of at most these numbers of rows. Batches of the same sizes have the same layout, so
+  /// Layout for batches of at most these numbers of rows. Batches of the same sizes have the same layout, so
   /// that a captured step can be replayed with another batch.
   explicit pair_packing(const sizes& of) : pair_packing(of, detail::block_layout()) {}
-  /// One row for each token, without rows of padding. Counts the tokens of both matrices, which must be dense
-  /// (shape_error).
+  /// Layout of one row for each token, without rows of padding. Counts the tokens of both matrices, which
+  /// must be dense (shape_error).
   pair_packing(const token_matrix& source, const token_matrix& target, std::int32_t padding)
       : pair_packing(exact(source, target, padding)) {}
 

@@ -20,33 +20,35 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Image classifier: SGD, a learning rate that falls at milestones and is not restarted by the switch.
+/// Hyperparameters of an image classifier: SGD, a learning rate that falls at milestones and is not restarted
+/// by the switch.
 struct image_recipe {
   index_t epochs = 300;
-  index_t warmup_epochs = 80;                ///< E
+  index_t warmup_epochs = 80;                ///< E, the epoch at whose start the network is factorized
   index_t batch = 128;                       ///< images per step; the smaller last batch of an epoch is kept
   double learning_rate = 0.1;                ///< base rate, multiplied by rate_schedule()
   std::vector<double> milestones{150, 250};  ///< epochs from which the rate is multiplied by gamma
   double gamma = 0.1;
   sgd_options optimizer{0.9, 0.0, false, 1e-4, true};
-  label_smoothing smoothing;  ///< of the loss; none
+  label_smoothing smoothing;  ///< label smoothing of the loss; by default none
   index_t pad = 4;            ///< padding in pixels, from which random crops are taken; 0: no crops
   bool reflect = true;        ///< pads with the mirror image; false: with zeros
-  bool resized_crop = false;  ///< random crops of random size and shape instead
+  bool resized_crop = false;  ///< whether crops have random size and shape, instead of padding by `pad`
   bool flip = true;           ///< mirrors an image left to right with probability 1/2
-  /// Mean and deviation of each channel: a pixel p in 0 .. 1 becomes (p - mean) / deviation.
+  /// Mean of each channel: a pixel p in 0 .. 1 becomes (p - mean) / deviation.
   std::array<double, 3> mean{125.3 / 255, 123.0 / 255, 113.9 / 255};
+  /// Standard deviation of each channel.
   std::array<double, 3> deviation{63.0 / 255, 62.1 / 255, 66.7 / 255};
 
   /// Factor of learning_rate as a function of the epoch. Throws the errors of multi_step.
   schedule rate_schedule() const { return multi_step(milestones, gamma); }
 };
 
-/// VGG-19 and ResNet-18 on CIFAR-10. Weight decay on all parameters.
+/// Hyperparameters for VGG-19 and ResNet-18 on CIFAR-10. Weight decay applies to all parameters.
 inline image_recipe cifar_recipe() { return {}; }
 
-/// ResNet-50 and WideResNet-50-2 on ImageNet: crops of 224x224 pixels, no weight decay of biases and batch
-/// norms. E = 15 in single precision; the paper's code has E = 10 in mixed precision.
+/// Hyperparameters for ResNet-50 and WideResNet-50-2 on ImageNet: crops of 224x224 pixels, no weight decay of
+/// biases and batch norms. E = 15 in single precision; the paper's code has E = 10 in mixed precision.
 inline image_recipe imagenet_recipe() {
   image_recipe recipe;
   recipe.epochs = 90;
@@ -63,7 +65,7 @@ inline image_recipe imagenet_recipe() {
   return recipe;
 }
 
-/// The VGG-19 of the comparison with lottery tickets (vgg19_lth), on CIFAR-10.
+/// Hyperparameters for the VGG-19 that the paper compares with lottery tickets (vgg19_lth), on CIFAR-10.
 inline image_recipe lottery_ticket_recipe() {
   image_recipe recipe;
   recipe.epochs = 160;
@@ -72,12 +74,12 @@ inline image_recipe lottery_ticket_recipe() {
   return recipe;
 }
 
-/// ResNet-18 on CIFAR-10 with 8 workers of 256 images each. The learning rate rises linearly from
-/// 0.1 to 1.6 over five epochs, weight decay spares biases and batch norms, and images are padded
-/// with zeros. After the switch a new optimizer starts at the full rate.
+/// Hyperparameters for ResNet-18 on CIFAR-10 with 8 workers of 256 images each. The learning rate rises
+/// linearly from 0.1 to 1.6 over five epochs, weight decay spares biases and batch norms, and images are
+/// padded with zeros. After the switch a new optimizer starts at the full rate.
 struct distributed_image_recipe : image_recipe {
   index_t ramp_epochs = 5;        ///< epochs of the linear rise
-  double ramp_start = 0.1 / 1.6;  ///< as a fraction of learning_rate
+  double ramp_start = 0.1 / 1.6;  ///< rate at the start of the rise, as a fraction of learning_rate
 
   /// Factor of learning_rate: the ramp times the milestones. Throws the errors of linear_warmup and
   /// multi_step.
@@ -85,7 +87,7 @@ struct distributed_image_recipe : image_recipe {
     return linear_warmup(static_cast<double>(ramp_epochs), ramp_start, multi_step(milestones, gamma));
   }
 };
-/// ResNet-18 on CIFAR-10 with a global batch of 2048 images.
+/// Hyperparameters for ResNet-18 on CIFAR-10 with a global batch of 2048 images.
 inline distributed_image_recipe distributed_cifar_recipe() {
   distributed_image_recipe recipe;
   recipe.batch = 2048;
@@ -97,9 +99,9 @@ inline distributed_image_recipe distributed_cifar_recipe() {
   return recipe;
 }
 
-/// The two-layer LSTM on WikiText-2: plain SGD on the mean negative log likelihood of a token; the rate is
-/// divided by `anneal` after every epoch whose validation loss is no better than the best so far, and
-/// multiplied by `switch_rate` at the switch.
+/// Hyperparameters of the two-layer LSTM on WikiText-2: plain SGD on the mean negative log likelihood of a
+/// token; the rate is divided by `anneal` after every epoch whose validation loss is no better than the best
+/// so far, and multiplied by `switch_rate` at the switch.
 struct language_recipe {
   index_t epochs = 40;
   index_t warmup_epochs = 10;
@@ -116,8 +118,8 @@ struct language_recipe {
 /// Hyperparameters for WikiText-2 of the published code of Wang et al. (Pufferfish, MLSys 2021).
 inline language_recipe wikitext2_recipe() { return {}; }
 
-/// The Transformer on Multi30k, German to English, trained on the sum of label-smoothed losses over
-/// all tokens that are not padding. The schedule of the learning rate restarts at the switch.
+/// Hyperparameters of the Transformer on Multi30k, German to English, trained on the sum of label-smoothed
+/// losses over all tokens that are not padding. The schedule of the learning rate restarts at the switch.
 struct translation_recipe {
   index_t epochs = 400;
   index_t warmup_epochs = 10;

@@ -14,8 +14,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct resnet18_options {
   index_t channels_in = 3;
   index_t classes = 10;
-  /// Batch norm after the first convolution. The paper's network, of 11,173,834 parameters with 10
-  /// classes, has none there; other ResNet-18s for CIFAR do.
+  /// Whether a batch norm follows the first convolution. The paper's network, of 11,173,834 parameters with
+  /// 10 classes, has none there; other ResNet-18s for CIFAR do.
   bool stem_norm = false;
   index_t width = 64;  ///< channels of the first stage; the published network's is 64
 };
@@ -49,8 +49,8 @@ network<T, Device> resnet18(const resnet18_options& options = {}) {
 /// resnet18 are left (Wang et al., Pufferfish, MLSys 2021).
 inline factorize_policy resnet18_policy() { return {.first_layer = 4}; }
 
-/// Pure low rank: all eight blocks; the stem, the shortcuts and the linear layer stay dense. 3,282,890
-/// parameters.
+/// Policy of pure low rank: all eight blocks are factorized; the stem, the shortcuts and the linear layer
+/// stay dense. The network then has 3,282,890 parameters.
 inline factorize_policy resnet18_low_rank_policy() { return {}; }
 
 PUFFERFISH_NAMESPACE_END

@@ -29,7 +29,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How a token is drawn. sample_token checks the values.
+/// Options of sample_token, which checks them.
 struct sampling_options {
   double temperature = 1.0;               ///< divides the logits; 0: always draw the largest
   index_t top_k = 0;                      ///< number of largest logits to draw from; 0: all
@@ -88,7 +88,8 @@ std::int32_t sample_token(std::span<const T> logits, const sampling_options& opt
 /// Runs the model over `prompt`, then draws and returns `count` tokens. `step(token, logits)` advances
 /// the model by one token and writes the logits of the next token (`vocabulary` values of T); the state
 /// of the model is owned by `step`. Token i is drawn with random.uniform(i). Throws value_error for an
-/// empty prompt or one with tokens outside 0 .. vocabulary - 1, a negative count, and as sample_token.
+/// empty prompt or one with tokens outside 0 .. vocabulary - 1 and for a negative count, and the errors of
+/// sample_token.
 /// With count 0 it returns nothing and does not call `step`. step is called prompt.size() + count - 1 times.
 /// Exceptions of step pass through.
 template <class T, class Step>

@@ -26,7 +26,7 @@ struct small_resnet_options {
 
 namespace detail {
 
-/// Common part of small_resnet and resnet18. `model` appears in errors; `last` is the linear layer's name.
+/// Makes a small_resnet or a resnet18. `model` appears in errors; `last` is the linear layer's name.
 /// Without `stem_norm` the first convolution has neither batch norm nor bias, if the others have batch norm.
 template <class T, class Device>
 network<T, Device> residual_network(const char* model, const char* last, const small_resnet_options& options,

@@ -24,14 +24,14 @@ struct small_vgg_options {
   index_t width = 16;       ///< channels of the first stage; each further stage has twice as many
   index_t stages = 2;       ///< each halves height and width; at least one pixel must be left
   index_t hidden = 128;     ///< features between the two linear layers
-  double dropout = 0.5;     ///< before each linear layer
-  bool batch_norm = true;   ///< false: biases instead
+  double dropout = 0.5;     ///< dropout probability before each linear layer
+  bool batch_norm = true;   ///< whether convolutions have batch norms; otherwise they have biases
 };
 
 namespace detail {
 
-/// A stage of VGG: 3x3 convolutions to `out` channels, each with batch norm (else a bias) and ReLU, then 2x2
-/// max-pooling.
+/// Appends a stage of VGG: 3x3 convolutions to `out` channels, each with batch norm (else a bias) and ReLU,
+/// then 2x2 max-pooling.
 template <class T, class Device>
 void add_vgg_stage(Sequential<T, Device>& to, index_t in, index_t out, int convolutions, bool batch_norm) {
   for (int conv = 0; conv < convolutions; ++conv) {

@@ -115,10 +115,10 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     return {results[0], tokens};
   }
 
-  /// The loss of a batch that is already packed, in memory that must not change until the backward
-  /// pass. Unlike above, neither tokens nor lengths are checked, and the host reads nothing back,
-  /// so that a step can be captured into a graph. Steps with equal numbers of sentences and rows
-  /// and the same first sample are the same work.
+  /// Computes the loss of a batch that is already packed, in memory that must not change until the backward
+  /// pass. results: as for the overload for token matrices. Neither tokens nor lengths are checked, and the
+  /// host reads nothing back, so that a step can be captured into a graph. Steps with equal numbers of
+  /// sentences and rows and the same first sample launch the same work.
   void loss(context<Device>& ctx, const packed_pairs& batch, const label_smoothing& smoothing,
             double* results) const {
     scratch_frame frame(ctx.scratch());
@@ -127,8 +127,10 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
 
   /// Computes all gradients of the last loss / `normalizer`: 1 gives the gradient of the sum, as
   /// Pufferfish does; the number of tokens gives the gradient of the mean; a distributed run passes tokens
-  /// of the global batch / number of ranks. A pointer is read on the device, during the backward pass.
+  /// of the global batch / number of ranks. Throws state_error unless the last pass was `loss` in training
+  /// mode.
   void backward(context<Device>& ctx, double normalizer) const { run_backward(ctx, normalizer); }
+  /// Computes all gradients of the last loss / `*normalizer`, which the device reads in the backward pass.
   void backward(context<Device>& ctx, const double* normalizer) const { run_backward(ctx, normalizer); }
 
   /// Computes the logits, output_rows(target) x vocabulary. Tape and errors are those of `loss`.
@@ -147,7 +149,8 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     if (ctx.training()) ctx.tape().push_value(*this, seen);
   }
 
-  /// Computes all gradients from the gradient of the logits, after `forward`.
+  /// Computes all gradients from the gradient of the logits, after `forward`. dlogits: dense, shaped as the
+  /// logits. Throws shape_error, and state_error unless the last pass was `forward` in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 2>& dlogits) const {
     const auto seen = ctx.tape().template pop_value<passed>(*this);
     detail::check_dlogits<T>(*this, dlogits, {seen.target.rows(), options_.vocabulary});
@@ -164,8 +167,8 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     finish_backward(ctx, seen, of_rows, gradient);
   }
 
-  /// Visits the state, for arenas and for factorize. All projections and feed-forward matrices are
-  /// slots, and so is the table, which is replaced in all of its three uses at once.
+  /// Shows `visitor` all parameters. All projections and feed-forward matrices are slots, and so is the
+  /// table, which is replaced in all of its three uses at once.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     detail::tie_embedding(embedding_, 3);  // the slot may hold another layer since the last visit
     base::visit_state(visitor, prefix);
@@ -180,9 +183,9 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     detail::for_each_part(decoder_, "decoder", f);
   }
 
-  /// Initial values of the paper's code: every matrix, including the table (but see embedding_deviation) and
-  /// low-rank factors, is uniform by Xavier; biases are as in PyTorch. In a low-rank embedding `down` is
-  /// drawn like the dense table and `up` from +-sqrt(3 / rank), which keeps the variance.
+  /// Draws the initial values of the paper's code: every matrix, including the table (but see
+  /// embedding_deviation) and low-rank factors, is uniform by Xavier; biases are as in PyTorch. In a low-rank
+  /// embedding `down` is drawn like the dense table and `up` from +-sqrt(3 / rank), which keeps the variance.
   void initialize(random_stream random) {
     const auto part = [&](const std::string& name, auto& block) { block.initialize(random.child(name)); };
     detail::for_each_part(encoder_, "encoder", part);
@@ -337,8 +340,8 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
   std::vector<detail::decoder_layer<T, Device>> decoder_;
 };
 
-/// A Transformer with its arenas; parameters are zero until initialize. Throws value_error for an option out
-/// of its range.
+/// Makes a Transformer with its arenas; parameters are zero until initialize. Throws value_error for an
+/// option out of its range.
 template <class T, class Device = device::cpu>
 model<transformer<T, Device>, Device> make_transformer(const transformer_options& options) {
   return model<transformer<T, Device>, Device>(transformer<T, Device>(options));

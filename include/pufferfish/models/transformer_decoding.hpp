@@ -21,12 +21,13 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// State of the hypotheses of a batch of sentences during decoding. Refers to the transformer, which must
-/// outlive it unchanged. All arguments of step but the logits are stored on the host, whatever the device.
+/// State of the hypotheses of a batch of sentences during decoding. The object refers to the transformer,
+/// which must outlive it unchanged. All arguments of step but the logits are stored on the host, whatever the
+/// device.
 ///
-/// Takes memory for keys and values of the source tokens and of sentences * beam * tokens decoded tokens, in
-/// each layer of the decoder. A step computes one token per row; its attention reads all tokens decoded so
-/// far. One thread at a time may use an object. Steps throw state_error in training mode.
+/// Memory is allocated for keys and values of the source tokens and of sentences * beam * tokens decoded
+/// tokens, in each layer of the decoder. A step computes one token per row; its attention reads all tokens
+/// decoded so far. One thread at a time may use an object. Steps throw state_error in training mode.
 template <class T, class Device>
 class transformer_decoding {
  public:

@@ -15,8 +15,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Activations of a stack: in training on the tape, which keeps all; otherwise two scratch blocks in turn.
-/// All activations have one shape, tokens x width.
+/// Memory for the activations of a stack, all of one shape, tokens x width: in training on the tape, which
+/// keeps all of them; otherwise two scratch blocks, used alternately.
 template <class T, class Device>
 class stack_memory {
  public:
@@ -39,8 +39,8 @@ class stack_memory {
   tensor_view<T, 2> blocks_[2];
 };
 
-/// The gradient that is passed down a stack, in two alternating scratch blocks.
-/// now() is the gradient of the output of the part that runs next.
+/// The gradient that is passed down a stack, in two scratch blocks used alternately. now() is the gradient of
+/// the output of the part whose backward pass runs next.
 template <class T, class Device>
 class stack_gradient {
  public:
@@ -59,13 +59,13 @@ class stack_gradient {
   tensor_view<T, 2> now_, next_;
 };
 
-/// Encoder layer: self attention, then feed-forward.
+/// Layer of the encoder: self attention, then feed-forward.
 template <class T, class Device>
 struct encoder_layer {
   MultiHeadAttention<T, Device> slf_attn;
   FeedForward<T, Device> pos_ffn;
 
-  /// Output of the layer for the rows x, in memory.next(). Two activations are taken from `memory`.
+  /// Computes the output of the layer for the rows x, in memory.next(). Takes two activations from `memory`.
   tensor_view<const T, 2> forward(context<Device>& ctx, const packed_tokens& p, tensor_view<const T, 2> x,
                                   stack_memory<T, Device>& memory) const {
     tensor_view<T, 2> y = memory.next();
@@ -75,7 +75,7 @@ struct encoder_layer {
     pos_ffn.forward(ctx, x, y, p.numbers);
     return y;
   }
-  /// Replaces the gradient of the output by that of x; pops both activations.
+  /// Replaces the gradient of the layer's output by that of its input x; pops both activations.
   void backward(context<Device>& ctx, stack_gradient<T, Device>& gradient) const {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { pos_ffn.backward(ctx, dy, dx); });
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { slf_attn.backward(ctx, dy, dx); });
@@ -88,13 +88,14 @@ struct encoder_layer {
   }
 };
 
-/// Decoder layer: causal self attention, attention to the encoder's output, feed-forward.
+/// Layer of the decoder: causal self attention, attention to the encoder's output, feed-forward.
 template <class T, class Device>
 struct decoder_layer {
   MultiHeadAttention<T, Device> slf_attn, enc_attn;
   FeedForward<T, Device> pos_ffn;
 
-  /// The same with three activations; `encoded` is the encoder's output, one row per row of `source`.
+  /// Computes the output of the layer for the rows x, in memory.next(). Takes three activations from
+  /// `memory`. `encoded` is the encoder's output, one row per row of `source`.
   tensor_view<const T, 2> forward(context<Device>& ctx, const packed_tokens& p, tensor_view<const T, 2> x,
                                   const packed_tokens& source, const tensor_view<const T, 2>& encoded,
                                   stack_memory<T, Device>& memory) const {
@@ -108,7 +109,8 @@ struct decoder_layer {
     pos_ffn.forward(ctx, x, y, p.numbers);
     return y;
   }
-  /// The gradient of the encoder's output is written to dencoded, or added to it if `add` is set.
+  /// Replaces the gradient of the layer's output by that of its input x; pops the three activations. The
+  /// gradient of the encoder's output is written to dencoded, or added to it if `add` is set.
   void backward(context<Device>& ctx, stack_gradient<T, Device>& gradient, const tensor_view<T, 2>& dencoded,
                 bool add) const {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { pos_ffn.backward(ctx, dy, dx); });
@@ -135,7 +137,8 @@ void for_each_part(Layers& layers, const std::string& stack, F&& f) {
   }
 }
 
-/// Cost of the slots of a part, for `tokens` tokens; keys and values of `memory` tokens if `cross` is set.
+/// Collects the cost of the slots of a part for `tokens` tokens; keys and values have `memory` tokens if
+/// `cross` is set.
 template <class T, class Device>
 struct slot_costs final : layer_visitor<T, Device> {
   slot_costs(index_t token_count, index_t memory_tokens, bool from_memory, model_cost& to)

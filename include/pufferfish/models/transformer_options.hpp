@@ -13,6 +13,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Sizes of a transformer; the defaults are the network for Multi30k of Wang et al. (Pufferfish, MLSys 2021).
 struct transformer_options {
   index_t vocabulary = 9521;  ///< words of both languages together; default: those of Multi30k
   index_t width = 512;
@@ -22,7 +23,7 @@ struct transformer_options {
   index_t key = 64;  ///< width of a head's queries and keys
   index_t value = 64;
   index_t positions = 200;  ///< longest sentence
-  double dropout = 0.1;     ///< of embeddings, block outputs and attention weights
+  double dropout = 0.1;     ///< dropout probability of embeddings, block outputs and attention weights
   /// Standard deviation of the table's initial values; 0: Xavier's, as in the paper's code. Xavier's makes
   /// word embeddings fifty times smaller than positional encodings, which takes many epochs to make up.
   double embedding_deviation = 0.0;
@@ -31,7 +32,7 @@ struct transformer_options {
 
 namespace detail {
 
-/// The options. Throws value_error, with their values, if one of them is out of its range.
+/// Returns the options. Throws value_error, with their values, if one of them is out of its range.
 inline transformer_options checked(const transformer_options& o) {
   const bool sizes = o.vocabulary > 0 && o.width > 0 && o.hidden > 0 && o.layers > 0 && o.heads > 0 &&
                      o.key > 0 && o.value > 0 && o.positions > 0;

@@ -13,8 +13,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Policy of the paper: all layers but the first `dense_layers` of each stack and the table, at a
-/// quarter of full rank (Wang et al., Pufferfish, MLSys 2021).
+/// Policy of the paper (Wang et al., Pufferfish, MLSys 2021): all layers are factorized at a quarter of full
+/// rank, except the first `dense_layers` of each stack and the table.
 inline factorize_policy transformer_policy(index_t dense_layers = 1) {
   factorize_policy policy;
   policy.first_layer = 1;
@@ -31,7 +31,7 @@ inline factorize_policy transformer_policy(index_t dense_layers = 1) {
   return policy;
 }
 
-/// Policy of pure low rank: all layers of both stacks.
+/// Policy of pure low rank: all layers of both stacks are factorized, at a quarter of full rank.
 inline factorize_policy transformer_low_rank_policy() { return transformer_policy(0); }
 
 PUFFERFISH_NAMESPACE_END

@@ -24,7 +24,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct vgg_options {
   index_t channels_in = 3;  ///< channels of an image
   index_t classes = 10;     ///< outputs of the last layer
-  double dropout = 0.5;     ///< before each linear layer but the last; vgg19_lth has none
+  double dropout = 0.5;     ///< dropout probability before each linear layer but the last; vgg19_lth has none
   index_t width = 64;       ///< channels of the first convolutions; the published networks' are 64
 };
 using vgg19_options = vgg_options;
@@ -36,9 +36,9 @@ using vgg_stages = std::array<int, 5>;
 inline constexpr vgg_stages vgg11_stages{1, 1, 2, 2, 2};
 inline constexpr vgg_stages vgg19_stages{2, 2, 4, 4, 4};
 
-/// Convolutions conv1, conv2, ..., each with batch_norm1, ... and relu1, ...; 2x2 max pooling after every
-/// stage, but `last_pool` after the last.
-/// Ends with a Flatten. Throws value_error for an option out of its range.
+/// Makes the convolutions conv1, conv2, ..., each with batch_norm1, ... and relu1, ...; 2x2 max pooling after
+/// every stage, but `last_pool` after the last; then a Flatten. Throws value_error for an option out of its
+/// range.
 template <class T, class Device>
 Sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, const vgg_options& options,
                                    any_layer<T, Device> last_pool) {
@@ -63,7 +63,7 @@ Sequential<T, Device> vgg_features(const char* model, const vgg_stages& stages, 
   return net;
 }
 
-/// Convolutions of the given stages, then the classifier of three linear layers.
+/// Makes the convolutions of the given stages, then the classifier of three linear layers.
 template <class T, class Device>
 network<T, Device> vgg(const char* model, const vgg_stages& stages, const vgg_options& options) {
   Sequential<T, Device> net = vgg_features<T, Device>(model, stages, options, MaxPool<T>(2)), classifier;
@@ -77,7 +77,7 @@ network<T, Device> vgg(const char* model, const vgg_stages& stages, const vgg_op
       any_layer<T, Device>(initialized_sequential<T, Device>(std::move(net), &kaiming_convolutions<T>))};
 }
 
-/// Weights from N(0, 2 / fan_in), batch norm weights from U[0, 1).
+/// Draws weights from N(0, 2 / fan_in) and batch norm weights from U[0, 1).
 template <class T>
 void lottery_ticket_values(const std::string& name, parameter<parameter_t<T>>& p, random_stream random) {
   if (p.layout().dims > 1) {
@@ -97,7 +97,7 @@ void lottery_ticket_values(const std::string& name, parameter<parameter_t<T>>& p
 /// paper's code: conv1, batch_norm1, ..., classifier.1, classifier.4, classifier.6.
 ///
 /// Parameters are zero (batch norm the identity) until network::initialize, which draws convolutions from
-/// N(0, 2 / fan_out). Throw value_error for an option out of its range.
+/// N(0, 2 / fan_out). Both functions throw value_error for an option out of its range.
 ///
 /// Images are 32 x 32 pixels: output_shape throws shape_error for other sizes that leave no or more than one
 /// pixel after the last pooling. The logits are N x 1 x 1 x classes.
@@ -111,6 +111,7 @@ template <class T, class Device = device::cpu>
 network<T, Device> vgg11(const vgg_options& options = {}) {
   return detail::vgg<T, Device>("vgg11", detail::vgg11_stages, options);
 }
+/// VGG-19 with batch norm for images of 32x32; see vgg11 for contract and source.
 template <class T, class Device = device::cpu>
 network<T, Device> vgg19(const vgg_options& options = {}) {
   return detail::vgg<T, Device>("vgg19", detail::vgg19_stages, options);
@@ -142,8 +143,8 @@ inline factorize_policy vgg19_policy() { return {.first_layer = 10}; }
 /// first convolution of 512 to 512 channels on.
 inline factorize_policy vgg11_policy() { return {.first_layer = 6}; }
 
-/// Pure low rank: all but the first convolution and the last linear layer. vgg11 is left with 2,878,538
-/// parameters, vgg19 with 5,884,362.
+/// Policy of pure low rank: all layers but the first convolution and the last linear layer are factorized.
+/// vgg11 is left with 2,878,538 parameters, vgg19 with 5,884,362.
 inline factorize_policy vgg_low_rank_policy() { return {}; }
 
 PUFFERFISH_NAMESPACE_END

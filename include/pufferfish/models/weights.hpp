@@ -21,7 +21,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Elements of a tensor converted to T, in the file's order. I64 is allowed, for PyTorch's batch counters.
+/// Reads a tensor of `count` elements, converted to T, in the file's order. I64 is allowed, for PyTorch's
+/// batch counters.
 template <class T>
 aligned_buffer<T> converted_tensor(const safetensors_file& file, const std::string& name, index_t count) {
   aligned_buffer<T> values(count);
@@ -62,9 +63,9 @@ inline void check_convertible(const safetensors_file& file, const std::string& n
   }
 }
 
-/// Advice in an error, if names differ because a layer is low-rank in the file and dense in the
-/// model, or the other way round; otherwise empty. Both lists must be sorted.
-/// At most ten layers are listed.
+/// Advice for the end of an error if names differ because a layer is low-rank in the file and dense in the
+/// model, or the other way round; otherwise an empty text. Both lists must be sorted. At most ten layers are
+/// listed.
 inline std::string factor_advice(const safetensors_file& file, const std::vector<std::string>& missing,
                                  const std::vector<std::string>& unexpected) {
   const auto in = [](const std::vector<std::string>& names, const std::string& name) {

@@ -18,14 +18,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Layers of a model that are factorized: none; those from the paper's K on; all but the first and the last.
+/// Which layers of a model are factorized. dense: none; hybrid: those from the paper's layer K on; lowrank:
+/// all but the first and the last.
 enum class factor_mode { dense, hybrid, lowrank };
 
 /// All modes, in the order of the enumeration.
 inline constexpr std::array<factor_mode, 3> factor_modes{factor_mode::dense, factor_mode::hybrid,
                                                          factor_mode::lowrank};
 
-/// "dense", "hybrid", "lowrank".
+/// Name of a mode: "dense", "hybrid", "lowrank".
 constexpr const char* to_string(factor_mode mode) {
   return mode == factor_mode::dense ? "dense" : mode == factor_mode::hybrid ? "hybrid" : "lowrank";
 }
@@ -49,14 +50,15 @@ struct zoo_model {
   factorize_policy (*lowrank)() = nullptr;
   /// Makes the published pure low-rank form if that differs from the policy `lowrank`; otherwise nullptr.
   network<T, Device> (*reference_lowrank)(index_t channels_in, index_t classes) = nullptr;
-  /// Whether a ReLU or pooling layer counts in the published MACs (is a module of that code); nullptr: all.
+  /// Whether a ReLU or pooling layer counts in the published MACs (i.e. is a module of that code); nullptr:
+  /// all count.
   bool (*counted)(const std::string& layer) = nullptr;
 
-  /// Makes the network of a mode, with all parameters zero; network::initialize then draws random
-  /// factors. For factors of trained weights, train the dense network and factorize it with the policies.
-  /// The second form has other numbers of input channels and classes. Nothing is decomposed: ranks follow
-  /// from the sizes. Throws value_error for a number below 1 or above 2^20.
+  /// Makes the network of a mode, with all parameters zero; network::initialize then draws random factors.
+  /// For factors of trained weights, train the dense network and factorize it with the policies.
   network<T, Device> make(factor_mode mode) const { return make(mode, image[3], classes); }
+  /// Makes the network of a mode for other numbers of input channels and classes. Nothing is decomposed:
+  /// ranks follow from the sizes. Throws value_error for a number below 1 or above 2^20.
   network<T, Device> make(factor_mode mode, index_t channels_in, index_t class_count) const {
     if (mode == factor_mode::lowrank && reference_lowrank != nullptr) {
       return reference_lowrank(channels_in, class_count);
@@ -79,13 +81,13 @@ struct zoo_model {
 
 namespace detail {
 
-/// zoo_model::dense for a function that takes vgg_options.
+/// Makes a VGG network: zoo_model::dense for a function that takes vgg_options.
 template <class T, class Device, network<T, Device> (*Make)(const vgg_options&)>
 network<T, Device> zoo_vgg(index_t channels_in, index_t classes) {
   return Make({.channels_in = channels_in, .classes = classes});
 }
 
-/// zoo_model::dense for resnet18, with or without a batch norm after the first convolution.
+/// Makes a resnet18, with or without a batch norm after the first convolution; for zoo_model::dense.
 template <class T, class Device, bool StemNorm>
 network<T, Device> zoo_resnet18(index_t channels_in, index_t classes) {
   return resnet18<T, Device>({.channels_in = channels_in, .classes = classes, .stem_norm = StemNorm});
@@ -93,8 +95,8 @@ network<T, Device> zoo_resnet18(index_t channels_in, index_t classes) {
 
 template <class T, class Device, network<T, Device> (*Make)(const imagenet_resnet_options&),
           bool FactorNorm = false>
-/// zoo_model::dense for the ImageNet networks; with FactorNorm, the published pure low-rank form of basic
-/// blocks.
+/// Makes an ImageNet network, for zoo_model::dense; with FactorNorm, the published pure low-rank form of
+/// basic blocks.
 network<T, Device> zoo_imagenet(index_t channels_in, index_t classes) {
   return Make({.channels_in = channels_in,
                .classes = classes,
@@ -102,7 +104,7 @@ network<T, Device> zoo_imagenet(index_t channels_in, index_t classes) {
                .factor_bn = FactorNorm});
 }
 
-/// The network with the paper's ranks and initial values.
+/// Makes the network with the ranks of reference_ranks and the initial values of the paper's code.
 template <class T, class Device, network<T, Device> (*Make)(const imagenet_resnet_options&)>
 network<T, Device> zoo_reference_ranks(index_t channels_in, index_t classes) {
   network<T, Device> net = Make({.channels_in = channels_in, .classes = classes, .zero_init_residual = true});
@@ -143,9 +145,9 @@ inline constexpr std::array<zoo_model<T, Device>, 10> zoo_models{{
 
 }  // namespace detail
 
-/// All models of the zoo.
-/// vgg11_bn, vgg19_bn, vgg19_lth, resnet18_cifar and resnet18_cifar_stem_bn for CIFAR-10; resnet34, resnet50,
-/// resnet101, resnet152 and wide_resnet50_2 for ImageNet. The array lives as long as the program.
+/// All models of the zoo: vgg11_bn, vgg19_bn, vgg19_lth, resnet18_cifar and resnet18_cifar_stem_bn for
+/// CIFAR-10; resnet34, resnet50, resnet101, resnet152 and wide_resnet50_2 for ImageNet. The array lives as
+/// long as the program.
 template <class T, class Device = device::cpu>
 const std::array<zoo_model<T, Device>, 10>& zoo() {
   return detail::zoo_models<T, Device>;

@@ -81,9 +81,9 @@ void mask_gradients(context<device::cpu>& ctx, const weight_mask& mask, paramete
   mask.apply(ctx, store.gradients());
 }
 
-/// is_prunable, except for the parameters and layers that `names` lists; a layer's name excludes all its
-/// parameters ("fc": "fc.weight"). Throws value_error for a name that is neither a parameter's nor a layer's.
-/// The result holds a copy of the names and no reference to the store.
+/// The choice is_prunable, except for the parameters and layers that `names` lists; a layer's name excludes
+/// all its parameters ("fc": "fc.weight"). Throws value_error for a name that is neither a parameter's nor a
+/// layer's. The result holds a copy of the names and no reference to the store.
 ///
 /// \code
 /// weight_mask mask(net.store(), prunable_except(net.store(), {"fc"}));
@@ -120,9 +120,9 @@ void broadcast_mask(Comm& comm, weight_mask& mask, int root = 0) {
   mask.set_words(words);
 }
 
-/// The bits as numbers of type T, for checkpoints, whose states are arrays of T. Each number is a 16-bit
-/// whole number, which float holds exactly: four per word, lowest bits first. The result has 4 words().size()
-/// numbers.
+/// Encodes the bits as numbers of type T, for checkpoints, whose states are arrays of T. Each number is a
+/// 16-bit whole number, which float holds exactly: four per word, lowest bits first. The result has 4
+/// words().size() numbers.
 template <class T>
 std::vector<T> mask_numbers(const weight_mask& mask) {
   std::vector<T> numbers;
@@ -132,8 +132,8 @@ std::vector<T> mask_numbers(const weight_mask& mask) {
   }
   return numbers;
 }
-/// The inverse of mask_numbers. Throws value_error, without changing the mask, for numbers that mask_numbers
-/// does not write, and as weight_mask::set_words.
+/// Sets the bits from the numbers that mask_numbers has made. Throws value_error, without changing the mask,
+/// for other numbers, and the errors of weight_mask::set_words.
 template <class T>
 void set_mask_numbers(weight_mask& mask, std::span<const T> numbers) {
   if (numbers.size() != 4 * mask.words().size()) {

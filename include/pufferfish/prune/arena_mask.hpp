@@ -26,7 +26,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class Device = device::cpu>
 class arena_mask {
  public:
-  /// Throws backend_error, std::bad_alloc.
+  /// Copies the bits to the device. Throws backend_error, and std::bad_alloc without memory.
   explicit arena_mask(const weight_mask& mask)
       : words_(memory_of<Device>::source(), static_cast<index_t>(detail::words_for(mask.size())),
                uninitialized),

@@ -17,7 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A score of each output channel of a layer, not negative; channels of small scores are removed first.
+/// Scores of the output channels of a layer, not negative; channels of small scores are removed first.
 struct channel_scores {
   std::string layer;
   std::vector<double> scores;
@@ -49,7 +49,7 @@ std::vector<double> scales_of(BatchNorm<T>& norm) {
   return scales;
 }
 
-/// The scales of the channels of a group; group.scale != nullptr.
+/// The scales of the channels of a group, which must have a batch norm: group.scale != nullptr.
 template <class T, class Device>
 std::vector<double> scales_of(const group_slots<T, Device>& group) {
   std::vector<double> scales = scales_of(*group.scale->template target<BatchNorm<T>>());
@@ -69,9 +69,9 @@ void for_each_group(const model<Root, Device>& net, group_choice choice, F&& f) 
 
 }  // namespace detail
 
-/// |weight| of the batch norm channel_group::scale of each channel group that has one: the criterion of
-/// network slimming (Liu et al., ICCV 2017) and Early-Bird tickets. The scales of a network that was trained
-/// with scale_sparsity say most.
+/// Scores of each channel group that has a batch norm channel_group::scale: |weight| of this batch norm, the
+/// criterion of network slimming (Liu et al., ICCV 2017) and Early-Bird tickets. The scales of a network that
+/// was trained with scale_sparsity say most.
 template <class Root, class Device>
 std::vector<channel_scores> norm_scales(const model<Root, Device>& net,
                                         group_choice choice = group_choice::normed) {
@@ -83,7 +83,7 @@ std::vector<channel_scores> norm_scales(const model<Root, Device>& net,
 }
 
 /// |weight| of all batch norms of a model, also of those that belong to no channel group, in execution order.
-/// For channel_rule::reference.
+/// They are the `others` of prune_channels with channel_rule::reference.
 template <class Root, class Device>
 std::vector<double> all_norm_scales(const model<Root, Device>& net) {
   using T = typename Root::value_type;
@@ -99,10 +99,10 @@ std::vector<double> all_norm_scales(const model<Root, Device>& net) {
   return result;
 }
 
-/// Sum of |w| over the inputs of each output channel of a group's producer (Li et al., Pruning filters for
-/// efficient ConvNets, ICLR 2017); of a low-rank layer, over the row of up down; of a LowRankNormConv, over
-/// the row of up. Of channels of a residual stream: sum of |w| over the weights of the consumer that read
-/// each of them. Norms are comparable within a layer: use removal_scope::layers.
+/// Scores of each channel group: sum of |w| over the inputs of each output channel of its producer (Li et
+/// al., Pruning filters for efficient ConvNets, ICLR 2017); of a low-rank layer, over the row of up down; of
+/// a LowRankNormConv, over the row of up. Of channels of a residual stream: sum of |w| over the weights of
+/// the consumer that read each of them. Norms are comparable within a layer: use removal_scope::layers.
 template <class Root, class Device>
 std::vector<channel_scores> filter_norms(const model<Root, Device>& net,
                                          group_choice choice = group_choice::normed) {
@@ -129,20 +129,20 @@ std::vector<channel_scores> filter_norms(const model<Root, Device>& net,
 
 /// The rule for the number of channels that prune_channels removes, and for ties.
 enum class channel_rule {
-  exact,     ///< floor(share x channels) of the smallest scores; ties: earlier layer, lower channel first
-  reference  ///< all that are not above the score at position int(share x all scores) of the sorted scores:
-             ///< one more (reference program of Early-Bird tickets, You et al., ICLR 2020)
+  exact,     ///< the floor(share x channels) smallest scores; of ties, the earlier layer and channel first
+  reference  ///< all scores not above the one at position int(share x all scores) of the sorted scores, i.e.
+             ///< one more than `exact` (reference program of Early-Bird tickets, You et al., ICLR 2020)
 };
 
 /// Treatment of a layer that would lose all channels.
 enum class last_channel {
-  keep,   ///< keeps the channel of the largest score; with channel_rule::reference channel 0, as its program
-  refuse  ///< value_error with the layer's name
+  keep,   ///< the channel of the largest score remains; with channel_rule::reference it is channel 0
+  refuse  ///< prune_channels throws value_error with the layer's name
 };
 
 /// Options of prune_channels.
 struct channel_options {
-  double share = 0.5;                           ///< of the channels, 0 .. 1
+  double share = 0.5;                           ///< share of the channels to remove, 0 .. 1
   removal_scope scope = removal_scope::global;  ///< channels that are ranked together
   channel_rule rule = channel_rule::exact;
   last_channel last = last_channel::keep;
@@ -181,12 +181,12 @@ inline void mark_channels(const std::vector<channel_scores>& scores, std::size_t
 
 }  // namespace detail
 
-/// The mask that removes a share of the channels: those of the smallest scores. With removal_scope::layers
-/// the share applies to each layer. At least one channel of a layer remains, or the call is refused, as
-/// options.last says; fewer channels are removed then. `others`: with channel_rule::reference, the scores
-/// that are sorted to find the threshold (all_norm_scales; the reference program sorts the scales of all
-/// batch norms); empty: `scores`. Equal networks give equal masks on all ranks. Throws value_error for a
-/// share outside 0 .. 1.
+/// Makes the mask that removes a share of the channels: those of the smallest scores. With
+/// removal_scope::layers the share applies to each layer. At least one channel of a layer remains, or the
+/// call is refused, as options.last says; fewer channels are removed then. `others`: with
+/// channel_rule::reference, the scores that are sorted to find the threshold (all_norm_scales; the reference
+/// program sorts the scales of all batch norms); empty: `scores`. Equal networks give equal masks on all
+/// ranks. Throws value_error for a share outside 0 .. 1.
 ///
 /// \code
 /// slice_channels(net, prune_channels(norm_scales(net), {.share = 0.5}));

@@ -19,14 +19,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of compact_sum.
 struct compact_sum_options {
-  std::shared_ptr<const weight_mask> mask;  ///< the same on all ranks; not nullptr
-  /// TernGrad codes of the survivors instead of their values. With own scalers (shared_scaler = false), a
-  /// step has one round and sends 2 bits per survivor and one scaler per tensor.
+  std::shared_ptr<const weight_mask> mask;  ///< mask, the same on all ranks; not nullptr
+  /// Set: TernGrad codes of the survivors are sent instead of their values. With own scalers (shared_scaler =
+  /// false), a step has one round and sends 2 bits per survivor and one scaler per tensor.
   std::optional<tern_grad_options> ternary = std::nullopt;
 };
 
-/// "compact sum of survivors", "compact sum of survivors, TernGrad, clip 2.5, seed 1, own scalers, gather".
-/// The text does not depend on the mask; compact_sum::describe() contains the mask's digest.
+/// Text for logs: "compact sum of survivors", "compact sum of survivors, TernGrad, clip 2.5, seed 1, own
+/// scalers, gather". The text does not depend on the mask; compact_sum::describe() contains the mask's
+/// digest.
 inline std::string describe(const compact_sum_options& options) {
   const std::string text = "compact sum of survivors";
   return options.ternary ? text + ", " + describe(*options.ternary) : text;
@@ -71,18 +72,18 @@ class compact_sum {
   explicit compact_sum(compact_sum_options options)
       : compact_sum(options, 0, options.mask ? options.mask->size() : 0) {}
 
-  /// The compact sum of elements [begin, end) of the arena, for an exchange by buckets: encode and decode
-  /// then get the gradients of these elements only. Throws value_error if the range cuts a tensor.
+  /// Makes the compact sum of elements [begin, end) of the arena, for an exchange by buckets: encode and
+  /// decode then get the gradients of these elements only. Throws value_error if the range cuts a tensor.
   compact_sum part(index_t begin, index_t end) const { return compact_sum(options_, begin, end); }
 
-  /// See gradient_compressor: prepares TernGrad for rank `rank` of `ranks`. Does nothing without `ternary`.
+  /// Prepares TernGrad for rank `rank` of `ranks` (see gradient_compressor). Does nothing without `ternary`.
   void start(int rank, int ranks) {
     if (ternary_) ternary_->start(rank, ranks);
   }
   int rounds() const { return ternary_ ? ternary_->rounds() : 1; }
 
-  /// See gradient_compressor: later calls of encode and decode get survivors alone. Throws value_error for a
-  /// range of 2^31 elements or more.
+  /// Returns the positions of the survivors in the range; later calls of encode and decode get survivors
+  /// alone (see gradient_compressor). Throws value_error for a range of 2^31 elements or more.
   std::vector<std::int32_t> pack() {
     std::vector<std::int32_t> places = survivors_.positions();
     packed_ = true;
@@ -111,8 +112,8 @@ class compact_sum {
     return message;
   }
 
-  /// After the last round overwrites all gradients of the range: the result for survivors, +0 for all others.
-  /// Throws the errors of TernGrad's decode.
+  /// After the last round, overwrites all gradients of the range: the result for survivors, +0 for all
+  /// others. Throws the errors of TernGrad's decode.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     if (ternary_) ternary_->decode(ctx, place, round, packed_ ? gradients : values_.span());
     if (round + 1 < rounds()) return;
@@ -121,14 +122,16 @@ class compact_sum {
     survivors_.scatter(ctx, std::as_const(values_).data(), factor, gradients.data());
   }
 
-  /// sizeof(T) bytes per survivor; with `ternary`, the bytes of TernGrad for the survivors.
+  /// Bytes that this rank sends: sizeof(T) per survivor; with `ternary`, the bytes of TernGrad for the
+  /// survivors.
   index_t payload_bytes() const {
     return ternary_ ? ternary_->payload_bytes() : survivors_.survivors() * static_cast<index_t>(sizeof(T));
   }
 
   std::vector<compressor_state<T>> states() { return {}; }
 
-  /// "compact sum of 3358788 of 11173834 values, mask 0x0123456789abcdef", with TernGrad's options after it.
+  /// Text for logs: "compact sum of 3358788 of 11173834 values, mask 0x0123456789abcdef", followed by
+  /// TernGrad's options.
   std::string describe() const {
     std::string text = detail::message({"compact sum of ", survivors_.survivors(), " of ", survivors_.size(),
                                         " values, mask ", detail::hexadecimal(options_.mask->digest())});
@@ -155,7 +158,7 @@ class compact_sum {
     return *options.mask;
   }
 
-  // The survivors of each tensor as a vector; the vectors are stored without gaps.
+  // Lists the survivors of each tensor as a vector; the vectors are stored without gaps.
   std::vector<coded_tensor> survivor_tensors(index_t begin, index_t end) const {
     std::vector<coded_tensor> result;
     const auto [first, last] = options_.mask->tensor_range(begin, end);
@@ -168,7 +171,7 @@ class compact_sum {
     return result;
   }
 
-  // TernGrad for the survivors of the range. Names in `skip` of tensors outside the range, or without
+  // Makes TernGrad for the survivors of the range. Names in `skip` of tensors outside the range, or without
   // survivors, are dropped, since TernGrad refuses names that it does not find.
   any_compressor<T> make_ternary(index_t begin, index_t end) const {
     std::vector<coded_tensor> tensors = survivor_tensors(begin, end);
@@ -187,9 +190,9 @@ class compact_sum {
 
   compact_sum_options options_;
   detail::survivor_lists survivors_;
-  aligned_buffer<T> values_;  // survivors: this rank's, then their sum or TernGrad's result
+  aligned_buffer<T> values_;  // survivors of this rank, then their sum or TernGrad's result
   std::optional<any_compressor<T>> ternary_;
-  bool packed_ = false;  // the gradients are survivors; values_ is empty
+  bool packed_ = false;  // true after pack(): gradients are survivors alone, and values_ is empty
 };
 
 /// Makes a compact_sum for a network's store. Throws state_error if the mask was made for a network of other

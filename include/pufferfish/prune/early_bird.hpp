@@ -16,15 +16,16 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Options of a search for an Early-Bird ticket; the defaults are the published ones. `latest` is ours, for
-/// trainings of few epochs.
+/// Options of a search for an Early-Bird ticket; the defaults are the published ones. `latest`, for trainings
+/// of few epochs, is not part of the published method.
 struct early_bird_options {
   double share = 0.5;     ///< q: share of the channels that a mask removes; published: 0.3, 0.5, 0.7
   double distance = 0.1;  ///< largest share of differing bits between masks that count as equal
   std::size_t masks = 5;  ///< number of consecutive masks that must be that close to the last one; at least 2
   index_t latest = 0;     ///< the ticket is the mask after this epoch if none was found before; 0: no limit
   channel_rule rule = channel_rule::exact;
-  /// group_choice::select: also removes channels that the branches of residual blocks read.
+  /// Channels that may be removed. group_choice::select includes channels that the branches of residual
+  /// blocks read.
   group_choice groups = group_choice::normed;
 };
 
@@ -98,8 +99,8 @@ class early_bird {
   std::optional<double> distance() const { return distance_; }
   const std::optional<early_bird_ticket>& ticket() const { return ticket_; }
 
-  /// The masks that are remembered, for checkpoints: lines "mask" or "ticket 7", each followed by lines
-  /// "layer conv1 0110".
+  /// Text of the masks that are remembered, for checkpoints: lines "mask" or "ticket 7", each followed by
+  /// lines "layer conv1 0110".
   std::string to_text() const {
     std::string text;
     for (const channel_mask& mask : masks_) text += "mask\n" + lines_of(mask);
@@ -142,7 +143,7 @@ class early_bird {
   }
 
   early_bird_options options_;
-  std::deque<channel_mask> masks_;  // the last masks - 1 ones
+  std::deque<channel_mask> masks_;  // the last (options.masks - 1) masks
   std::optional<double> distance_;
   std::optional<early_bird_ticket> ticket_;
 };

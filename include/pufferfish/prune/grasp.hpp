@@ -23,14 +23,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of grasp_scores and prune_by_grasp.
 struct grasp_options {
-  double share = 0.8;  ///< 0 .. 1, of the whole: floor(share x prunable) weights are pruned afterwards
-  removal_rule rule = removal_rule::exact;  ///< `but_last`: as in the reference program
-  /// Draws new weights for linear layers (2 logical dimensions) to compute the scores, as the reference
+  double share = 0.8;  ///< share of all prunable weights that are pruned afterwards, 0 .. 1, rounded down
+  removal_rule rule = removal_rule::exact;  ///< treatment of ties; the reference program's is `but_last`
+  /// True: draws new weights for linear layers (2 logical dimensions) to compute the scores, as the reference
   /// program does: normal with the standard deviation sqrt(2 / (in + out)) of Glorot and Bengio (AISTATS
   /// 2010). The network's own weights are restored afterwards.
   bool fresh_linear = false;
-  std::uint64_t seed = 1;  ///< of fresh_linear
-  double step = 1e-2;      ///< of the finite differences, relative to the norm of the weights
+  std::uint64_t seed = 1;  ///< seed of the weights that fresh_linear draws
+  double step = 1e-2;      ///< step of the finite differences, relative to the norm of the weights
 };
 
 namespace detail {
@@ -47,11 +47,11 @@ void write_arena(memory_source& source, const std::vector<T>& here, std::span<T>
   if (!here.empty()) source.from_host(arena.data(), here.data(), arena.size_bytes());
 }
 
-/// The destructor restores values and buffers of a store bit for bit and sets its gradients to zero.
+/// Guard whose destructor restores values and buffers of a store bit for bit and sets its gradients to zero.
 template <class T>
 class restored_arenas {
  public:
-  /// `source`: memory of the arenas.
+  /// Copies values and buffers. `source`: memory of the arenas.
   restored_arenas(parameter_store<T>& store, memory_source& source)
       : store_(&store),
         source_(&source),
@@ -111,7 +111,8 @@ void draw_linear_weights(const weight_mask& mask, std::uint64_t seed, std::span<
   }
 }
 
-/// eps = step ||theta|| / ||g||. Throws value_error if a norm is zero or not finite.
+/// Step eps = step ||theta|| / ||g|| of the finite differences. Throws value_error if a norm is zero or not
+/// finite.
 inline double grasp_epsilon(double step, double weights, double gradient) {
   const double epsilon = step * weights / gradient;
   if (!(epsilon > 0.0 && std::isfinite(epsilon))) {
@@ -131,8 +132,9 @@ bits_like<T> falling_key(T x) {
 
 }  // namespace detail
 
-/// The scores of gradient signal preservation (GraSP). theta: the remaining weights of the prunable tensors;
-/// g_0 and g_1: the gradients of the losses of two half batches; H_0 and H_1: the Hessians of these losses:
+/// Computes the scores of gradient signal preservation (GraSP). theta: the remaining weights of the prunable
+/// tensors; g_0 and g_1: the gradients of the losses of two half batches; H_0 and H_1: the Hessians of these
+/// losses:
 ///
 ///     g = g_0 + g_1;   h = H_0 g + H_1 g;   score = -theta x h   (element by element)
 ///     H_k g = (g_k(theta + eps g) - g_k(theta - eps g)) / (2 eps);   eps = step ||theta|| / ||g||
@@ -220,8 +222,8 @@ std::vector<T> grasp_scores(context<Device>& ctx, parameter_store<T>& store, con
 /// all; of equal scores, those earlier in storage order. With another options.rule than `exact` the number
 /// differs: see removal_rule. Returns the number of removed weights. The network's values are restored, not
 /// masked: see mask_weights. Throws the errors of grasp_scores, and value_error unless 0 <= share <= 1; after
+/// masked: see mask_weights. Throws the errors of grasp_scores, and value_error unless 0 <= share <= 1; after
 /// an error the mask is unchanged.
-/// unchanged.
 ///
 /// \code
 /// auto mask = std::make_shared<weight_mask>(net.store());
@@ -240,7 +242,7 @@ index_t prune_by_grasp(context<Device>& ctx, parameter_store<T>& store, weight_m
       });
 }
 
-/// Indices of `per_class` samples of each class, drawn without replacement and split into two halves. The
+/// Draws indices of `per_class` samples of each class, without replacement, split into two halves. The
 /// first half has ceil(per_class / 2) samples of each class. labels[i] in 0 .. classes - 1 is the class of
 /// sample i. The draw depends on the arguments alone. Throws value_error for a label out of range and, naming
 /// the class, for a class that has fewer than `per_class` samples.

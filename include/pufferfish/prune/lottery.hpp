@@ -28,14 +28,14 @@ enum class lottery_rule {
 
 /// Options of a lottery.
 struct lottery_options {
-  double share = 0.2;  ///< of the remaining weights, removed between two levels; 0 .. 1
+  double share = 0.2;  ///< share of the remaining weights that is removed between two levels, 0 .. 1
   lottery_rule rule = lottery_rule::exact;
   std::vector<std::string> unpruned = {};  ///< parameters or layers that keep all weights, such as "fc"
   /// The search is finished after the first level with at most this many parameters. 0: it has no end.
   index_t parameters = 0;
 };
 
-/// "share 0.2, rule exact, not fc, down to 8107466 parameters".
+/// Text for logs: "share 0.2, rule exact, not fc, down to 8107466 parameters".
 inline std::string describe(const lottery_options& options) {
   std::string text = "share " + detail::exact_number(options.share) + ", rule " +
                      (options.rule == lottery_rule::exact ? "exact" : "reference");
@@ -46,20 +46,21 @@ inline std::string describe(const lottery_options& options) {
 /// Results of one level, from training and test. The search does not read them.
 struct lottery_row {
   int level = 0;
-  index_t kept = 0;                    ///< remaining prunable weights
-  index_t parameters = 0;              ///< of the pruned network
-  index_t epochs = 0;                  ///< of all levels so far
-  double seconds = 0.0;                ///< of training, of all levels so far
-  double accuracy = 0.0;               ///< percent, on the test set
-  index_t dense_bytes = 0, bytes = 0;  ///< payload of a step: of all gradients, and of the remaining ones
+  index_t kept = 0;                    ///< number of remaining prunable weights
+  index_t parameters = 0;              ///< number of parameters of the pruned network
+  index_t epochs = 0;                  ///< epochs of all levels so far
+  double seconds = 0.0;                ///< training time of all levels so far
+  double accuracy = 0.0;               ///< accuracy on the test set, in percent
+  index_t dense_bytes = 0, bytes = 0;  ///< payload of a step: all gradients, and those of remaining weights
   friend bool operator==(const lottery_row&, const lottery_row&) = default;
 };
 
-/// Iterative magnitude pruning with rewinding to step k (Frankle and Carbin, ICLR 2019; k > 0: Frankle et
-/// al., ICML 2020). theta_k is a copy of all values and buffers at step k. Level 0 trains the dense network
-/// from theta_k. Level i removes the smallest weights of the trained network of level i - 1 (prune), sets all
-/// values and buffers to theta_k and the removed weights to 0 (rewind), and trains again from step k with a
-/// new optimizer. Of equal magnitudes, the weight earlier in the arena is removed first.
+/// A search for lottery tickets: iterative magnitude pruning with rewinding to step k (Frankle and Carbin,
+/// ICLR 2019; k > 0: Frankle et al., ICML 2020). theta_k is a copy of all values and buffers at step k. Level
+/// 0 trains the dense network from theta_k. Level i removes the smallest weights of the trained network of
+/// level i - 1 (prune), sets all values and buffers to theta_k and the removed weights to 0 (rewind), and
+/// trains again from step k with a new optimizer. Of equal magnitudes, the weight earlier in the arena is
+/// removed first.
 ///
 /// The object works on any training loop that masks gradients (mask_gradients, compact_sum). A training_run
 /// does so with pruning_options::mask and run_options::first_step. Equal networks give equal masks, so ranks
@@ -103,7 +104,7 @@ class lottery {
   std::uint64_t step() const { return step_; }
   /// Mask of the level; the pointer changes with the level. Never nullptr.
   const std::shared_ptr<const weight_mask>& mask() const { return mask_; }
-  /// Parameters of the level's network: remaining weights and all that are not pruned.
+  /// Number of parameters of the level's network: remaining weights and all elements that are not prunable.
   index_t parameters() const { return mask_->survivors(); }
   /// Whether the level has at most options().parameters parameters.
   bool finished() const { return parameters() <= options_.parameters; }
@@ -150,7 +151,7 @@ class lottery {
     mask_weights(ctx, *mask_, store);
   }
 
-  /// Results of the levels so far, in order.
+  /// Results of the levels so far, in the order of the levels.
   const std::vector<lottery_row>& rows() const { return rows_; }
   /// A row of the current level with kept, parameters and bytes filled in; the caller adds the rest.
   lottery_row new_row() const {
@@ -224,7 +225,7 @@ class lottery {
   std::uint64_t step_;
   int level_ = 0;
   std::shared_ptr<const weight_mask> mask_;
-  index_t unpruned_;  // weights that would be prunable but for options_.unpruned
+  index_t unpruned_;  // number of weights that are not prunable because of options_.unpruned
   std::vector<T> values_, buffers_;
   std::vector<lottery_row> rows_;
 };

@@ -11,7 +11,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of prune_by_magnitude. The defaults remove half of all prunable weights, ranked over all layers.
 struct magnitude_options {
-  double share = 0.5;                           ///< 0 .. 1
+  double share = 0.5;                           ///< share of the weights to remove, 0 .. 1
   removal_share of = removal_share::of_whole;   ///< the number that the share refers to
   removal_scope scope = removal_scope::global;  ///< weights that are ranked together
   removal_rule rule = removal_rule::exact;      ///< treatment of ties

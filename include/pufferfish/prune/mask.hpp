@@ -60,7 +60,8 @@ class weight_mask {
     }
     pieces_ = detail::mask_pieces(tensors_);
   }
-  /// A mask for all parameters that have elements. `choice` is called only for parameters of role weight.
+  /// Makes a mask for all parameters that have elements. `choice` is called only for parameters of role
+  /// weight.
   template <class T>
   explicit weight_mask(const parameter_store<T>& store, const prunable_choice& choice = is_prunable)
       : weight_mask(coded_tensors(store), [&](const coded_tensor& tensor) {
@@ -72,15 +73,15 @@ class weight_mask {
 
   /// All tensors that have elements, in arena order.
   const std::vector<masked_tensor>& tensors() const { return tensors_; }
-  index_t size() const { return prunable_ + unprunable_; }  ///< elements of the arena
-  index_t prunable() const { return prunable_; }            ///< weights that have a bit
+  index_t size() const { return prunable_ + unprunable_; }  ///< number of elements of the arena
+  index_t prunable() const { return prunable_; }            ///< number of weights that have a bit
   /// Number of set bits.
   index_t kept() const {
     index_t kept = 0;
     for (const masked_tensor& tensor : tensors_) kept += tensor.prunable ? tensor.kept : 0;
     return kept;
   }
-  /// Elements of the arena that remain: kept() and all elements that are not prunable.
+  /// Number of elements of the arena that remain: kept() and all elements that are not prunable.
   index_t survivors() const { return kept() + unprunable_; }
 
   /// Whether an element remains; always true for a tensor that is not prunable. 0 <= element < size of the
@@ -246,7 +247,7 @@ class weight_mask {
     if (found != size())
       detail::throw_error<value_error>({"weight_mask: ", found, " values for a mask of ", size()});
   }
-  // places[t]: address of the first value of tensor t.
+  // Sets the bits of all weights that are not 0. places[t]: address of the first value of tensor t.
   template <class T>
   void mark_nonzero(context<device::cpu>& ctx, const std::vector<const T*>& places) {
     const auto mark = PUFFERFISH_KERNEL(widest_isa(), detail::mask_passes, mark_nonzero<T>);

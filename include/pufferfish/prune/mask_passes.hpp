@@ -12,6 +12,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Functions compiled for every instruction set.
+///
 /// keep_marked(words, x, count): sets x_i to +0 where bit i % 64 of word i / 64 is clear, for i <
 /// count, also where x_i is NaN.
 ///

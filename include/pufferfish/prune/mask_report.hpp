@@ -20,19 +20,19 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct mask_report {
   struct row {
     std::string name;             ///< name of the parameter
-    index_t kept = 0, total = 0;  ///< remaining weights, all weights
+    index_t kept = 0, total = 0;  ///< number of remaining weights, and of all weights
   };
   std::vector<row> rows;
-  index_t kept = 0;        ///< remaining weights of all rows
-  index_t total = 0;       ///< weights of all rows
-  index_t unprunable = 0;  ///< parameters without a bit
+  index_t kept = 0;        ///< number of remaining weights of all rows
+  index_t total = 0;       ///< number of weights of all rows
+  index_t unprunable = 0;  ///< number of parameters without a bit
 
-  /// Parameters of the pruned network.
+  /// Number of parameters of the pruned network.
   index_t parameters() const { return kept + unprunable; }
 };
 
-/// A line "conv1.weight: 120 of 432 weights" for each row, then "all: 3349306 of 11164352 weights, 3358788
-/// parameters".
+/// Formats a report: a line "conv1.weight: 120 of 432 weights" for each row, then "all: 3349306 of 11164352
+/// weights, 3358788 parameters".
 inline std::string to_string(const mask_report& report) {
   std::string text;
   for (const mask_report::row& row : report.rows) {

@@ -32,8 +32,9 @@ struct mask_tracker_counters {
   std::uint64_t resets = 0;   ///< steps in which all ranks were ready, but with different patterns
 };
 
-/// The pattern is the weight_mask of the weights that are not 0. It is never derived from gradients: dead
-/// units have zero gradients, at different places on each rank.
+/// Observes the pattern of zero weights and decides, on all ranks alike, whether the next exchange may leave
+/// out their gradients. The pattern is the weight_mask of the weights that are not 0. It is never derived
+/// from gradients: dead units have zero gradients, at different places on each rank.
 ///
 ///     mask_tracker tracker{weight_mask(store)};
 ///     // in each step: forward and backward pass; an exchange, which sends only the
@@ -104,8 +105,8 @@ class mask_tracker {
   /// Whether the next exchange may leave out the weights that the mask prunes: the last decision; false
   /// before the first.
   bool compact() const { return compact_; }
-  /// The pattern. The pointer changes if and only if the pattern has changed. Objects made from the mask (a
-  /// compact_sum) must be made anew when the pointer differs.
+  /// The pattern as a mask. The pointer changes if and only if the pattern has changed. Objects made from the
+  /// mask (a compact_sum) must be made anew when the pointer differs.
   const std::shared_ptr<const weight_mask>& mask() {
     if (!mask_) mask_ = std::make_shared<const weight_mask>(pattern_);
     return mask_;
@@ -126,7 +127,7 @@ class mask_tracker {
   weight_mask pattern_;
   std::shared_ptr<const weight_mask> mask_;  // a copy of the pattern, made when first requested
   std::uint64_t word_ = 0;                   // digest of the pattern
-  std::uint64_t steady_ = 0;                 // updates since the pattern changed
+  std::uint64_t steady_ = 0;                 // number of updates since the pattern changed
   bool seen_ = false, compact_ = false;
   mask_tracker_counters counters_;
 };

@@ -29,17 +29,18 @@ inline bool is_prunable(const coded_tensor& tensor) {
 struct masked_tensor : coded_tensor {
   bool prunable = false;
   std::size_t first_word = 0;  ///< its first word of bits; it has ceil(size / 64) words if prunable, else 0
-  index_t kept = 0;            ///< remaining elements; all if the tensor is not prunable
+  index_t kept = 0;            ///< number of remaining elements; all if the tensor is not prunable
 };
 
 namespace detail {
 
 inline constexpr index_t mask_word_bits = 64;
 
-/// Number of words for the bits of `size` elements; index of the word with the bit of an element.
+/// Number of words for the bits of `size` elements.
 inline std::size_t words_for(index_t size) {
   return static_cast<std::size_t>((size + mask_word_bits - 1) / mask_word_bits);
 }
+/// Index of the word with the bit of an element of a tensor.
 inline std::size_t word_of(const masked_tensor& tensor, index_t element) {
   return tensor.first_word + static_cast<std::size_t>(element / mask_word_bits);
 }

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `removal_rule`, `removal_share`, `removal_scope`: how many weights are pruned, and how ties are settled.
-/// The file also has the selection of weights that all pruning criteria share.
+/// `removal_rule`, `removal_share`, `removal_scope`: rules for the number of weights that are pruned, and for
+/// ties. The file also has the selection of weights that all pruning criteria share.
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +15,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which weights are removed when `count` weights are to be removed. Weights are sorted by their criterion,
-/// those to be removed first; t is the criterion at a given position of this order, counted from 0.
+/// Rule for the weights that are removed when `count` weights are to be removed. Weights are sorted by their
+/// criterion, those to be removed first; t is the criterion at a given position of this order, counted from
+/// 0.
 enum class removal_rule {
   exact,     ///< the first `count`; among ties, those earlier in the arena
   and_next,  ///< all up to t at position `count`, including ties: one more (reference program of the lottery
@@ -43,7 +44,7 @@ inline void check_removal_share(const char* who, double share) {
   }
 }
 
-/// Number of weights to remove now, of `kept` remaining ones of `total`: see removal_share. 0 if more are
+/// Number of weights to remove next, of `kept` remaining ones of `total`: see removal_share. 0 if more are
 /// pruned already. Products are computed in double.
 inline index_t removal_count(double share, removal_share of, index_t kept, index_t total) {
   if (of == removal_share::of_remaining) {

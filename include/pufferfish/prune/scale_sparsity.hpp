@@ -57,7 +57,7 @@ class scale_sparsity {
     return sum;
   }
 
-  /// s sum |gamma|.
+  /// The term of the loss: s sum |gamma| over all batch norm weights gamma.
   double penalty() const {
     double sum = 0.0;
     for (const range& one : scales_) {
@@ -71,6 +71,8 @@ class scale_sparsity {
   /// Adds s sign(gamma) to the gradients of all batch norm weights gamma. Throws state_error if the network's
   /// parameters have moved to new memory or are on a device.
   void add() { add(0, static_cast<index_t>(store_->gradients().size())); }
+  /// Adds s sign(gamma) for the batch norms whose weights begin in elements offset .. offset + size - 1 of
+  /// the arena. Throws the errors of add().
   void add(index_t offset, index_t size) {
     if (store_->generation() != generation_ || !store_->on_host()) {
       PUFFERFISH_THROW(state_error("scale_sparsity: the network has new arenas, or is on a device"));

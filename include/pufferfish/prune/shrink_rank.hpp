@@ -23,7 +23,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// has one list for each matrix of the layer, with one number for each component.
 struct component_contributions {
   std::string layer;
-  std::vector<std::size_t> groups;  ///< rank group of each matrix
+  std::vector<std::size_t> groups;  ///< number of the rank group of each matrix
   std::vector<std::vector<double>> of;
 };
 
@@ -33,7 +33,7 @@ struct shrink_rank_options {
   /// its matrix.
   double threshold = 0.05;
   index_t patience = 2;  ///< consecutive observations in which a component is small before it is removed
-  index_t least = 1;     ///< components that every matrix keeps
+  index_t least = 1;     ///< smallest number of components that every matrix keeps
 };
 
 inline std::string describe(const shrink_rank_options& options) {
@@ -43,7 +43,7 @@ inline std::string describe(const shrink_rank_options& options) {
 
 namespace detail {
 
-/// sqrt(v^T M v) of column (or row) i of a factor; M the identity for an empty tensor, diagonal for
+/// Norm sqrt(v^T M v) of column (or row) i of a factor; M the identity for an empty tensor, diagonal for
 /// `squares`. The vector's elements are element(k), k = 0 .. size - 1.
 template <class Element>
 double weighted_norm(index_t size, const tensor<double, 2>& moment, const std::vector<double>& squares,
@@ -110,7 +110,7 @@ std::vector<double> contributions_of(LowRankNormConv<T, Device>& layer) {
 
 }  // namespace detail
 
-/// Contribution of component i of each matrix up down of the low-rank layers, in the order of
+/// Computes the contribution of component i of each matrix up down of the low-rank layers, in the order of
 /// low_rank_layers, with u column i of up and v row i of down:
 ///
 ///     sqrt(u^T D u) sqrt(v X v^T)
@@ -197,8 +197,8 @@ class rank_shrinker {
     return result;
   }
 
-  /// The counters, for checkpoints: lines of a layer, its matrix and the number of observations in a row in
-  /// which each component was small.
+  /// Text of the counters, for checkpoints: lines of a layer, its matrix and the number of observations in a
+  /// row in which each component was small.
   std::string to_text() const {
     std::string text;
     for (const counters& one : counters_) {
@@ -230,7 +230,7 @@ class rank_shrinker {
  private:
   struct counters {
     std::string layer;
-    std::vector<std::vector<index_t>> small;  // of each matrix and component: observations in a row
+    std::vector<std::vector<index_t>> small;  // number of latest observations in which a component was small
   };
 
   // The layer's counters; zeros for a layer that is new or has other ranks.
@@ -261,7 +261,7 @@ class rank_shrinker {
   // The components that remain. Of those that are due, a matrix keeps the largest ones if it must keep more
   // than are left.
   std::vector<std::vector<index_t>> choose(const component_contributions& layer, const counters& seen) const {
-    std::vector<std::size_t> wanted;  // of each rank group
+    std::vector<std::size_t> wanted;  // number of components to keep, for each rank group
     const auto due = [&](std::size_t m, std::size_t i) { return seen.small[m][i] >= options_.patience; };
     for (std::size_t m = 0; m < layer.of.size(); ++m) {
       std::size_t left = 0;

@@ -15,10 +15,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The survivors among the elements [begin, end) of the arena, in arena order. A tensor without pruned
-/// elements is copied as a whole; every other tensor has a 32-bit index for each survivor. For masks that
-/// prune 50 to 90 % of single weights, index lists gather 8 to 2 times as fast as lists of runs, and as fast
-/// as vectors of 8 elements that are permuted by the bits of the mask.
+/// Lists of the survivors (elements that a mask keeps) among the elements [begin, end) of the arena, in arena
+/// order. A tensor without pruned elements is copied as a whole; every other tensor has a 32-bit index for
+/// each survivor. For masks that prune 50 to 90 % of single weights, index lists gather 8 to 2 times as fast
+/// as lists of runs, and as fast as vectors of 8 elements that are permuted by the bits of the mask.
 class survivor_lists {
  public:
   /// Builds the lists for elements begin .. end - 1. Throws value_error unless `begin` and `end` are
@@ -38,7 +38,7 @@ class survivor_lists {
     lists_ = entry_lists(counts);
   }
 
-  index_t size() const { return size_; }  ///< elements of the range of the arena
+  index_t size() const { return size_; }  ///< number of elements of the range of the arena
   index_t survivors() const { return lists_.size(); }
   const entry_lists& lists() const { return lists_; }  ///< one list for each tensor of the range
 
@@ -57,8 +57,8 @@ class survivor_lists {
     return result;
   }
 
-  /// to[i] = survivor i of the range. `arena`: the first element of the range; `to` has survivors() elements
-  /// elsewhere.
+  /// Copies the survivors: to[i] = survivor i of the range. `arena`: the first element of the range; `to` has
+  /// survivors() elements elsewhere.
   template <class T>
   void gather(context<device::cpu>& ctx, const T* arena, T* to) const {
     lists_.for_each(ctx, [&](std::size_t t, index_t begin, index_t end) {
@@ -95,11 +95,12 @@ class survivor_lists {
   }
 
  private:
-  // Survivors per block. A block is zeroed and then written, so that its cache lines are still in a cache.
+  // Number of survivors per block. A block is zeroed and then written, so that its cache lines are still in a
+  // cache.
   static constexpr index_t block = 1024;
 
   struct place {
-    index_t offset, size;     // relative to the range
+    index_t offset, size;     // elements of the tensor, relative to the range
     std::size_t first_index;  // position of its indices in indices_, unless whole
     bool whole;
   };

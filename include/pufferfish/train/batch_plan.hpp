@@ -18,27 +18,27 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Random changes to training images.
-/// All (2 pad_crop + 1)^2 windows are equally likely.
+/// Random changes to training images. Without smallest_area, all (2 pad_crop + 1)^2 windows are equally
+/// likely.
 struct augmentation {
   index_t pad_crop = 0;  ///< pad each side by this many pixels, then cut a window of the old size at random
   bool reflect = false;  ///< pad with the mirror image (the edge not repeated) instead of zero pixels
   bool flip = false;     ///< mirror left and right with probability 1/2
-  /// Used for images of different sizes (folder_images): a random window of the image, with at least this
-  /// share of its area, is scaled to the size of the batch. 1: the middle of the image is used.
+  /// Used for images of different sizes (folder_images) only: a random window of the image, with at least
+  /// this share of its area, is scaled to the size of the batch. 1: the middle of the image is used.
   double smallest_area = 1.0;
 };
 
-/// A pixel v (0 .. 255) of channel c becomes (v - mean[c]) / deviation[c]. Both empty: it stays v.
-/// Lengths: the number of channels, or 0.
+/// Normalisation of pixels: value v (0 .. 255) of channel c becomes (v - mean[c]) / deviation[c]. Both
+/// vectors have one element a channel, or both are empty: pixels keep their values.
 struct normalization {
   std::vector<float> mean, deviation;
 };
 
-/// Ranges are checked by batch_plan and by the classes that serve the images.
+/// Options of loaders and of batch_plan, whose constructors check them.
 struct loader_options {
   index_t batch = 128;  ///< samples of all ranks together; an epoch's last batch may have fewer
-  bool shuffle = true;  ///< a new order every epoch; else the order of the set
+  bool shuffle = true;  ///< whether every epoch has a new order; else samples are in the order of the set
   augmentation augment = {};
   normalization normalize = {};
   std::uint64_t seed = 0;
@@ -49,15 +49,16 @@ struct loader_options {
 /// A rank's part of one global batch. `count` may be 0 in a batch smaller than the number of ranks.
 struct batch_place {
   index_t first = 0;         ///< position of this rank's first sample in the global batch
-  index_t count = 0;         ///< this rank's samples
-  index_t global_count = 0;  ///< samples of all ranks
+  index_t count = 0;         ///< number of this rank's samples
+  index_t global_count = 0;  ///< number of samples of all ranks
 };
 
 /// The order of a set's samples in each epoch, cut into batches, and those into the parts of ranks. It is a
 /// pure function of the seed and the epoch, so the global batches do not depend on the number of ranks. Of a
 /// batch of B samples, rank r of p gets B r / p .. B (r + 1) / p - 1. One thread at a time uses a plan. The
 /// first sample_at() of an epoch computes the epoch's permutation, in time and memory proportional to the
-/// number of samples. \code
+/// number of samples.
+/// \code
 ///   batch_plan plan({1000, 32, 32, 3}, {.batch = 128});
 ///   const batch_place part = plan.place(0, 7);  // the last, smaller batch of epoch 0
 ///   const index_t sample = plan.sample_at(0, 7 * 128 + part.first);
@@ -75,10 +76,10 @@ class batch_plan {
   const extents<4>& images() const { return images_; }
   const loader_options& options() const { return options_; }
 
-  /// Global batches an epoch, the last smaller one included.
+  /// Number of global batches in an epoch, the last, smaller one included.
   index_t steps_per_epoch() const { return (images_[0] + options_.batch - 1) / options_.batch; }
 
-  /// Most samples that any rank gets in a step.
+  /// The largest number of samples that any rank gets in a step.
   index_t max_local_batch() const {
     return (std::min(options_.batch, images_[0]) + options_.ranks - 1) / options_.ranks;
   }
@@ -121,12 +122,13 @@ class batch_plan {
     return static_cast<index_t>(order_[static_cast<std::size_t>(position)]);
   }
 
-  /// Random numbers of an epoch for a purpose.
+  /// Stream of random numbers for one purpose ("augment") in one epoch.
   random_stream stream(const char* purpose, index_t epoch) const {
     return {options_.seed, substream(stream_id(purpose), static_cast<std::uint64_t>(epoch))};
   }
 
-  /// table[256 c + v] = (v - mean[c]) / deviation[c], computed in double: the normalised value of a pixel.
+  /// Table of the normalised values of pixels: table[256 c + v] = (v - mean[c]) / deviation[c], computed in
+  /// double.
   std::vector<float> normalized_values() const {
     std::vector<float> table;
     for (std::size_t c = 0; c < static_cast<std::size_t>(images_[3]); ++c) {

@@ -18,12 +18,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The outcome of optimizer_memory::carry for the states of the parameters, by names of parameters.
+/// Report of optimizer_memory::carry: names of the parameters by what happened to their states.
 struct carried_state {
-  std::vector<std::string> kept;       ///< of the new network: old states, bit for bit
-  std::vector<std::string> projected;  ///< of the new network: computed from states of a dense layer
-  std::vector<std::string> fresh;      ///< of the new network: zeros, as there was no such parameter
-  std::vector<std::string> dropped;    ///< of the old network: states that were not carried over
+  std::vector<std::string> kept;       ///< new network's parameters with their old states, bit for bit
+  std::vector<std::string> projected;  ///< new network's parameters with states projected from a dense layer
+  std::vector<std::string> fresh;      ///< new network's parameters that did not exist before: zero states
+  std::vector<std::string> dropped;    ///< old network's parameters whose states were not carried over
 };
 
 /// Carries an optimizer's state over the switch, or over any change of a network that replaces dense layers
@@ -92,7 +92,7 @@ class optimizer_memory {
     }
   }
 
-  /// Number of steps that the optimizer had taken.
+  /// Number of steps that the optimizer had taken when this object was made.
   std::uint64_t steps() const { return steps_; }
 
   /// Writes the remembered states of the old optimizer into `to`, an optimizer of the same kind and options
@@ -153,13 +153,13 @@ class optimizer_memory {
   };
   struct layer_before {
     std::string name;
-    std::vector<dense_matrix> matrices;  // none: the layer was low-rank
+    std::vector<dense_matrix> matrices;  // empty: the layer was low-rank
     std::vector<dense_bias> biases;
 
     bool is_low_rank() const { return matrices.empty(); }
   };
 
-  // How a layer's plan makes the state of a parameter of the new network; unknown: no plan does.
+  // Origin of the state of a parameter of the new network; unknown: no layer's plan computes it.
   enum class origin : unsigned char { unknown, kept, projected };
 
   // Work of carry(), done for each state.

@@ -47,7 +47,7 @@ struct named_state {
 /// are valid as long as the object. Const members may be called by several threads at once.
 class checkpoint_file {
  public:
-  /// Path or name, as given.
+  /// Path or name of the file, as given to open_checkpoint or parse_checkpoint.
   const std::string& name() const { return file_.name(); }
 
   /// Texts that the writer stored with the checkpoint, by name (`facts` of save_checkpoint).
@@ -238,7 +238,7 @@ class checkpoint_file {
     }
   }
 
-  /// After check(): cannot fail.
+  /// Reads all tensors into `net`. To be called after check(); then it cannot fail.
   template <class Root, class Device>
   void read_all(model<Root, Device>& net) const {
     using T = detail::stored_t<model<Root, Device>>;

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Cuttlefish: when a network has settled enough to be factorized, and the rank of each layer, from the
-/// stable ranks of its weights (Wang, Agarwal, U-chupala, Tanaka, Xing, Papailiopoulos: "Cuttlefish: Low-Rank
-/// Model Training without All the Tuning", MLSys 2023).
+/// Cuttlefish: criterion for the epoch at which a network is factorized, and for the rank of each layer, from
+/// the stable ranks of its weights (Wang, Agarwal, U-chupala, Tanaka, Xing, Papailiopoulos: "Cuttlefish:
+/// Low-Rank Model Training without All the Tuning", MLSys 2023).
 
 #include <algorithm>
 #include <cmath>
@@ -22,8 +22,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How the rank of a matrix follows from its stable rank s. s(0) is the stable rank of its random initial
-/// values, full = min(rows, columns).
+/// Rule for the rank of a matrix of stable rank s. s(0) is the stable rank of its random initial values, full
+/// = min(rows, columns).
 enum class cuttlefish_rank {
   scaled,  ///< min(full, ceil(xi s)) with xi = full / s(0): a random matrix counts as one of full rank
   vanilla  ///< floor(s)
@@ -35,20 +35,20 @@ struct cuttlefish_options {
   index_t mean_of = 11;    ///< M: number of derivatives that are averaged
   double tolerance = 0.1;  ///< eps: a layer has settled when their mean is at most eps
   index_t few = 2;         ///< with this many layers left or fewer, the limit is 2.5 eps
-  index_t very_few = 1;    ///< with this many or fewer, 5 eps
+  index_t very_few = 1;    ///< with this many layers left or fewer, the limit is 5 eps
   cuttlefish_rank rank = cuttlefish_rank::scaled;
   double least_share = 0.0;  ///< beta: no rank is below floor(beta full)
 
+  /// Options for CIFAR-10 and CIFAR-100: the defaults.
   static cuttlefish_options cifar() { return {}; }
-  /// ResNet-50 and WideResNet-50-2 on ImageNet.
+  /// Options for ResNet-50 and WideResNet-50-2 on ImageNet.
   static cuttlefish_options resnet50() { return {5, 5, 0.33, 6, 3, cuttlefish_rank::scaled, 0.2}; }
-  /// DeiT and ResMLP on ImageNet.
+  /// Options for DeiT and ResMLP on ImageNet.
   static cuttlefish_options deit() { return {5, 5, 0.411, 9, 4, cuttlefish_rank::scaled, 0.5}; }
 };
 
-/// Throws value_error, with the number, for an option outside of its range.
-/// The conditions: window >= 1, 1 <= mean_of <= window + 1, tolerance above 0 and finite, 0 <= very_few <=
-/// few, 0 <= least_share <= 1.
+/// Throws value_error, with the number, unless window >= 1, 1 <= mean_of <= window + 1, tolerance is above 0
+/// and finite, 0 <= very_few <= few, and 0 <= least_share <= 1.
 PUFFERFISH_COLD inline void check_cuttlefish(const cuttlefish_options& o) {
   if (o.window < 1 || o.mean_of < 1 || o.mean_of > o.window + 1) {
     detail::throw_error<value_error>(
@@ -81,8 +81,7 @@ PUFFERFISH_COLD inline std::string describe(const cuttlefish_options& o) {
 /// `mean_of` absolute derivatives (of all, if there are fewer) of the exponential average e of the series:
 ///     e(0) = s(0), e(i) = w s(i) + (1 - w) e(i - 1), w = 2 / (window + 1);
 ///     derivative(i) = (e(i + 1) - e(i - 1)) / 2, one-sided at both ends.
-/// 0 for fewer than two values.
-/// window and mean_of are at least 1.
+/// The result is 0 for fewer than two values. window and mean_of are at least 1.
 PUFFERFISH_COLD inline double cuttlefish_slope(std::span<const double> series, index_t window,
                                                index_t mean_of) {
   const std::size_t count = series.size();
@@ -194,11 +193,11 @@ class cuttlefish_tracker {
   struct report {
     std::string name;
     std::size_t group = 0;
-    double stable_rank = 0.0;  ///< the latest
+    double stable_rank = 0.0;  ///< stable rank at the latest measurement
     double scale = 0.0;        ///< xi: full / s(0)
     double slope = 0.0;        ///< cuttlefish_slope of the series
     index_t latched = -1;      ///< the epoch that latched the series; -1: none
-    index_t rank = 0;          ///< by the latest measurement
+    index_t rank = 0;          ///< rank that follows from the latest measurement
   };
   /// One report for each rank group of each layer, in the order of the layers and of their groups.
   std::vector<report> reports() const {

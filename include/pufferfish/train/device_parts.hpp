@@ -49,7 +49,7 @@ struct device_parts<device::cpu> {
     memory_block<std::byte> place_;
   };
 
-  /// Turns a batch of 8-bit images into numbers: value v of channel c becomes table[256 c + v].
+  /// Converts a batch of 8-bit images to numbers: value v of channel c becomes table[256 c + v].
   class byte_stage {
    public:
     /// `images`: shape of the largest batch, NHWC.
@@ -80,7 +80,7 @@ struct device_parts<device::cpu> {
   /// Throws state_error if parameters are on another device than the run; never on the CPU.
   static void check_place(const context<device::cpu>&, const void*) {}
 
-  /// Threads for work on the host between steps.
+  /// Number of threads for work on the host between steps.
   static int host_threads(const context<device::cpu>& ctx) { return ctx.threads(); }
 
   template <class Root>

@@ -11,7 +11,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A task with estimate(): see step_position.hpp.
+/// A task with the optional member estimate() that step_position.hpp describes.
 template <class Task>
 concept norm_estimating_task = requires(Task& task, context<typename Task::model_type::device_type>& ctx,
                                         typename Task::model_type& net, const step_position& at) {

@@ -27,11 +27,11 @@ struct evaluation {
   /// classes.
   std::int64_t in_top5 = 0;
 
-  /// Mean cross entropy in nats, and the share of samples whose largest logit is at their label, in percent.
-  /// Both are 0 without samples.
+  /// Mean loss (cross entropy) in nats per sample; 0 without samples.
   double loss() const { return count > 0 ? loss_sum / static_cast<double>(count) : 0.0; }
+  /// Share of samples whose largest logit is at their label, in percent; 0 without samples.
   double accuracy() const { return percent(correct); }
-  /// Share of in_top5, in percent.
+  /// Share of samples counted by in_top5, in percent; 0 without samples.
   double top5_accuracy() const { return percent(in_top5); }
 
  private:
@@ -52,12 +52,13 @@ evaluation reduce(Comm& comm, evaluation local) {
 
 namespace detail {
 
-/// Sums of the pairs of results of all steps, (sum of losses, number of tokens or hits); waits for the
-/// device.
+/// Results of all steps, summed over the steps: losses, and the second result of a step (number of tokens or
+/// hits).
 struct result_sums {
   double loss = 0.0;
   std::int64_t second = 0;
 };
+/// Sums the pairs (loss, second result) of all steps in the memory of a device. Waits for the device.
 inline result_sums sum_of_results(const memory_block<double>& results) {
   std::vector<double> seen(static_cast<std::size_t>(results.size()));
   results.to_host(seen);
@@ -72,8 +73,8 @@ inline result_sums sum_of_results(const memory_block<double>& results) {
 /// Number of classes from which on tests count in_top5.
 inline constexpr index_t top5_classes = 100;
 
-/// Rows of `logits` [rows x classes] whose label is among the five largest values; of equal values the first
-/// ones count as larger.
+/// Number of rows of `logits` [rows x classes] whose label is among the five largest values; of equal values
+/// the first ones count as larger.
 inline std::int64_t count_in_top5(std::span<const float> logits, std::span<const std::int32_t> labels,
                                   index_t classes) {
   std::int64_t found = 0;
@@ -91,7 +92,8 @@ inline std::int64_t count_in_top5(std::span<const float> logits, std::span<const
   return found;
 }
 
-/// The same, of the first `count` rows in the memory of a device.
+/// Number of the first `count` rows of logits whose label is among the five largest values, for arrays in the
+/// memory of a device. Waits for the device.
 template <class T>
 std::int64_t count_in_top5(const memory_block<T>& logits, const memory_block<std::int32_t>& labels,
                            index_t count, index_t classes) {
@@ -105,7 +107,8 @@ std::int64_t count_in_top5(const memory_block<T>& logits, const memory_block<std
   return count_in_top5(seen, expected, classes);
 }
 
-/// Runs all batches of image_batches or a loader through the network. `shape`: of the largest batch.
+/// Runs all batches of image_batches or a loader through the network. `shape`: NHWC extents of the largest
+/// batch.
 template <class T, class Device, class Comm, class Source>
 evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, Source& source,
                     const extents<4>& shape) {
@@ -115,7 +118,7 @@ evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& c
   memory_block<T> images(memory, volume<4>(shape), uninitialized);
   memory_block<T> logits(memory, volume<4>(output_shape), uninitialized);
   memory_block<std::int32_t> labels(memory, room, uninitialized);
-  memory_block<double> results(memory, 2 * steps);  // of all batches: the host reads them once
+  memory_block<double> results(memory, 2 * steps);  // results of all batches, which the host reads at once
   const tensor_view<T, 4> x(images.data(), shape), y(logits.data(), output_shape);
   const mode_scope<Device> inference(ctx, run_mode::inference);
   std::int64_t images_seen = 0, in_top5 = 0;

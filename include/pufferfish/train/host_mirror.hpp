@@ -60,8 +60,8 @@ using stored_t = std::remove_cvref_t<decltype(std::declval<Model&>().store().val
 
 }  // namespace detail
 
-/// Digest of the parameters: equal bits have equal digests, on any device. Waits for the device.
-/// Local. Equal parameters of ranks have equal digests, as agree() compares them.
+/// Digest of the parameters of this rank: equal bits have equal digests, on any device and on any rank, so
+/// that agree() can compare ranks by it. Waits for the device. Local.
 /// \code
 ///   agree(comm, "parameters", parameter_digest(run.net()));  // throws on all ranks if one has other bits
 /// \endcode

@@ -28,9 +28,9 @@ class image_batches {
  public:
   virtual ~image_batches() = default;
 
-  /// Global batches an epoch, the last smaller one included.
+  /// Number of global batches in an epoch, the last, smaller one included.
   virtual index_t steps_per_epoch() const = 0;
-  /// Most samples that any rank gets in a step.
+  /// The largest number of samples that any rank gets in a step.
   virtual index_t max_local_batch() const = 0;
   /// Fills rows 0 .. count - 1 of `images` (N x height x width x channels, dense, in the memory of Device)
   /// and of `labels` with this rank's part of a global batch, in the order of the context's work. The parts
@@ -39,7 +39,7 @@ class image_batches {
                            std::span<std::int32_t> labels) = 0;
 };
 
-/// A set of labelled images of one size, at the moment of being served.
+/// A set of labelled images, from which batches of images of one size are served.
 /// \code
 ///   auto train = std::make_shared<images_in_memory<float>>(train_set);
 ///   auto test = std::make_shared<images_in_memory<float>>(test_set);
@@ -50,18 +50,20 @@ class image_source {
  public:
   virtual ~image_source() = default;
 
-  /// Number, height, width and channels.
+  /// Number, height, width and channels of the images as they are served.
   virtual extents<4> images() const = 0;
+  /// Number of classes.
   virtual index_t classes() const = 0;
   /// The class of each sample, in 0 .. classes() - 1.
   virtual std::span<const std::int32_t> labels() const = 0;
-  /// Mean and deviation by which batches are normalized where this is the training set.
+  /// Mean and deviation of each channel, by which batches are normalized if this is the training set.
   virtual normalization normalize() const = 0;
-  /// Copies of these samples, in this order, without augmentation.
+  /// Copies of the samples with these numbers, in this order, without augmentation.
   virtual image_set chosen(const std::vector<index_t>& samples) const = 0;
-  /// A line that tells this set from others; a checkpoint resumes only with sets of the same lines.
+  /// A line that distinguishes this set from others; a checkpoint resumes only with sets of the same lines.
   virtual std::string describe() const = 0;
-  /// Throws value_error for options that cannot be met. The source must outlive the result.
+  /// Makes the batches of one rank. Throws value_error for options that cannot be met. The source must
+  /// outlive the result.
   virtual std::unique_ptr<image_batches<T, Device>> batches(loader_options options) const = 0;
 };
 

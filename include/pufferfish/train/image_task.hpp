@@ -39,14 +39,16 @@ class image_task {
   using model_type = network<T, Device>;
   using source_type = image_source<T, Device>;
 
-  /// The sets must outlive the object. Throws shape_error if images do not fit the network; as loader for an
-  /// invalid set, batch, rank or padding; as gpu::image_loader on a device. Local.
+  /// The sets must outlive the object. Throws shape_error if images do not fit the network; for an invalid
+  /// set, batch, rank or padding, the errors of loader's constructor, on a device those of
+  /// gpu::image_loader's. Local.
   image_task(const model_type& net, const image_set& train, const image_set& test,
              const training_options& options, int rank, int ranks)
       : image_task(net, std::make_shared<images_in_memory<T, Device>>(train),
                    std::make_shared<images_in_memory<T, Device>>(test), options, rank, ranks) {}
 
-  /// Images from any source; throws its errors, too.
+  /// Makes a task whose images come from any source. Throws shape_error if images do not fit the network, and
+  /// the errors of the sources.
   image_task(const model_type& net, std::shared_ptr<const source_type> train,
              std::shared_ptr<const source_type> test, const training_options& options, int rank, int ranks)
       : train_(std::move(train)),
@@ -81,7 +83,8 @@ class image_task {
     return {place_.count, work.digest()};
   }
 
-  /// Forward and backward pass over the loaded part. results[0]: sum of its losses; results[1]: its hits.
+  /// Runs the forward and backward pass over the loaded part. results[0]: sum of its losses; results[1]:
+  /// number of hits.
   void compute(context<Device>& ctx, model_type& net, double* results) {
     const tensor_view<const T, 4> x = rows(images_, shape_);
     const tensor_view<T, 4> y = rows(logits_, output_shape_), dy = rows(gradient_, output_shape_);
@@ -149,7 +152,7 @@ class image_task {
 
   /// Shape of one rank's largest batch.
   const extents<4>& input_shape() const { return shape_; }
-  /// Inputs of a step's layers; see train/step_position.hpp.
+  /// Inputs of a dense network's layers in a step, for budgets in milliseconds.
   std::vector<layer_input> layer_inputs(const model_type& net) const { return traced_inputs(net, shape_); }
 
   /// Loss and accuracy on the test set. All ranks get the same sums. On a device the first call copies the
@@ -188,7 +191,7 @@ class image_task {
 
   static memory_source& memory() { return memory_of<Device>::source(); }
 
-  // The rows that belong to the loaded step.
+  // The rows of `block` that the loaded step uses.
   tensor_view<T, 4> rows(memory_block<T>& block, extents<4> shape) const {
     shape[0] = place_.count;
     return {block.data(), shape};
@@ -212,7 +215,7 @@ class image_task {
   memory_block<T> images_;
   memory_block<std::int32_t> labels_;
   memory_block<T> logits_, gradient_;
-  batch_place place_;  // of the step that is loaded
+  batch_place place_;  // place of the loaded step's batch
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -20,6 +20,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
+/// Options of a language_task: sizes of the batches of training and test.
 struct language_task_options {
   index_t streams = 20;       ///< parallel pieces of the training text, over all ranks: the global batch
   index_t segment = 35;       ///< tokens of each stream per step
@@ -37,7 +38,7 @@ class segment_place {
   /// Allocates memory for segments of up to `tokens` tokens.
   explicit segment_place(index_t tokens) : place_(2 * tokens * size) {}
 
-  /// Copies the segment to the device. Does nothing for an empty segment.
+  /// Copies the segment to the memory of the device. Does nothing for an empty segment.
   void bring(context<Device>& ctx, const token_segment& part) {
     const extents<2> shape{part.length, part.streams};
     const std::size_t bytes = part.inputs.size_bytes();
@@ -79,7 +80,7 @@ evaluation evaluate_language(context<Device>& ctx, const model<Root, Device>& ne
   typename Root::state_type state = net.root().make_state(source.local_streams());
   const mode_scope<Device> inference(ctx, run_mode::inference);
   const index_t steps = source.local_streams() > 0 ? source.steps_per_epoch() : 0;
-  // One pair per segment, so that the host reads the device once.
+  // One pair of results per segment, so that the host reads the device once.
   memory_block<double> results(memory_of<Device>::source(), 2 * steps);
   detail::segment_place<Device> place(segment * source.local_streams());
   for (index_t step = 0; step < steps; ++step) {
@@ -139,8 +140,8 @@ class language_task {
     return {0, hasher().number(part.length).digest()};
   }
 
-  /// Forward and backward pass. results[0]: sum of the tokens' losses, results[1]: number of tokens. A rank
-  /// without streams sets its gradients to zero.
+  /// Runs the forward and backward pass. results[0]: sum of the tokens' losses, results[1]: number of tokens.
+  /// A rank without streams sets its gradients to zero.
   void compute(context<Device>& ctx, model_type& net, double* results) {
     // There may be more ranks than streams.
     if (train_.local_streams() == 0) return detail::compute_nothing(ctx, net, results);
@@ -154,12 +155,12 @@ class language_task {
     return detail::step_at_once(*this, ctx, net, at);
   }
 
-  /// Inputs of a step's layers; see train/step_position.hpp.
+  /// Inputs of a dense network's layers in a step, for budgets in milliseconds.
   std::vector<layer_input> layer_inputs(const model_type& net) const {
     return sequence_inputs(net, options_.segment, std::max<index_t>(1, train_.local_streams()));
   }
 
-  /// evaluate_language on the test text. Collective.
+  /// Evaluates the model on the test text (evaluate_language). Collective.
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
     return evaluate_language(ctx, net, comm, test_, options_.test_streams, options_.segment);
@@ -181,12 +182,12 @@ class language_task {
 
   std::span<const std::int32_t> train_text_, test_;
   language_task_options options_;
-  double dropout_;  // the model's, for describe()
+  double dropout_;  // the model's dropout probability, for describe()
   int ranks_;
   token_streams train_;
   detail::segment_place<Device> place_;
   typename Root::state_type state_;
-  index_t global_tokens_ = 0;  // of the step that is loaded
+  index_t global_tokens_ = 0;  // number of tokens of the loaded step, over all ranks
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -49,7 +49,7 @@ inline void check_image_set(const image_set& set, const char* who) {
   }
 }
 
-/// Position p of a line of n pixels mirrored about its ends, -n < p < 2n - 1.
+/// Position p of a line of n pixels, reflected at the line's ends, for -n < p < 2n - 1.
 constexpr index_t reflected(index_t p, index_t n) { return p < 0 ? -p : p >= n ? 2 * (n - 1) - p : p; }
 
 }  // namespace detail
@@ -101,7 +101,7 @@ class loader : public batch_plan {
   loader(image_set&&, loader_options) = delete;
 
   const image_set& set() const { return *set_; }
-  /// The normalised value of pixel value v of channel c, at 256 c + v.
+  /// Table of the normalised values of pixels: value v of channel c is at 256 c + v.
   const std::vector<float>& table() const { return table_; }
   /// Random numbers of an epoch's augmentation. Sample i of the set uses the numbers 3 i, 3 i + 1, 3 i + 2.
   random_stream augmentation_stream(index_t epoch) const { return stream("augment", epoch); }
@@ -131,7 +131,7 @@ class loader : public batch_plan {
   }
 
  private:
-  /// How one sample is cut and mirrored in one epoch: its window starts at (top, left) of the image without
+  /// Cut and reflection of one sample in one epoch: its window starts at (top, left) of the image without
   /// padding. Both are negative if the window starts in the padding.
   struct window {
     index_t top = 0;

@@ -28,9 +28,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// `dense`: never factorized. `hybrid`: the Pufferfish procedure, dense for the warm-up epochs, then
-/// factorized by SVD and trained on. `lowrank`: low rank from random initial values, without warm-up and
-/// without SVD (the ablation).
+/// Mode of a run. `dense`: the network is never factorized. `hybrid`: the Pufferfish procedure, dense for the
+/// warm-up epochs, then factorized by SVD and trained on. `lowrank`: low rank from random initial values,
+/// without warm-up and without SVD (the ablation).
 enum class training_mode { dense, hybrid, lowrank };
 
 constexpr const char* to_string(training_mode mode) {
@@ -46,7 +46,7 @@ constexpr const char* to_string(training_mode mode) {
 ///   options.switching.ramp.steps = 200;
 /// \endcode
 struct switch_options {
-  /// When the run switches. Empty: at the start of epoch run_options::warmup_epochs.
+  /// Moment of the switch. Empty: the start of epoch run_options::warmup_epochs.
   std::optional<switch_moment> moment = {};
   /// S: number of dense steps before the switch from which statistics of outputs and gradients are taken,
   /// summed over all ranks. The truncation and the ranks of the layers depend on them (truncation,
@@ -77,7 +77,7 @@ struct switch_options {
   /// no projection.
   index_t project_every = 0;
   double project_strength = 0.1;  ///< strength of project_softly
-  bool test = false;              ///< test the network right before and after the switch (switch_result)
+  bool test = false;  ///< whether the network is tested before and after the switch (switch_result)
 
   /// Throws value_error, with the number, for an option out of its range.
   void validate() const {
@@ -107,7 +107,7 @@ struct switch_options {
   }
 };
 
-/// Epochs of a run whose gradients are compressed: all epochs, those before the switch, those after it.
+/// Epochs of a run in which gradients are compressed: all epochs, those before the switch, or those after it.
 enum class compression_phase { both, dense, low_rank };
 
 constexpr const char* to_string(compression_phase phase) {
@@ -148,7 +148,7 @@ struct run_options {
   std::optional<plateau> rate_plateau;      ///< factor that falls when the test loss stops improving
 
   optimizer_options optimizer = sgd_options{0.9, 0.0, false, 1e-4, false};
-  double clip_norm = 0.0;  ///< global gradient norm; 0: no clipping
+  double clip_norm = 0.0;  ///< largest norm of the gradient of all parameters; 0: no clipping
   exchange_options exchange;
   /// True: `tune` measures the interconnect before the first step (some seconds) and makes the exchange plan.
   bool tune_exchange = false;
@@ -162,8 +162,8 @@ struct run_options {
   /// (rank_shrinker); bytes and multiply-adds of a step fall. The optimizer's state is carried over, the
   /// memory of a compressor starts afresh. CPU only.
   std::optional<shrink_rank_options> shrink_rank;
-  /// s of a scale_sparsity, whose gradient is added to the weights of batch norms in every step; CPU only.
-  /// Early-Bird tickets: 1e-4. 0: none.
+  /// Factor s of a scale_sparsity, whose gradient is added to the weights of batch norms in every step; CPU
+  /// only. Early-Bird tickets use 1e-4. 0: no such term.
   double scale_sparsity = 0.0;
   /// Compressor of the gradients, or with `rare` of the parameter changes. The switch makes a new one. With a
   /// momentum of its own (brings_momentum) it needs SGD without momentum, or `rare` without outer momentum.
@@ -227,7 +227,7 @@ struct run_options {
   }
 
  private:
-  // Refuses options that would move pruned weights away from 0, or that compact_sum cannot be combined with.
+  // Throws value_error for options that would move pruned weights away from 0 or that compact_sum excludes.
   void validate_pruning() const {
     pruning->validate();
     if (pruning->mask && mode != training_mode::dense) {
@@ -266,19 +266,19 @@ struct training_options : run_options {
 /// `learning_rate` is that of the epoch's last step. Losses are means per sample or token in nats; the
 /// training loss contains label smoothing, the test loss does not.
 struct epoch_result {
-  index_t epoch = 0;      ///< 0-based
+  index_t epoch = 0;      ///< number of the epoch, 0-based
   bool low_rank = false;  ///< whether the epoch trained factors
   double learning_rate = 0.0;
   double train_loss = 0.0;
   double train_accuracy = 0.0;  ///< percent, of augmented samples, while training
   double test_loss = 0.0;
-  double test_accuracy = 0.0;  ///< percent
+  double test_accuracy = 0.0;  ///< percent of the test samples
   double test_top5 = 0.0;      ///< evaluation::top5_accuracy(); 0 where it is not counted
-  double seconds = 0.0;        ///< training steps, without evaluation
-  double step_ms = 0.0;        ///< median over the epoch's steps
+  double seconds = 0.0;        ///< duration of the training steps, without evaluation
+  double step_ms = 0.0;        ///< median duration of the epoch's steps
   double exchange_ms = 0.0;    ///< mean part of a step in which the exchange outlasted the backward pass
-  index_t parameters = 0;      ///< of the network that was tested
-  index_t macs = 0;            ///< of its forward pass of one image; 0 for tasks of other samples
+  index_t parameters = 0;      ///< number of parameters of the network that was tested
+  index_t macs = 0;            ///< multiply-adds of its forward pass of one image; 0 for other samples
   index_t bytes_per_step = 0;  ///< exchange_bytes() of the epoch's steps
 };
 
@@ -294,10 +294,11 @@ struct switch_result {
   double milliseconds = 0.0;
   factorization factors;  ///< per-layer reports on rank 0 only
   std::string why = {};   ///< reason of the moment, in words
-  /// With cuttlefish_moment::least_gain: the measured stages, on rank 0 of the run that measured them only.
+  /// The stages that cuttlefish_moment::least_gain has measured, on rank 0 of the run that measured them
+  /// only.
   std::vector<stage_time> stages = {};
-  /// With switch_options::test: tests of the dense network, of the factorized network, and of the factorized
-  /// network with batch-norm statistics estimated from norm_batches.
+  /// Results of switch_options::test, empty without it: of the dense network, of the factorized network, and
+  /// of the factorized network with batch-norm statistics estimated from norm_batches.
   std::optional<evaluation> before = {}, after = {}, estimated = {};
 };
 
@@ -310,7 +311,7 @@ struct training_position {
   index_t steps = 0;
   bool low_rank = false;
   double loss = 0.0;      ///< mean over this rank's part of the epoch so far
-  double accuracy = 0.0;  ///< percent, likewise
+  double accuracy = 0.0;  ///< percent of this rank's samples in the epoch so far
 };
 
 /// Callbacks of a training run. Every rank calls all of them, on the thread that trains.
@@ -332,11 +333,11 @@ class training_observer {
   virtual void on_epoch(const epoch_result&) {}
   /// Called after the switch, before the first step with factors.
   virtual void on_switch(const switch_result&) {}
-  /// A step was left out because a gradient was not finite (nonfinite_policy::skip).
+  /// Called when a step was left out because a gradient was not finite (nonfinite_policy::skip).
   virtual void on_skipped_step(const nonfinite_gradient&) {}
-  /// A collective of training_run::advance has timed out because ranks did not arrive. No collective is
-  /// possible any more. The run's state is that after its last whole step; training_run::save_alone can write
-  /// it. After this call advance rethrows the error.
+  /// Called when a collective of training_run::advance has timed out because ranks did not arrive. No
+  /// collective is possible any more. The run's state is that after its last whole step;
+  /// training_run::save_alone can write it. After this call advance rethrows the error.
   virtual void on_lost_ranks(const timeout_error&) {}
 };
 

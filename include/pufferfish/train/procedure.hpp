@@ -11,7 +11,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A training run (see training_run) over images.
+/// A training run (see training_run) of an image classifier.
 /// \code
 ///   mpi::communicator comm(MPI_COMM_WORLD);
 ///   procedure<float, mpi::communicator> run(std::move(net), comm, train, test, options);
@@ -37,7 +37,8 @@ class procedure : public training_run<image_task<T, Device>, Comm> {
                 [&] { return image_task<T, Device>(net, train, test, options, comm.rank(), comm.size()); }),
             std::move(net), comm, options, machine) {}
 
-  /// Images from any source; throws its errors, too.
+  /// Prepares the training with images from any source. Throws the errors of the other constructor and of the
+  /// sources.
   procedure(network<T, Device> net, Comm& comm, std::shared_ptr<const image_source<T, Device>> train,
             std::shared_ptr<const image_source<T, Device>> test, const training_options& options,
             const machine_options& machine = {})

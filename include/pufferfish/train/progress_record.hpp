@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Position and results of a training run, and their text form in checkpoints.
+/// Internal state of a training run: its position and results, and their text form in checkpoints.
 
 #include <algorithm>
 #include <cmath>
@@ -22,7 +22,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Lines of "name rank rank ...", a rank for each rank group, names as quote_word writes them.
+/// Encodes ranks as lines "name rank rank ...", one rank for each rank group, names as quote_word writes
+/// them.
 inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   std::string text;
   for (const layer_rank& layer : ranks) {
@@ -54,9 +55,9 @@ struct training_record {
   index_t epoch = 0;
   index_t step = 0;  ///< completed steps of this epoch
   std::uint64_t total_steps = 0;
-  std::uint64_t optimizer_steps = 0;  ///< since the optimizer was made: since the switch, or the start
+  std::uint64_t optimizer_steps = 0;  ///< steps since the optimizer was made, at the start or the switch
   bool low_rank = false;
-  std::uint64_t skipped_steps = 0;  ///< of the whole run, because of gradients that are not finite
+  std::uint64_t skipped_steps = 0;  ///< steps of the whole run left out for gradients that are not finite
   evaluation seen;                  ///< losses and hits of this epoch's training samples on this rank
   double exchange_ms = 0.0;         ///< exchange time of this epoch that the backward pass did not hide
   std::uint64_t finite_steps = 0;   ///< total_steps after the last step with a finite loss; not stored
@@ -74,7 +75,7 @@ struct training_record {
     }
   }
 
-  /// Lines of "kind numbers", floating-point numbers in hexadecimal.
+  /// The record as lines "kind numbers", with floating-point numbers in hexadecimal.
   std::string to_text() const {
     using detail::add_line;
     std::string text;

@@ -14,23 +14,23 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which weights are pruned: those of smallest magnitude (prune_by_magnitude), or those whose removal keeps
-/// the flow of gradients best (prune_by_grasp; needs a task with grasp_gradient, such as image_task).
+/// Rule for the weights to prune: those of smallest magnitude (prune_by_magnitude), or those whose removal
+/// keeps the flow of gradients best (prune_by_grasp; needs a task with grasp_gradient, such as image_task).
 enum class pruning_method { magnitude, grasp };
 
 constexpr const char* to_string(pruning_method method) {
   return method == pruning_method::magnitude ? "magnitude" : "GraSP";
 }
 
-/// A run prunes convolution and linear weights once, continues to train the remaining weights, and exchanges
-/// only their gradients (compact_sum). A run that switches to low rank afterwards prunes the factors, right
-/// after the switch. PacTrain: Wang, Wu, Li and Kutscher, DAC 2025.
-/// All ranks have the same options.
+/// Options of a run that prunes convolution and linear weights once, then trains the remaining weights and
+/// exchanges only their gradients (compact_sum). A run that switches to low rank afterwards prunes the
+/// factors, right after the switch. PacTrain: Wang, Wu, Li and Kutscher, DAC 2025. All ranks have the same
+/// options.
 struct pruning_options {
   pruning_method method = pruning_method::grasp;
   double ratio = 0.5;  ///< floor(ratio x prunable) weights are removed; in [0, 1)
   index_t epoch = 0;   ///< the run prunes at the start of this epoch, counted from 0
-  /// The remaining weights' gradients are sent as TernGrad codes instead of being summed as they are.
+  /// Set: the remaining weights' gradients are sent as TernGrad codes. Empty: they are summed as they are.
   std::optional<tern_grad_options> ternary = std::nullopt;
   index_t samples = 10;        ///< samples of each class, for GraSP
   double temperature = 200.0;  ///< divisor of the network's outputs in GraSP's loss
@@ -52,8 +52,8 @@ struct pruning_options {
   }
 };
 
-/// "ratio 0.5 by GraSP, 10 samples a class, temperature 200, at epoch 0"; with a given mask "a mask of
-/// 3349306 of 11164352 weights, 0x0123456789abcdef".
+/// Text for logs: "ratio 0.5 by GraSP, 10 samples a class, temperature 200, at epoch 0"; with a given mask "a
+/// mask of 3349306 of 11164352 weights, 0x0123456789abcdef".
 inline std::string describe(const pruning_options& options) {
   std::string text;
   if (options.mask) {

@@ -52,7 +52,8 @@ std::string on_root(Comm& comm, Work&& work) {
   return text;
 }
 
-/// A fact of the checkpoint that rank 0 has open, on all ranks; empty if the file has none. Collective.
+/// Returns, on all ranks, a fact of the checkpoint that rank 0 has open; empty if the file has none.
+/// Collective.
 template <class Comm>
 std::string shared_fact(Comm& comm, const std::optional<checkpoint_file>& file, const char* name) {
   const bool there = file && file->facts().count(name) > 0;
@@ -79,7 +80,8 @@ void share_structure(Comm& comm, Net& net) {
   if (!same_residuals) apply_residuals(net, ranks_from_text(annealed));
 }
 
-/// Arrays of each rank, called "name.0", "name.1", ... in a checkpoint. Only rank 0 has memory for all.
+/// Arrays that differ between ranks, for a checkpoint that calls them "name.0", "name.1", ... Only rank 0 has
+/// memory for the arrays of all ranks.
 template <class T, class Comm>
 class rank_states {
  public:
@@ -155,8 +157,8 @@ class rank_states {
 
   Comm* comm_;
   std::vector<named_state<T>> mine_;
-  std::vector<std::int64_t> sizes_;  // of each array, rank by rank
-  std::vector<std::vector<T>> all_;  // the same order; empty but on rank 0
+  std::vector<std::int64_t> sizes_;  // number of elements of each array, rank by rank
+  std::vector<std::vector<T>> all_;  // the arrays in the order of sizes_; empty except on rank 0
 };
 
 }  // namespace detail

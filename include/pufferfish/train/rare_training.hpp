@@ -21,7 +21,7 @@ struct rare_training : rare_exchange_options {
 
   /// H as a function of the learning rate; the peak of the schedule is the run's base rate.
   local_steps_schedule schedule() const { return {local_steps, power, 1, std::max(local_steps, most_steps)}; }
-  /// Throws value_error, naming the option and its value.
+  /// Throws value_error, naming the option and its value, for an option out of its range.
   void validate() const {
     rare_exchange_options::validate();
     schedule().validate();

@@ -23,7 +23,7 @@ struct image_window {
   double left = 0.0;
   double height = 0.0;
   double width = 0.0;
-  bool flipped = false;  ///< mirrored left and right
+  bool flipped = false;  ///< whether the result is mirrored left to right
 };
 
 /// A square in the middle of a height x width image, with `share` (in (0, 1]) of its shorter side: scaling it
@@ -34,10 +34,11 @@ inline image_window central_window(index_t height, index_t width, double share) 
   return {(static_cast<double>(height) - side) / 2, (static_cast<double>(width) - side) / 2, side, side};
 }
 
-/// A random window of whole pixels. Its share of the area is uniform in [smallest_area, 1], the logarithm of
-/// width / height uniform in [log 3/4, log 4/3]; windows that do not fit are drawn again. After ten of them:
-/// the largest window in the middle with an allowed ratio of the sides. With `flip` it is mirrored with
-/// probability 1/2. Uses the random numbers 64 sample .. 64 sample + 63. smallest_area is in (0, 1].
+/// Draws a random window of whole pixels. Its share of the area is uniform in [smallest_area, 1], the
+/// logarithm of width / height uniform in [log 3/4, log 4/3]; windows that do not fit are drawn again. After
+/// ten failed draws, the result is the largest window in the middle with an allowed ratio of the sides. With
+/// `flip` it is mirrored with probability 1/2. Uses the random numbers 64 sample .. 64 sample + 63.
+/// smallest_area is in (0, 1].
 inline image_window random_window(index_t height, index_t width, double smallest_area, bool flip,
                                   const random_stream& random, index_t sample) {
   const std::uint64_t first = 64 * static_cast<std::uint64_t>(sample);
@@ -65,19 +66,20 @@ inline image_window random_window(index_t height, index_t width, double smallest
 
 namespace detail {
 
-/// For each of n positions along an axis: which pixels it averages, and their weights.
+/// The pixels, and their weights, of which each of n positions along an axis is the weighted mean.
 struct axis_filter {
   struct range {
     index_t first = 0;
     index_t count = 0;
-    std::size_t weights = 0;  ///< of the first pixel, in `weights`
+    std::size_t weights = 0;  ///< index, in `weights`, of the first pixel's weight
   };
   std::vector<range> ranges;
   std::vector<float> weights;
 };
 
-/// A triangle of half width max(1, length / n) around the centre of each of n equal parts of the interval
-/// [start, start + length), cut off at the ends of an axis of `pixels` pixels; weights have the sum 1.
+/// Fills `filter` with triangles of half width max(1, length / n) around the centre of each of n equal parts
+/// of the interval [start, start + length), cut off at the ends of an axis of `pixels` pixels; weights have
+/// the sum 1.
 inline void fill_filter(axis_filter& filter, double start, double length, index_t n, index_t pixels,
                         bool reversed) {
   const double step = length / static_cast<double>(n), reach = std::max(1.0, step);
@@ -106,7 +108,8 @@ inline void fill_filter(axis_filter& filter, double start, double length, index_
 
 }  // namespace detail
 
-/// Scales windows of 8-bit RGB images; keeps its memory from call to call. One thread at a time.
+/// Scales windows of 8-bit RGB images. Its memory is reused by the next call. One thread at a time may use an
+/// object.
 class window_scaler {
  public:
   /// Scales a window to height x width x 3 values at `to`, by a triangle filter along each axis whose half
@@ -136,7 +139,7 @@ class window_scaler {
     return {left, right};
   }
 
-  // line_ = the weighted mean of the rows of a range, from column `left` on.
+  // Sets line_ to the weighted mean of the rows of a range, from column `left` on.
   void average_rows(std::span<const std::uint8_t> pixels, index_t source_width,
                     const detail::axis_filter::range& range, index_t left) {
     std::fill(line_.begin(), line_.end(), 0.0F);

@@ -13,7 +13,7 @@
 ///       // Gradients of this rank's share of one global batch, scaled so that their mean over all ranks is
 ///       // the global gradient. Calls ctx.begin_step(at.total, ...). On the CPU.
 ///       evaluation step(context<device::cpu>& ctx, model_type& net, const step_position& at);
-///       // The same on a device, in two parts. load() copies the batch to the device and calls
+///       // On a device a step has two parts. load() copies the batch to the device and calls
 ///       // ctx.begin_step. compute() is the work that may be captured into a graph. It writes the sum of
 ///       // losses to results[0] and the number of hits to results[1]; if step_share::samples is 0,
 ///       // results[1] is the number of samples or tokens instead.
@@ -23,7 +23,7 @@
 ///       template <class Comm>
 ///       evaluation test(context<Device>& ctx, const model_type& net, Comm& comm);
 ///       std::string describe() const;   // options in lines; equal in a checkpoint and a run that resumes it
-///       std::string data_lines() const; // likewise sizes and a digest of the data; called once
+///       std::string data_lines() const; // sizes and a digest of the data, equal likewise; called once
 ///       // Optional: one forward pass over this rank's share of a step's batch, in the context's mode; false
 ///       // if the share is empty. For batch-norm statistics: train/estimate_norms.hpp.
 ///       bool estimate(context<Device>& ctx, model_type& net, const step_position& at);
@@ -62,7 +62,7 @@ struct step_share {
 
 namespace detail {
 
-/// The step of a rank without samples: its gradients are zero.
+/// The compute() of a rank without samples: sets its gradients and results to zero.
 template <class Device, class Model>
 void compute_nothing(context<Device>& ctx, Model& net, double* results) {
   const auto gradients = net.store().gradients();
@@ -71,7 +71,7 @@ void compute_nothing(context<Device>& ctx, Model& net, double* results) {
   ops::clear_rows<double>(ctx, tensor_view<double, 2>(results, {1, 2}));
 }
 
-/// A task's step() on a CPU, composed of load() and compute().
+/// The step() of a task on a CPU, composed of load() and compute().
 template <class Task>
 evaluation step_at_once(Task& task, context<device::cpu>& ctx, typename Task::model_type& net,
                         const step_position& at) {

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// `switch_moment`: when a training run switches from dense to low rank: at a fixed epoch, once stable ranks
-/// have settled (Cuttlefish), or once the loss that the truncation is predicted to cost has stopped falling.
-/// `switch_clock` decides.
+/// `switch_moment`: the moment at which a training run switches from dense to low rank: a fixed epoch, the
+/// epoch at which stable ranks have settled (Cuttlefish), or the one at which the loss that the truncation is
+/// predicted to cost has stopped falling. `switch_clock` decides.
 
 #include <algorithm>
 #include <cmath>
@@ -54,16 +54,16 @@ struct predicted_loss_moment {
   std::optional<index_t> latest = std::nullopt;  ///< epoch at whose start the switch is due at the latest
 };
 
-/// When a run switches (switch_options::moment).
+/// Rule for the moment at which a run switches from dense to low rank (switch_options::moment).
 /// \code
 ///   switch_options options;
 ///   options.moment = cuttlefish_moment{.options = cuttlefish_options::cifar(), .latest = 20};
 /// \endcode
 using switch_moment = std::variant<fixed_epoch, cuttlefish_moment, predicted_loss_moment>;
 
-/// Throws value_error, with the number, for an option outside of its range.
-/// Epochs are at least 0, `latest` is at least `earliest`, improvement is in [0, 1); tolerance and least_gain
-/// are finite and at least 0; options of Cuttlefish as check_cuttlefish.
+/// Throws value_error, with the number, unless epochs are at least 0, `latest` is at least `earliest`,
+/// improvement is in [0, 1), tolerance and least_gain are finite and at least 0, and options of Cuttlefish
+/// satisfy check_cuttlefish.
 PUFFERFISH_COLD inline void check_moment(const switch_moment& moment) {
   const auto require_epoch = [](const char* what, index_t epoch, index_t least) {
     if (epoch >= least) return;
@@ -143,7 +143,7 @@ class switch_clock {
   const switch_moment& moment() const { return moment_; }
 
   /// The measurement that decide(epoch) needs.
-  /// `none` after the decision and for an epoch that has been decided.
+  /// The result is `none` after the decision and for an epoch that has been decided.
   switch_measurement wanted(index_t epoch) const {
     if (due_ || epoch == decided_) return switch_measurement::none;
     if (std::holds_alternative<cuttlefish_moment>(moment_)) return switch_measurement::stable_ranks;
@@ -202,7 +202,7 @@ class switch_clock {
   /// All predicted losses up to now as (epoch, loss), for plots.
   const std::vector<std::pair<index_t, double>>& predicted_losses() const { return losses_; }
 
-  /// The state as text. Empty before the first call of decide().
+  /// The state as text. The text is empty before the first call of decide().
   std::string state() const {
     if (decided_ < 0) return {};
     std::string text;

@@ -27,7 +27,7 @@ namespace detail {
 /// Number of elements of T that represent a double exactly in a file whose arrays have elements of T. Each of
 /// the elements is an integer of 16 bits.
 inline constexpr std::size_t packed_size = 4;
-/// `values` as packed_size elements each, the low 16 bits first. Exact for float and double.
+/// Encodes each value as packed_size elements, the low 16 bits first. Exact for float and double.
 template <class T>
 std::vector<T> pack(const std::vector<double>& values) {
   std::vector<T> packed;
@@ -39,7 +39,7 @@ std::vector<T> pack(const std::vector<double>& values) {
   }
   return packed;
 }
-/// Throws io_error, naming `source`, for numbers that pack() does not write.
+/// Decodes the elements that pack() has made. Throws io_error, naming `source`, for other numbers.
 template <class T>
 std::vector<double> unpack(const std::vector<T>& packed, const std::string& source) {
   std::vector<double> values;
@@ -123,8 +123,8 @@ class switch_statistics {
     numbers = pack<U>(join(sums));
     return line;
   }
-  /// Gives `numbers` the size that belongs to the line. Throws io_error, naming `source`, for a line of
-  /// another network.
+  /// Resizes `numbers` to the number of elements that belongs to the line of save(). Throws io_error, naming
+  /// `source`, another network.
   template <class U>
   void prepare(const std::string& line, const std::string& source, const Model& net,
                std::vector<U>& numbers) {
@@ -141,7 +141,7 @@ class switch_statistics {
     if (!fits)
       throw_error<io_error>({source, ": its statistics are not of this network: ", line.substr(0, 80)});
   }
-  /// Takes over the line and the numbers of save(). `net` must be at its final address.
+  /// Restores the statistics from the line and the numbers of save(). `net` must be at its final address.
   template <class U>
   void restore(const std::string& line, const std::string& source, const Model& net, std::vector<U> numbers) {
     std::vector<U> room;
@@ -150,7 +150,7 @@ class switch_statistics {
   }
 
  private:
-  // Whether the switch may be at the end of a dense epoch.
+  // Whether a switch may follow directly after this dense epoch.
   bool may_be_last(index_t epoch) const {
     if (options_.mode != training_mode::hybrid || options_.switching.statistics_steps == 0) return false;
     const std::optional<switch_moment>& moment = options_.switching.moment;

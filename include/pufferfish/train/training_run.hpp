@@ -66,8 +66,9 @@ class training_run {
   bool finished() const { return run_.record.epoch >= run_.options.epochs; }
   index_t epoch() const { return run_.record.epoch; }
   index_t steps_per_epoch() const { return run_.task.steps_per_epoch(); }
-  /// Completed steps of the current epoch, and of the whole run.
+  /// Number of completed steps of the current epoch.
   index_t step_of_epoch() const { return run_.record.step; }
+  /// Number of completed steps of the whole run.
   std::uint64_t total_steps() const { return run_.record.total_steps; }
   bool low_rank() const { return run_.record.low_rank; }
 
@@ -88,8 +89,9 @@ class training_run {
   std::optional<rare_exchange_report> rare_exchanges() const { return run_.bound.outer.report(); }
   /// Report of the gradient exchange since the run was made or resumed, or since the switch.
   const exchange_report& exchange_done() const { return run_.bound.exchange->report(); }
+  /// Plan of the gradient exchange: its buckets and all-reduce algorithms.
   const exchange_plan& plan() const { return run_.bound.exchange->plan(); }
-  /// Steps that were left out because a gradient was not finite (nonfinite_policy::skip).
+  /// Number of steps that were left out because a gradient was not finite (nonfinite_policy::skip).
   std::uint64_t skipped_steps() const { return run_.record.skipped_steps; }
   /// Number of consecutive latest steps whose loss is not finite on a rank. Waits for all steps. Collective.
   index_t nonfinite_steps() {
@@ -97,7 +99,7 @@ class training_run {
     run_.bound.outer.await();
     return static_cast<index_t>(run_.agreement.compare(*run_.comm, run_.record).nonfinite_steps);
   }
-  /// Steps of this object that were replays of a CUDA graph.
+  /// Number of steps of this object that were replays of a CUDA graph.
   std::uint64_t replayed_steps() const { return run_.steps.replays(); }
 
   /// Asks all ranks to stop after a common step, about a quarter of a second or one step from now. `reason`:

@@ -21,21 +21,21 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// With sum_gradients the learning rate must be chosen for gradients that are proportional to the number of
-/// tokens of a batch.
+/// Options of a translation_task. With sum_gradients the learning rate must be chosen for gradients that are
+/// proportional to the number of tokens of a batch.
 struct translation_task_options {
-  index_t batch = 256;         ///< pairs of sentences a step over all ranks
+  index_t batch = 256;         ///< number of pairs of sentences in a step, over all ranks
   index_t bucket_batches = 0;  ///< see pair_batch_options
   label_smoothing smoothing{0.1};
-  /// True: gradient of the sum over the tokens' losses, as the paper's code trains; false: of their mean.
+  /// True: gradient of the sum of the tokens' losses, as in the paper's code; false: gradient of their mean.
   bool sum_gradients = false;
   special_tokens special{};  ///< special.padding must be the model's padding
 };
 
 namespace detail {
 
-/// Throws shape_error for sentences longer than a model's table of positions, value_error for a token outside
-/// its vocabulary and for another padding than the model's.
+/// Throws shape_error if a sentence is longer than the model's table of positions, value_error for a token
+/// outside its vocabulary and for another padding than the model's.
 inline void check_pairs(const std::string& who, const sentence_pairs& pairs, const special_tokens& special,
                         const transformer_options& model) {
   if (special.padding != model.padding) {
@@ -57,8 +57,8 @@ inline void check_pairs(const std::string& who, const sentence_pairs& pairs, con
           sentences[i], model.vocabulary);
     }
   };
-  check("source", pairs.source, 2);  // begin and end
-  check("target", pairs.target, 1);  // one of them
+  check("source", pairs.source, 2);  // two more tokens: begin and end
+  check("target", pairs.target, 1);  // one more token: begin or end
 }
 
 /// Memory for a packed batch of sentence pairs on the device, followed by the number by which its gradients
@@ -115,7 +115,7 @@ class pairs_place {
   const double* normalizer_ = nullptr;
 };
 
-/// Copies logits from a device to the host, all at once.
+/// Copies logits from a device to the host in one copy.
 template <class T, class Device>
 class logits_place {
  public:
@@ -137,7 +137,7 @@ class logits_place {
   memory_block<T> place_;
   std::vector<T> here_;
 };
-/// On the CPU the logits are written in place.
+/// The form for the CPU, on which logits are written in place.
 template <class T>
 class logits_place<T, device::cpu> {
  public:
@@ -152,9 +152,9 @@ class logits_place<T, device::cpu> {
 
 /// Mean negative log likelihood per token, without smoothing, of a translator on sentence pairs. Each rank
 /// evaluates a part; all return the same result. `batch`: pairs per pass over all ranks. count is the number
-/// of target tokens, the end tokens included; `correct` stays 0. The context's mode is restored. Throws
-/// value_error as pair_batches, for a token outside the model's vocabulary, and if special.padding is not the
-/// model's padding; shape_error for sentences longer than the model's table of positions.
+/// of target tokens, the end tokens included; `correct` stays 0. The context's mode is restored. Throws the
+/// errors of pair_batches, value_error for a token outside the model's vocabulary and if special.padding is
+/// not the model's padding, and shape_error for sentences longer than the model's table of positions.
 /// Collective.
 template <class T, class Device, class Comm>
 evaluation evaluate_translation(context<Device>& ctx, const model<transformer<T, Device>, Device>& net,
@@ -209,7 +209,7 @@ std::vector<std::vector<std::int32_t>> translate(context<Device>& ctx, context<d
   transformer_decoding<T, Device> decoding(ctx, net.root(),
                                            {source.data(), {count, static_cast<index_t>(longest)}},
                                            options.beam, options.max_length);
-  using number = parameter_t<T>;  // of the search
+  using number = parameter_t<T>;  // scalar of the search
   const index_t vocabulary = net.root().options().vocabulary;
   detail::logits_place<T, Device> place(count * options.beam * vocabulary);
   const auto found = beam_search<number>(
@@ -248,9 +248,9 @@ class translation_task {
  public:
   using model_type = model<transformer<T, Device>, Device>;
 
-  /// The sets must outlive the object. Throws value_error as pair_batches, for a token outside the model's
-  /// vocabulary, and if options.special.padding is not the model's padding; shape_error for sentences longer
-  /// than its table of positions.
+  /// The sets must outlive the object. Throws the errors of pair_batches, value_error for a token outside the
+  /// model's vocabulary and if options.special.padding is not the model's padding, and shape_error for
+  /// sentences longer than its table of positions.
   translation_task(const model_type& net, const sentence_pairs& train, const sentence_pairs& test,
                    const translation_task_options& options, std::uint64_t seed, int rank, int ranks)
       : test_(&test),
@@ -281,8 +281,8 @@ class translation_task {
                    .digest()};
   }
 
-  /// Forward and backward pass. results[0]: sum of the tokens' smoothed losses, results[1]: number of target
-  /// tokens.
+  /// Runs the forward and backward pass. results[0]: sum of the tokens' smoothed losses, results[1]: number
+  /// of target tokens.
   void compute(context<Device>& ctx, model_type& net, double* results) {
     // A batch may be smaller than the number of ranks.
     if (place_.pairs().source.rows() == 0) return detail::compute_nothing(ctx, net, results);
@@ -295,7 +295,7 @@ class translation_task {
     return detail::step_at_once(*this, ctx, net, at);
   }
 
-  /// evaluate_translation on the test set, without smoothing. Collective.
+  /// Evaluates the model on the test set (evaluate_translation), without label smoothing. Collective.
   template <class Comm>
   evaluation test(context<Device>& ctx, const model_type& net, Comm& comm) {
     return evaluate_translation(ctx, net, comm, *test_, options_.batch, options_.special);
@@ -336,7 +336,7 @@ class translation_task {
 
   const sentence_pairs* test_;
   translation_task_options options_;
-  transformer_options shape_;  // for describe()
+  transformer_options shape_;  // the model's options, for describe()
   int ranks_;
   pair_batches train_;
   detail::pairs_place<Device> place_;

@@ -30,7 +30,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Factors of a tensor, as bytes in the dtype of the file.
+/// Factors of one tensor, as bytes in the dtype of the file.
 struct made_factors {
   std::vector<std::uint8_t> down, up;
   weight_result result;
@@ -38,8 +38,8 @@ struct made_factors {
 
 /// Reads the matrices of a weight and factorizes them in T. All parts get the largest of the ranks that
 /// rank_of chooses for them. If factors of this rank have no fewer parameters than the matrices, the result
-/// has no factors, and its reason says so. `result`: the entry of the report with name, dtype and shape.
-/// Errors are those of weight_matrices, its make and choose_rank.
+/// has no factors, and result.reason says so. `result`: the entry of the report, with name, dtype and shape
+/// set. Throws the errors of weight_matrices and its members, and of choose_rank.
 template <class T>
 made_factors factorize_tensor(const safetensors_reader& file, const weight_task& task,
                               const weight_policy& policy, const rank_policy& rank_of, weight_result result) {
@@ -107,16 +107,16 @@ made_factors factorize_tensor(const safetensors_reader& file, const weight_task&
   return out;
 }
 
-/// Number of parameters of all factors if every rank is 1: the least that factorization can reach.
+/// Number of parameters of all factors if every rank is 1: the smallest number that factorization can reach.
 inline index_t least_parameters(const std::vector<weight_decision>& plan) {
   index_t least = 0;
   for (const weight_decision& d : plan) least += d.factorize ? d.parts * (d.rows + d.cols) : 0;
   return least;
 }
 
-/// Truncation of all weights: that of the policy, else the most accurate one that the statistics of all
-/// weights allow.
-/// Throws value_error, naming the weight, if statistics are missing or belong to no tensor of the file.
+/// Returns the truncation of all weights: that of the policy, else the most accurate one that the statistics
+/// of all weights allow. Throws value_error, naming the weight, if statistics are missing or belong to no
+/// tensor of the file.
 inline truncation truncation_of(const std::vector<tensor_place>& tensors,
                                 const std::vector<weight_decision>& plan, const weight_policy& policy) {
   if (policy.statistics == nullptr) {
@@ -146,10 +146,10 @@ inline truncation truncation_of(const std::vector<tensor_place>& tensors,
   return policy.truncate.value_or(most);
 }
 
-/// Ranks with which the floating-point elements of the file stay within the policy's budget. Rank 0: the
-/// weight stays dense, and its reason is written to `report`. gains[i]: weight_matrices::gains of tensor i.
-/// `fixed`: elements of the tensors that stay. The budget must be at least `fixed` + least_parameters(plan).
-/// Each weight is one layer of `allocate`, whose errors are passed on.
+/// Returns ranks with which the floating-point elements of the file stay within the policy's budget. Rank 0:
+/// the weight stays dense, and its reason is written to `report`. gains[i]: weight_matrices::gains of tensor
+/// i. `fixed`: elements of the tensors that stay. The budget must be at least `fixed` +
+/// least_parameters(plan). Each weight is one layer of `allocate`, whose errors are passed on.
 inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>& plan,
                                              std::vector<std::vector<double>> gains, index_t fixed,
                                              const weight_policy& policy, weight_report& report) {
@@ -206,8 +206,8 @@ inline std::vector<index_t> ranks_for_budget(const std::vector<weight_decision>&
 /// (the text says how to convert the common ones), or if its metadata have invalid lists of factors. Throws
 /// value_error for a matrix with an element that is not finite, for a budget that is too small, for
 /// statistics that are needed but missing or that belong to no tensor of the file, for less than 1 thread,
-/// and as weight_plan and choose_rank; shape_error for statistics of a matrix of another size. After an
-/// error, `out` is unchanged. `out` may be the same file as `in`.
+/// and the errors of weight_plan and choose_rank; shape_error for statistics of a matrix of another size.
+/// After an error, `out` is unchanged. `out` may be the same file as `in`.
 ///
 /// \code
 /// weight_policy policy;
@@ -229,7 +229,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
 
   weight_report report;
   std::vector<double> cost(tensors.size(), 0.0);
-  std::size_t room = 256;  // keys of the metadata
+  std::size_t room = 256;  // bytes of the header; at first for the keys of the metadata
   index_t fixed = policy.parameters_elsewhere;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const weight_decision& d = plan[i];

@@ -26,31 +26,32 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Outcome for one tensor. A tensor that was copied has rank 0 and equal numbers of parameters; in the report
-/// of factorize_weights its `reason` says why.
+/// Result of factorize_weights or merge_weights for one tensor. A tensor that was copied has rank 0 and equal
+/// numbers of parameters; in the report of factorize_weights its `reason` says why it was copied.
 struct weight_result {
   std::string name;  ///< name in the dense file
   tensor_dtype dtype{};
   std::vector<index_t> shape;
-  bool factorized = false;      ///< or merged, in the report of merge_weights
-  std::string reason;           ///< why the tensor was copied
-  index_t layer = 0;            ///< see weight_decision
-  index_t rank = 0;             ///< of each matrix
+  bool factorized = false;      ///< whether it was factorized, or in the report of merge_weights merged
+  std::string reason;           ///< why the tensor was copied; empty if it was factorized
+  index_t layer = 0;            ///< number of its layer; see weight_decision
+  index_t rank = 0;             ///< rank of each matrix
   index_t parts = 1;            ///< number of matrices
-  bool embedding = false;       ///< see weight_decision
+  bool embedding = false;       ///< whether it is an embedding table; see weight_decision
   double kept_energy = 1.0;     ///< sum of kept sigma^2 / ||A||_F^2
   double relative_error = 0.0;  ///< ||A - up down||_F / ||A||_F with the factors rounded as in the file
   truncation kind = truncation::plain;
-  double weighted_energy = 1.0;  ///< see factor_report
+  double weighted_energy = 1.0;  ///< kept energy of the weighted matrix; see factor_report
   /// Predicted growth of the mean loss, to second order; NaN: no statistics of gradients.
   double predicted_loss = std::numeric_limits<double>::quiet_NaN();
   index_t parameters_before = 0;
   index_t parameters_after = 0;
-  double seconds = 0.0;  ///< of reading and computing; 0 if no factors were computed
+  double seconds = 0.0;  ///< time of reading and computing; 0 if no factors were computed
 };
 
-/// Outcome for a file. Parameters are elements of floating-point tensors, so that integer buffers do not
-/// count. The numbers of the file are the sums of those of its tensors.
+/// Result of factorize_weights or merge_weights for a file. Parameters are elements of floating-point
+/// tensors, so that integer buffers do not count. The numbers of the file are the sums of those of its
+/// tensors.
 ///
 /// \code
 /// for (const weight_result& tensor : report.tensors) {
@@ -64,10 +65,10 @@ struct weight_report {
   double seconds = 0.0;  ///< wall-clock time of the whole call
 };
 
-/// Called after each tensor, one call at a time, with the share of the work done, 0 .. 1. Tensors come in the
-/// order in which they are written, by falling element size and cost, not in that of the file. With several
-/// threads, any of them makes the calls. An exception thrown by the observer ends the call and is rethrown to
-/// the caller; no file is written.
+/// Function called after each tensor, one call at a time, with the share of the work done, 0 .. 1. Tensors
+/// come in the order in which they are written, by falling element size and cost, not in that of the file.
+/// With several threads, any of them makes the calls. An exception thrown by the observer ends the call and
+/// is rethrown to the caller; no file is written.
 using weight_observer = std::function<void(const weight_result& tensor, double share)>;
 
 namespace detail {
@@ -140,7 +141,7 @@ inline std::vector<std::size_t> working_order(const std::vector<tensor_place>& t
   return order;
 }
 
-/// Result of a tensor that is copied.
+/// The result of a tensor that is copied: rank 0, equal numbers of parameters.
 inline weight_result copied(const tensor_place& tensor) {
   weight_result result;
   result.name = tensor.name;
@@ -150,7 +151,7 @@ inline weight_result copied(const tensor_place& tensor) {
   return result;
 }
 
-/// Upper bound of the bytes of a file's metadata in a header.
+/// Upper bound of the number of bytes that a file's metadata take in a header.
 inline std::size_t room_for_metadata(const safetensors_reader& file) {
   std::size_t room = 0;
   for (const auto& [key, value] : file.metadata()) room += safetensors_writer::room_for(key + value, 0);

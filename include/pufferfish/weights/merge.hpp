@@ -36,11 +36,10 @@ struct factor_pair {
   bool embedding = false;
 };
 
-/// stacked_pair and embedding_pair recognize a pair by its shapes. `down` and `up` must have the
-/// same number of extents, 2 or 4, and up.shape[1] is the rank.
-///
-/// Matrices stacked by rows. Their number is down.shape[0] / rank: 1 for a linear layer, the groups of a
-/// convolution, 1, 3 or 4 gates of a recurrent layer, 3 packed projections.
+/// Recognizes, by their shapes, factors of matrices that are stacked by rows; nullopt for other shapes. Their
+/// number is down.shape[0] / rank: 1 for a linear layer, the groups of a convolution, 1, 3 or 4 gates of a
+/// recurrent layer, 3 packed projections. `down` and `up` must have the same number of extents, 2 or 4, and
+/// up.shape[1] is the rank.
 inline std::optional<factor_pair> stacked_pair(const tensor_place& down, const tensor_place& up,
                                                const std::string& weight) {
   const index_t rank = up.shape[1];
@@ -62,7 +61,8 @@ inline std::optional<factor_pair> stacked_pair(const tensor_place& down, const t
   return pair;
 }
 
-/// An embedding: [vocabulary][rank] and [width][rank]. pair_of rejects pairs with a bias.
+/// Recognizes, by their shapes, factors of an embedding: [vocabulary][rank] and [width][rank]; nullopt for
+/// other shapes. Does not look for a bias: pair_of rejects pairs with one.
 inline std::optional<factor_pair> embedding_pair(const tensor_place& down, const tensor_place& up,
                                                  const std::string& weight) {
   if (down.shape.size() != 2 || !is_weight_name(weight) || down.shape[1] != up.shape[1]) return std::nullopt;
@@ -77,7 +77,8 @@ inline bool shrinks(const factor_pair& pair) {
   return pair.rank <= largest_shrinking_rank(pair.shape[0] / pair.parts, cols);
 }
 
-/// "a.down.weight" -> "a.weight", "a.weight_ih_l0.down" -> "a.weight_ih_l0"; "" for other names.
+/// Name of the weight to which the factor `down` of this name belongs: "a.down.weight" -> "a.weight",
+/// "a.weight_ih_l0.down" -> "a.weight_ih_l0"; "" for other names.
 inline std::string weight_of_down(const std::string& name) {
   if (is_weight_name(name)) {
     const std::string_view stem = stem_of(name);
@@ -89,8 +90,8 @@ inline std::string weight_of_down(const std::string& name) {
   return last == packed_projections || !recurrent_name(last).first.empty() ? std::string(weight) : "";
 }
 
-/// Finds the pairs of factors of a file. The file must outlive the object. Each operator() call reads the
-/// names, shapes and metadata again, but no elements.
+/// Function object that finds the pairs of factors of a file. The file must outlive the object. Each call
+/// reads the names, shapes and metadata again, but no elements.
 class pair_finder {
  public:
   explicit pair_finder(const safetensors_reader& file) : file_(file), tensors_(file.tensors()) {
@@ -162,8 +163,9 @@ inline index_t count_of(const std::vector<index_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), index_t{1}, std::multiplies<>());
 }
 
-/// Elements of the merged weight, as bytes in the dtype of its factors: up down of every part, one after the
-/// other, or down up^T of an embedding. T is the type to which the factors are converted; sums are double.
+/// Computes the elements of the merged weight, as bytes in the dtype of its factors: up down of every part,
+/// one after the other, or down up^T of an embedding. T is the type to which the factors are converted; sums
+/// are double.
 template <class T>
 std::vector<std::uint8_t> merge_pair(const safetensors_reader& file, const factor_pair& pair) {
   const tensor_place &first = file.tensors()[pair.down], &second = file.tensors()[pair.up];
@@ -217,7 +219,7 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
   const safetensors_reader source(in);
   const std::vector<tensor_place>& tensors = source.tensors();
   const std::vector<factor_pair> pairs = pair_finder(source)();
-  std::map<std::string, std::string> biases;  // NAME.up.bias -> NAME.bias
+  std::map<std::string, std::string> biases;  // names of biases: NAME.up.bias -> NAME.bias
   std::map<std::size_t, const factor_pair*> pair_of;
   std::set<std::size_t> second;
   for (const factor_pair& pair : pairs) {

@@ -90,8 +90,8 @@ class weight_planner {
     return "";
   }
 
-  /// Groups of a convolution, by the policy. Throws value_error, naming the tensor, unless they are at least
-  /// 1 and divide the output channels.
+  /// Number of groups of a convolution, by the policy. Throws value_error, naming the tensor, unless it is at
+  /// least 1 and divides the output channels.
   index_t groups_of(const weight_tensor& tensor) const {
     const index_t groups = policy_.groups ? policy_.groups(tensor.name) : 1;
     if (groups < 1 || tensor.shape[0] % groups != 0) {
@@ -101,7 +101,7 @@ class weight_planner {
     return groups;
   }
 
-  /// Packed weights of query, key and value, [model][model] each.
+  /// Does the work of look_at for the packed weights of query, key and value, [model][model] each.
   std::string look_at_projections(weight_decision& d, const weight_tensor& tensor) const {
     if (policy_.projections_dense) return "packed projections";
     if (tensor.shape.size() != 2 || tensor.shape[0] != 3 * tensor.shape[1]) {
@@ -113,7 +113,8 @@ class weight_planner {
     return "";
   }
 
-  /// Packed recurrent weight. The number of gates follows from the shape of the hidden side, [gates * h][h].
+  /// Does the work of look_at for a packed recurrent weight. The number of gates follows from the hidden
+  /// side, [gates * h][h].
   std::string look_at_gates(weight_decision& d, const weight_tensor& tensor, std::string_view stem,
                             std::string_view layer) const {
     const weight_tensor* hidden = find(joined(stem, "weight_hh" + std::string(layer)));
@@ -220,7 +221,8 @@ class weight_planner {
     }
   }
 
-  /// Whether factors are smaller is tested per weight: a recurrent layer may have factors on one side only.
+  /// Applies the choice of `select` to weight i. Whether factors are smaller is tested for each weight,
+  /// because a recurrent layer may have factors on one side only.
   void take_choice(std::size_t i, const layer_choice& choice, std::size_t group) {
     weight_decision& d = decisions_[i];
     const std::string& name = tensors_[i].name;
@@ -290,8 +292,8 @@ class weight_planner {
 ///
 /// Throws value_error for a negative budget or keep_first; for a keep_first above 1 that is not below the
 /// number of layers; for a number of groups that is below 1 or does not divide the output channels; for a
-/// budget together with embedding_rank; and as choose_rank for a ratio or fraction outside (0, 1]. Throws
-/// rank_error for a fixed rank below 1. Exceptions of the policy's functions are passed on.
+/// budget together with embedding_rank; and the errors of choose_rank for a ratio or fraction outside (0, 1].
+/// Throws rank_error for a fixed rank below 1. Exceptions of the policy's functions are passed on.
 ///
 /// \code
 /// std::vector<weight_tensor> tensors{{"conv1.weight", tensor_dtype::f32, {64, 3, 7, 7}},

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `weight_policy`: which tensors of a weight file are factorized; and the decisions of a plan.
+/// `weight_policy`: the rules that choose which tensors of a weight file are factorized; and the decisions of
+/// a plan.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +21,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which tensors of a file to factorize, and to what rank. The default is the paper's: rank ratio 1/4, the
-/// first and the last layer dense, embeddings dense.
+/// Rules for the tensors of a file to factorize, and for their ranks. The default is the paper's: rank ratio
+/// 1/4, the first and the last layer dense, embeddings dense.
 ///
 /// \code
 /// weight_policy policy;
@@ -63,8 +64,8 @@ struct weight_policy {
   const network_statistics* statistics = nullptr;
   /// Truncation of all weights. If not set: the most accurate one that the statistics of all weights allow.
   std::optional<truncation> truncate;
-  svd_method method = svd_method::automatic;  ///< of the decompositions of factorize_weights
-  std::uint64_t seed = 0;                     ///< of randomized decompositions
+  svd_method method = svd_method::automatic;  ///< method of the decompositions of factorize_weights
+  std::uint64_t seed = 0;                     ///< seed of randomized decompositions
   /// Number of tensors processed at once, each on its own thread, at least 1; the result does not depend on
   /// it.
   int threads = 1;

@@ -23,7 +23,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Shape of the tensor WEIGHT.part for a weight [outputs][inputs]; empty: there is no such part.
+/// Shape of the tensor WEIGHT.part for a weight [outputs][inputs]; empty if there is no such part.
 /// read_statistics lists the parts.
 inline std::vector<index_t> statistics_shape(std::string_view part, index_t outputs, index_t inputs) {
   if (part == "counts") return {output_statistics::count_size};
@@ -156,8 +156,8 @@ inline network_statistics read_statistics(const std::string& path) {
 
 /// Writes the file that read_statistics reads, in F64, and WEIGHT.size in I64. Parts without values are left
 /// out. Each layer of `statistics` must have the name of its weight. statistics.times are not written. Throws
-/// value_error for a layer whose number of matrices is not 1, and as write_safetensors. The argument is taken
-/// by value, because parts() is not const.
+/// value_error for a layer whose number of matrices is not 1, and the errors of write_safetensors. The
+/// argument is taken by value, because parts() is not const.
 ///
 /// \code
 /// network_statistics statistics;

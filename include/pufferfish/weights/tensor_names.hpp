@@ -17,26 +17,29 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// is_weight_name: "weight" or "NAME.weight". stem_of: "layer1.conv.weight" -> "layer1.conv", "weight" -> "".
+/// Whether a name is that of a weight: "weight" or "NAME.weight".
 inline bool is_weight_name(std::string_view name) { return name == "weight" || name.ends_with(".weight"); }
+/// A name without its last component: "layer1.conv.weight" -> "layer1.conv", "weight" -> "".
 inline std::string_view stem_of(std::string_view name) {
   const std::size_t dot = name.rfind('.');
   return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
 }
-/// "layer1.conv1.weight" -> "weight".
+/// The last component of a name: "layer1.conv1.weight" -> "weight".
 inline std::string_view last_of(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+/// Joins two parts of a name by a dot, unless the first part is empty.
 inline std::string joined(std::string_view stem, std::string_view last) {
   return stem.empty() ? std::string(last) : std::string(stem) + "." + std::string(last);
 }
 
-/// The two names that replace a weight's: X.weight becomes X.down.weight and X.up.weight, so that a sequence
-/// of two layers called down and up loads them; a recurrent weight W becomes W.down and W.up.
+/// Name of the factor `side` ("down" or "up") of a weight. X.weight becomes X.down.weight or X.up.weight, so
+/// that a sequence of two layers called down and up loads the factors; a recurrent weight W becomes W.down or
+/// W.up.
 inline std::string factor_name(const std::string& weight, std::string_view side) {
   if (!is_weight_name(weight)) return weight + "." + std::string(side);
   return joined(joined(stem_of(weight), side), "weight");
 }
 
-/// A name's dotted components.
+/// The components of a name, which dots separate.
 inline std::vector<std::string_view> components_of(std::string_view name) {
   std::vector<std::string_view> parts;
   while (true) {
@@ -47,7 +50,8 @@ inline std::vector<std::string_view> components_of(std::string_view name) {
   }
 }
 
-/// Compares letter by letter, but runs of digits as numbers: layer2 comes before layer10.
+/// Order of names: letter by letter, but with runs of digits compared as numbers: layer2 comes before
+/// layer10.
 inline bool natural_less(std::string_view a, std::string_view b) {
   const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
   std::size_t i = 0, j = 0;
@@ -96,7 +100,8 @@ inline bool looks_like_embedding(std::string_view stem) {
 /// Last component of the name of attention's packed projections.
 inline constexpr std::string_view packed_projections = "in_proj_weight";
 
-/// "weight_ih_l0_reverse" -> {"weight_ih", "_l0_reverse"}; empty views for all but recurrent weights.
+/// Splits the last component of a recurrent weight's name: "weight_ih_l0_reverse" -> {"weight_ih",
+/// "_l0_reverse"}. Both views are empty for other weights.
 inline std::pair<std::string_view, std::string_view> recurrent_name(std::string_view last) {
   const std::string_view side = last.substr(0, 9), layer = last.substr(std::min<std::size_t>(9, last.size()));
   if (side != "weight_ih" && side != "weight_hh") return {};

@@ -54,14 +54,14 @@ inline output_statistics statistics_of_part(const layer_statistics& all, const w
                             : all.matrices.front();
 }
 
-/// Inputs of the factorization of one tensor. The place, the decision and the statistics belong to the
+/// Data of the factorization of one tensor. The place, the decision and the statistics belong to the
 /// caller.
 struct weight_task {
   const tensor_place& place;
   const weight_decision& decision;
   const layer_statistics* statistics = nullptr;
   truncation kind = truncation::plain;
-  std::vector<double> bias;  ///< bias of the layer; empty: none
+  std::vector<double> bias;  ///< bias of the layer; empty if it has none
 };
 
 /// The matrices of a weight, read and ready to be truncated. With statistics, everything that is independent
@@ -72,7 +72,7 @@ class weight_matrices {
  public:
   /// Reads the tensor and, with statistics, prepares the truncation of every part. Throws io_error if the
   /// tensor cannot be read; shape_error, naming the weight, for statistics, or an output_scale, of a weight
-  /// of another size; value_error, naming the weight, as matrix_truncation.
+  /// of another size; and the value_error of matrix_truncation, naming the weight.
   weight_matrices(const safetensors_reader& file, const weight_task& task, const weight_policy& policy)
       : decision_(task.decision), whole_(read_matrix<T>(file, task.place, decision_.parts * decision_.rows)) {
     options_.name = task.place.name;
@@ -109,13 +109,13 @@ class weight_matrices {
   weight_matrices(const weight_matrices&) = delete;
   weight_matrices& operator=(const weight_matrices&) = delete;
 
-  /// Matrix p, [rows x cols], valid as long as the object.
+  /// Matrix p, a view [rows x cols] that is valid as long as the object.
   tensor_view<const T, 2> part(index_t p) const {
     return tensor_view<const T, 2>(whole_).slice(0, p * decision_.rows, decision_.rows);
   }
 
-  /// Factors of part p: down [r x cols], up [rows x r] with the rank r that rank_of chooses; for an
-  /// embedding, too, up down approximates the stored matrix. Errors are those of choose_rank, and of
+  /// Computes the factors of part p: down [r x cols], up [rows x r] with the rank r that rank_of chooses; for
+  /// an embedding, too, up down approximates the stored matrix. Errors are those of choose_rank, and of
   /// factorize_matrix or, with statistics, matrix_truncation::make.
   factors<T> make(index_t p, const rank_policy& rank_of) const {
     if (truncations_.empty()) return factorize_matrix<T>(part(p), rank_of, options_);
@@ -130,9 +130,9 @@ class weight_matrices {
     return turned;
   }
 
-  /// Element i, of min(rows, cols): growth of the loss if component i is dropped, summed over the parts. It
-  /// is predicted from statistics; without these, it is the component's share of ||A||_F^2 of all parts
-  /// together. Throws value_error, naming the weight, for an element that is not finite.
+  /// Gain of each component i < min(rows, cols): growth of the loss if component i is dropped, summed over
+  /// the parts. It is predicted from statistics; without these, it is the component's share of ||A||_F^2 of
+  /// all parts together. Throws value_error, naming the weight, for an element that is not finite.
   std::vector<double> gains() const {
     std::vector<double> sums(static_cast<std::size_t>(std::min(decision_.rows, decision_.cols)));
     double norm2 = 0.0;
@@ -149,7 +149,7 @@ class weight_matrices {
   // Method and seed of the policy, for decompositions of whole matrices.
   svd_options how() const { return {.method = options_.method, .seed = options_.seed}; }
 
-  // Squares of the singular values of part p; adds the part's ||A||_F^2 to norm2.
+  // Computes the squares of the singular values of part p; adds the part's ||A||_F^2 to norm2.
   std::vector<double> energies(index_t p, double& norm2) const {
     std::vector<double> values;
     PUFFERFISH_DETAIL_TRY {

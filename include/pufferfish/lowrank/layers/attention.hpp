@@ -53,8 +53,8 @@ class low_rank_attention {
   bool is_moved_from() const { return query().is_moved_from(); }
   ranks_type ranks() const { return {query().rank(), key().rank(), value().rank(), output().rank()}; }
 
-  /// The projections: LowRankLinear layers with down(), up(), bias(), to_dense().
-  /// References into this layer, valid as long as the layer is neither destroyed nor moved.
+  /// Low-rank projections of queries, keys, values and the output, [heads key x model] and so on. The
+  /// references are valid as long as the layer is neither destroyed nor moved.
   low_rank_linear<T>& query() { return core_.slots[0]; }
   low_rank_linear<T>& key() { return core_.slots[1]; }
   low_rank_linear<T>& value() { return core_.slots[2]; }
@@ -63,13 +63,14 @@ class low_rank_attention {
   const low_rank_linear<T>& key() const { return core_.slots[1]; }
   const low_rank_linear<T>& value() const { return core_.slots[2]; }
   const low_rank_linear<T>& output() const { return core_.slots[3]; }
+  /// All four projections, in the order query, key, value, output.
   std::array<low_rank_linear<T>, 4>& projections() { return core_.slots; }
   const std::array<low_rank_linear<T>, 4>& projections() const { return core_.slots; }
 
-  /// Dropout probability of attention weights in training; initially 0. Throws value_error outside [0, 1).
-  /// Masks depend on the context's seed, step and first_sample, and on the position of a weight, not on
-  /// threads.
+  /// Dropout probability of attention weights in training; initially 0.
   double dropout() const { return core_.dropout(); }
+  /// Sets the dropout probability. Throws value_error outside [0, 1). Masks depend on the context's seed,
+  /// step and first_sample, and on the position of a weight, not on the number of threads.
   void set_dropout(double probability) { core_.set_dropout(probability); }
 
   std::string describe() const {
@@ -151,7 +152,7 @@ class low_rank_attention {
     return dx;
   }
 
-  /// Random factors for training from scratch, as in LowRankLinear.
+  /// Draws random factors for training from scratch, each projection as LowRankLinear::initialize does.
   void initialize(random_stream random) {
     for (std::size_t i = 0; i < 4; ++i) core_.slots[i].initialize(random.child(names[i]));
   }
@@ -164,7 +165,8 @@ class low_rank_attention {
     return total;
   }
 
-  /// f(name, parameter) for each parameter, in execution order: "query.down.weight", "query.up.weight", ...
+  /// Calls f(name, parameter) for each parameter, in execution order: "query.down.weight", "query.up.weight",
+  /// ...
   template <class F>
   void visit(F&& f) {
     for (std::size_t i = 0; i < 4; ++i) {
@@ -210,8 +212,9 @@ class low_rank_attention {
 
 /// Multi-head attention y = W_o concat_h(softmax(Q_h K_h^T / sqrt(key)) V_h) with Q = W_q x, K = W_k m, V =
 /// W_v m, where each of the four matrices is up * down (Wang et al., Pufferfish, MLSys 2021, section 2). Self
-/// attention (m = x) or cross attention, masks, dropout of the attention weights. Residual connections and
-/// normalisation are left to the caller; MultiHeadAttention in nn includes them.
+/// W_v m, where each of the four matrices is up * down (Wang et al., Pufferfish, MLSys 2021, section 2). The
+/// layer computes self attention (m = x) or cross attention, with masks and dropout of the attention weights.
+/// Residual connections and normalisation are left to the caller; MultiHeadAttention in nn includes them.
 ///
 /// `Rank` fixes the rank of all four in the type; with `dynamic_rank` the ranks are constructor arguments.
 /// The weights number the sum of rank (rows + cols) over the four matrices. T is float or double; on a device
@@ -238,7 +241,8 @@ class LowRankAttention : public detail::stored_layer<detail::low_rank_attention,
   explicit LowRankAttention(const attention_shape& shape,
                             bool bias = false) requires(detail::has_rank<T, Rank, Device>)
       : base(shape, std::array<index_t, 4>{Rank, Rank, Rank, Rank}, bias) {}
-  /// As above with one rank for all matrices, or with the ranks of query, key, value and output.
+  /// The layer with all parameters zero and one rank for all matrices, or the ranks of query, key, value and
+  /// output. Throws shape_error for an invalid shape, rank_error for a rank that does not fit its matrix.
   LowRankAttention(const attention_shape& shape, index_t rank,
                    bool bias = false) requires(detail::takes_rank<T, Rank, Device>)
       : LowRankAttention(shape, std::array<index_t, 4>{rank, rank, rank, rank}, bias) {}

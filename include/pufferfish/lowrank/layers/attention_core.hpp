@@ -81,15 +81,15 @@ class attention_core {
   attention_core(const attention_shape& shape, Slot q, Slot k, Slot v, Slot o)
       : slots{std::move(q), std::move(k), std::move(v), std::move(o)}, shape_(shape) {}
 
-  /// Query, key, value, output.
+  /// The projections of queries, keys, values and the output, in this order.
   std::array<Slot, 4> slots;
 
   const attention_shape& shape() const { return shape_; }
   std::string describe() const { return "attention, " + shape_.describe(); }
 
-  /// Dropout probability of attention weights in training; 0 at first. set_dropout throws value_error outside
-  /// [0, 1).
+  /// Dropout probability of attention weights in training; initially 0.
   double dropout() const { return dropout_; }
+  /// Sets the dropout probability. Throws value_error outside [0, 1).
   void set_dropout(double probability) {
     if (!(probability >= 0.0 && probability < 1.0)) {
       throw_error<value_error>({"attention: dropout probability ", probability, " is not in [0, 1)"});
@@ -131,9 +131,9 @@ class attention_core {
     if (ctx.training()) ctx.tape().push_value(*this, kept);
   }
 
-  /// Inference with given keys and values (a cache): `keys` rows x heads key, `values` rows x heads value, as
-  /// projected before. The context must be in inference mode, which is not checked. y: shaped like x, must
-  /// not overlap any input. Throws shape_error.
+  /// Inference with given keys and values (a cache): `keys` rows x heads key, `values` rows x heads value,
+  /// the outputs of the key and value projections. The context must be in inference mode, which is not
+  /// checked. y: shaped like x, must not overlap any input. Throws shape_error.
   template <class Device>
   void forward_cached(context<Device>& ctx, const tensor_view<const T, 2>& x,
                       const tensor_view<const T, 2>& keys, const tensor_view<const T, 2>& values,
@@ -191,7 +191,7 @@ class attention_core {
     tensor_view<const T, 2> x, memory, heads;
   };
 
-  // The operands of the attention products. Draws a random stream if weights are dropped.
+  // Collects the operands of the attention products. Draws a random stream if weights are dropped.
   template <class Device>
   ops::attention_input<T> input(context<Device>& ctx, const tensor_view<const T, 2>& q,
                                 const tensor_view<const T, 2>& k, const tensor_view<const T, 2>& v,

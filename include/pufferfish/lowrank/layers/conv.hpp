@@ -32,8 +32,9 @@ class low_rank_conv {
   /// The backward pass reads the input only through a view on the tape, pushed after the activation.
   static constexpr bool input_may_move = true;
 
-  /// All factors and the bias are zero. Throws shape_error for an invalid shape, and rank_error unless 1 <=
-  /// rank <= min(out / groups, patch), where patch = in / groups * kernel height * kernel width.
+  /// Constructs the layer with all factors and the bias zero. Throws shape_error for an invalid shape, and
+  /// rank_error unless 1 <= rank <= min(out / groups, patch), patch = in / groups * kernel height * kernel
+  /// width.
   low_rank_conv(const conv_shape& shape, index_t rank, bool bias)
       : shape_(shape),
         down_shape_(shape),
@@ -53,15 +54,16 @@ class low_rank_conv {
   /// state_error.
   bool is_moved_from() const { return down_.is_moved_from(); }
 
-  /// The factors in the layout of frameworks: down [groups * rank][in / groups][height][width], up
-  /// [out][rank][1][1]; bias: out elements (null view: none). Views of the layer's own storage.
-  /// The storage is HWIO, so output channels have stride 1. Writing to a view changes the layer. A view is
-  /// valid until the layer is destroyed, moved, or bound to the arena of a network. down() and up() throw
-  /// state_error for a moved-from layer.
+  /// First factor [groups * rank][in / groups][height][width], a view of the layer's memory. The storage is
+  /// HWIO, so output channels have stride 1. Writing to the view changes the layer. It is valid until the
+  /// layer is destroyed, moved, or bound to the arena of a network. Throws state_error for a moved-from
+  /// layer.
   tensor_view<parameter_t<T>, 4> down() { return down_.logical(); }
   tensor_view<const parameter_t<T>, 4> down() const { return down_.logical(); }
+  /// Second factor [out][rank][1][1]; otherwise the contract of down().
   tensor_view<parameter_t<T>, 4> up() { return up_.logical(); }
   tensor_view<const parameter_t<T>, 4> up() const { return up_.logical(); }
+  /// Bias of `out` elements, a view of the layer's memory; a null view if the layer has no bias.
   tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
   tensor_view<const parameter_t<T>, 1> bias() const {
     return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
@@ -133,7 +135,8 @@ class low_rank_conv {
     run_backward(ctx, dy, dx, false);
   }
 
-  /// backward with dx += instead of dx =, for inputs that several layers read.
+  /// Computes the gradients of backward, but adds the gradient of x to dx, for an x that several layers read.
+  /// Shapes, aliasing and errors are those of backward.
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
@@ -156,7 +159,7 @@ class low_rank_conv {
     return dx;
   }
 
-  /// Random factors for training from scratch: each factor like a separate convolution in PyTorch,
+  /// Draws random factors for training from scratch, each factor like a separate convolution in PyTorch,
   /// U(+-1/sqrt(fan in)). The fan in is conv_shape::patch() for `down`, and `rank` for `up` and the bias.
   /// Equal streams give equal bits.
   void initialize(random_stream random) {
@@ -172,8 +175,8 @@ class low_rank_conv {
     return output[0] * output[1] * output[2] * rank_ * (shape_.groups * shape_.patch() + shape_.out_channels);
   }
 
-  /// f(name, parameter) for each parameter, in execution order: "down.weight", "up.weight" and, with a bias,
-  /// "up.bias".
+  /// Calls f(name, parameter) for each parameter, in execution order: "down.weight", "up.weight" and, with a
+  /// bias, "up.bias".
   template <class F>
   void visit(F&& f) {
     f("down.weight", down_);

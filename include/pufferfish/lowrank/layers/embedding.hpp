@@ -140,19 +140,19 @@ class low_rank_embedding {
     up_.set_writers(writers);
   }
 
-  /// For an output layer tied to the table: W h = down (up^T h). `rows` is the matrix [vocabulary][rank] to
-  /// be multiplied with output_rows(h). table() is its parameter, weight_gradient() its gradient. The dense
-  /// Embedding has the same members.
+  /// The matrix [vocabulary][rank] that an output layer tied to the table multiplies with output_rows(h):
+  /// W h = down (up^T h). The dense Embedding has the same member.
   tensor_view<const T, 2> rows() const { return {down_.template as<T>(), {vocabulary_, rank_}}; }
+  /// The parameter that stores rows().
   const parameter<parameter_t<T>>& table() const { return down_; }
+  /// Gradient of rows(), [vocabulary][rank].
   tensor_view<parameter_t<T>, 2> weight_gradient() const {
     return {down_.gradient_data(), {vocabulary_, rank_}};
   }
 
-  /// h up, N x rank, for the rows h (N x width, dense). Stored on the tape in training, else in
-  /// `frame`. Throws shape_error.
-  /// state_error is thrown for a moved-from layer. In training, output_backward must pop these rows in the
-  /// reverse order of the pushes.
+  /// Computes h up, N x rank, for the hidden states h (N x width, dense). The result is stored on the tape in
+  /// training, else in `frame`. In training, output_backward must pop these rows in the reverse order of the
+  /// pushes. Throws shape_error, and state_error for a moved-from layer.
   template <class Device>
   tensor_view<const T, 2> output_rows(context<Device>& ctx, scratch_frame& frame,
                                       const tensor_view<const T, 2>& h) const {
@@ -166,11 +166,11 @@ class low_rank_embedding {
   tensor_view<T, 2> output_row_gradient(scratch_frame& frame, const tensor_view<T, 2>& dh) const {
     return frame.take<T>(extents<2>{dh.extent(0), rank_});
   }
-  /// Called after the tied output has added its part to weight_gradient(). From `drows`, the gradient of
-  /// output_rows(h), computes dh = drows up^T (overwritten) and dup (+)= h^T drows; h, dh: N x width, dense,
-  /// no overlap. Pops the rows that output_rows pushed onto the tape. Throws shape_error.
-  /// Throws state_error for a moved-from layer, and if the top of the tape is not a block of the size of
-  /// `drows`.
+  /// Ends the backward pass of a tied output layer; called after that layer has added its part to
+  /// weight_gradient(). From `drows`, the gradient of output_rows(h), computes dh = drows up^T (overwritten)
+  /// and dup (+)= h^T drows; h, dh: N x width, dense, no overlap. Pops the rows that output_rows pushed onto
+  /// the tape. Throws shape_error, and state_error for a moved-from layer or if the top of the tape is not a
+  /// block of the size of `drows`.
   template <class Device>
   void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h, const tensor_view<T, 2>& drows,
                        const tensor_view<T, 2>& dh) const {
@@ -189,14 +189,14 @@ class low_rank_embedding {
     ops::linear_forward<T>(ctx, drows, stored(up_), nullptr, dh);
   }
 
-  /// Random factors for training from scratch, each initialised like a separate PyTorch layer: down like an
+  /// Draws random factors for training from scratch, each like a separate PyTorch layer: down like an
   /// embedding, N(0, 1); up like a linear layer, U(+-1/sqrt(rank)).
   void initialize(random_stream random) {
     fill_normal(down_.values(), 1.0, random.child("down.weight"));
     fill_fan_in(up_, rank_, random.child("up.weight"));
   }
 
-  /// f(name, parameter) for each parameter, in execution order: "down.weight", "up.weight".
+  /// Calls f(name, parameter) for each parameter, in execution order: "down.weight", "up.weight".
   template <class F>
   void visit(F&& f) {
     f("down.weight", down_);
@@ -255,8 +255,8 @@ class LowRankEmbedding : public detail::stored_layer<detail::low_rank_embedding,
   using base = detail::stored_layer<detail::low_rank_embedding, T, Device>;
   PUFFERFISH_DETAIL_LOW_RANK_LAYER(LowRankEmbedding);
 
-  /// Throws shape_error for a size below 1, rank_error unless Rank <= min(vocabulary, width), value_error for
-  /// a padding token outside the vocabulary.
+  /// The layer with all parameters zero. Throws shape_error for a size below 1, rank_error unless Rank <=
+  /// min(vocabulary, width), value_error for a padding token outside the vocabulary.
   LowRankEmbedding(index_t vocabulary, index_t width,
                    std::int32_t padding = no_token) requires(detail::has_rank<T, Rank, Device>)
       : base(vocabulary, width, Rank, padding) {}

@@ -65,9 +65,10 @@ requires(layer_scalar<T, Device>) struct stored_layer_type<Core, T, Device> {
 template <template <class> class Core, class T, class Device>
 using stored_layer = typename stored_layer_type<Core, T, Device>::type;
 
-/// Whether a low-rank layer's constructors take a rank, or the type fixes it.
+/// Whether a low-rank layer's constructors take a rank.
 template <class T, index_t Rank, class Device>
 concept takes_rank = layer_scalar<T, Device> && Rank == dynamic_rank;
+/// Whether the type of a low-rank layer fixes its rank.
 template <class T, index_t Rank, class Device>
 concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
 
@@ -85,8 +86,8 @@ concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
       "the scalar of a low-rank layer must be float or double, or on a device float, double, gpu::bf16 or " \
       "gpu::fp16; linear and convolutional layers on the CPU also bfloat16")
 
-/// The first two dimensions of a parameter in the layout of frameworks.
-/// Drops the last two dimensions without a check. Throws state_error for a moved-from parameter.
+/// The first two dimensions of a parameter in PyTorch's order, for a parameter whose other dimensions are 1
+/// (not checked). Throws state_error for a moved-from parameter.
 template <class Parameter>
 auto logical_matrix(Parameter& p) {
   const auto all = p.logical();
@@ -94,7 +95,8 @@ auto logical_matrix(Parameter& p) {
   return tensor_view<element, 2>(all.data(), {all.extent(0), all.extent(1)}, {all.stride(0), all.stride(1)});
 }
 
-/// Uniform in +-1/sqrt(fan_in): the default of PyTorch's linear layers and convolutions.
+/// Fills p with random numbers, uniform in +-1/sqrt(fan_in): the default of PyTorch's linear layers and
+/// convolutions.
 template <class T>
 void fill_fan_in(parameter<T>& p, index_t fan_in, random_stream random) {
   const double bound = 1.0 / std::sqrt(static_cast<double>(std::max<index_t>(1, fan_in)));

@@ -49,16 +49,15 @@ class low_rank_linear {
   /// state_error; in_features(), out_features() and rank() keep their values.
   bool is_moved_from() const { return down_.is_moved_from(); }
 
-  /// The factors in the layout of frameworks: down [rank][in], up [out][rank]. bias: out elements, or a null
-  /// view if the layer has no bias.
-  /// Views of the layer's own memory, which is stored input-major: down(r, i) has the strides (1, rank),
-  /// up(o, r) the strides (1, out). Writing to a view changes the layer. A view is valid until the layer is
-  /// destroyed, moved, or bound to the arena of a network. down() and up() throw state_error for a moved-from
-  /// layer.
+  /// First factor [rank][in], a view of the layer's own memory, which is stored input-major: down(r, i) has
+  /// the strides (1, rank). Writing to the view changes the layer. It is valid until the layer is destroyed,
+  /// moved, or bound to the arena of a network. Throws state_error for a moved-from layer.
   tensor_view<parameter_t<T>, 2> down() { return logical_matrix(down_); }
   tensor_view<const parameter_t<T>, 2> down() const { return logical_matrix(down_); }
+  /// Second factor [out][rank], with the strides (1, out); otherwise the contract of down().
   tensor_view<parameter_t<T>, 2> up() { return logical_matrix(up_); }
   tensor_view<const parameter_t<T>, 2> up() const { return logical_matrix(up_); }
+  /// Bias of `out` elements, a view of the layer's memory; a null view if the layer has no bias.
   tensor_view<parameter_t<T>, 1> bias() { return {has_bias() ? bias_.data() : nullptr, {bias_.size()}}; }
   tensor_view<const parameter_t<T>, 1> bias() const {
     return {has_bias() ? bias_.data() : nullptr, {bias_.size()}};
@@ -110,7 +109,8 @@ class low_rank_linear {
     run_backward(ctx, dy, dx, false);
   }
 
-  /// backward with dx += instead of dx =, for inputs that several layers read.
+  /// Computes the gradients of backward, but adds the gradient of x to dx, for an x that several layers read.
+  /// Shapes, aliasing and errors are those of backward.
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dx) const {
@@ -133,7 +133,7 @@ class low_rank_linear {
     return dx;
   }
 
-  /// Random factors for training from scratch: each factor like a separate linear layer in PyTorch,
+  /// Draws random factors for training from scratch, each factor like a separate linear layer in PyTorch,
   /// U(+-1/sqrt(fan in)). The fan in is `in` for `down`, and `rank` for `up` and the bias. Equal streams give
   /// equal bits.
   void initialize(random_stream random) {
@@ -148,8 +148,8 @@ class low_rank_linear {
     return input[0] * input[1] * input[2] * rank_ * (in_ + out_);
   }
 
-  /// f(name, parameter) for each parameter, in execution order: "down.weight", "up.weight" and, with a bias,
-  /// "up.bias".
+  /// Calls f(name, parameter) for each parameter, in execution order: "down.weight", "up.weight" and, with a
+  /// bias, "up.bias".
   template <class F>
   void visit(F&& f) {
     f("down.weight", down_);

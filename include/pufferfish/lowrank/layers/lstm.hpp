@@ -44,7 +44,7 @@ class low_rank_gates {
   index_t rank() const { return rank_; }
   /// Number of values per row that a pass keeps: the outputs of all first factors.
   index_t kept_width() const { return lstm_gates * rank_; }
-  /// Multiply-adds per row.
+  /// Multiply-adds per row with both factors.
   index_t macs() const { return lstm_gates * rank_ * (in_ + hidden_); }
 
   /// First factor of one gate's matrix: [rank][in]. The view is of this object's memory, column-major: its
@@ -56,7 +56,7 @@ class low_rank_gates {
   tensor_view<parameter_t<T>, 2> up(index_t gate) { return gate_view(up_, gate, hidden_, rank_); }
   tensor_view<const parameter_t<T>, 2> up(index_t gate) const { return gate_view(up_, gate, hidden_, rank_); }
 
-  /// up * down of all gates, stacked by rows: [4 hidden][in].
+  /// up * down of all gates, stacked by rows: [4 hidden][in]. Newly allocated.
   tensor<parameter_t<T>, 2> to_dense() const {
     tensor<parameter_t<T>, 2> dense({lstm_gates * hidden_, in_});
     stack_arena scratch;
@@ -79,7 +79,8 @@ class low_rank_gates {
     }
   }
 
-  /// Whether one product with up * down is faster in single steps than two with its factors.
+  /// Whether passes over `steps` single steps of `batch` rows use the product up * down, because that is
+  /// faster than two products with the factors.
   template <class Device>
   bool merges(index_t steps, index_t batch) const {
     return ops::step_operand<T, Device>::merges(steps, batch, lstm_gates * hidden_ * in_, macs());
@@ -162,7 +163,7 @@ class low_rank_gates {
     ops::wide_backward_weight<T>(ctx, x, dkept, gradient(down_), down_.accumulate());
     ctx.gradient_written(down_);
   }
-  /// dkept = dz up^T for all rows; and, in backward_input, dx = dkept down^T.
+  /// dkept = dz up^T for all rows.
   template <class Device>
   void backward_kept(context<Device>& ctx, const tensor_view<const T, 2>& dz,
                      const tensor_view<T, 2>& dkept) const {
@@ -171,13 +172,14 @@ class low_rank_gates {
                            of_gate(dkept, gate, rank_));
     }
   }
+  /// dx = dkept down^T for all rows.
   template <class Device>
   void backward_input(context<Device>& ctx, const tensor_view<const T, 2>&,
                       const tensor_view<const T, 2>& dkept, const tensor_view<T, 2>& dx) const {
     ops::wide_product<T>(ctx, dkept, transpose(stored(down_)), dx);
   }
 
-  /// Xavier uniform initialisation for each factor of each gate.
+  /// Draws each factor of each gate from Xavier's uniform distribution.
   void initialize(random_stream random) {
     fill(down_, rank_ + in_, random.child("down"));
     fill(up_, hidden_ + rank_, random.child("up"));
@@ -190,7 +192,7 @@ class low_rank_gates {
   }
 
  private:
-  /// up * down of all gates as one matrix, [in][4 hidden], in `result`, which is returned.
+  /// Writes up * down of all gates as one matrix, [in][4 hidden], to `result`, and returns it.
   template <class Device>
   tensor_view<const T, 2> merge(context<Device>& ctx, const tensor_view<T, 2>& result) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
@@ -248,27 +250,31 @@ class low_rank_lstm : public lstm_core<T, low_rank_gates<T>> {
   index_t input_rank() const { return this->input_side().rank(); }
   index_t hidden_rank() const { return this->hidden_side().rank(); }
 
-  /// Factors of one gate (0 i, 1 f, 2 g, 3 o) as in frameworks: down [rank][in], up [hidden][rank].
-  /// `gate` is not checked. The views refer to the layer's own memory, with row stride 1, until the layer is
-  /// destroyed, moved, or bound to the arena of a network. Writing to a view changes the layer. state_error
-  /// for a moved-from layer.
+  /// First factor [input_rank][input] of the input side of one gate (0 i, 1 f, 2 g, 3 o; not checked), a view
+  /// of the layer's own memory with row stride 1. It is valid until the layer is destroyed, moved, or bound
+  /// to the arena of a network. Writing to it changes the layer. Throws state_error for a moved-from layer.
   tensor_view<parameter_t<T>, 2> input_down(index_t gate) { return this->input_side().down(gate); }
   tensor_view<const parameter_t<T>, 2> input_down(index_t gate) const {
     return this->input_side().down(gate);
   }
+  /// Second factor [hidden][input_rank] of the input side of one gate; otherwise the contract of input_down.
   tensor_view<parameter_t<T>, 2> input_up(index_t gate) { return this->input_side().up(gate); }
   tensor_view<const parameter_t<T>, 2> input_up(index_t gate) const { return this->input_side().up(gate); }
+  /// First factor [hidden_rank][hidden] of the hidden side of one gate; otherwise the contract of input_down.
   tensor_view<parameter_t<T>, 2> hidden_down(index_t gate) { return this->hidden_side().down(gate); }
   tensor_view<const parameter_t<T>, 2> hidden_down(index_t gate) const {
     return this->hidden_side().down(gate);
   }
+  /// Second factor [hidden][hidden_rank] of the hidden side of one gate; otherwise the contract of
+  /// input_down.
   tensor_view<parameter_t<T>, 2> hidden_up(index_t gate) { return this->hidden_side().up(gate); }
   tensor_view<const parameter_t<T>, 2> hidden_up(index_t gate) const { return this->hidden_side().up(gate); }
 
-  /// The equivalent dense weights: PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
-  /// Newly allocated; computed in the calling thread with 4 hidden input input_rank and 4 hidden hidden
-  /// hidden_rank multiply-adds.
+  /// PyTorch's weight_ih [4 hidden][input] of the equivalent dense layer. Newly allocated; computed in the
+  /// calling thread with 4 hidden input input_rank multiply-adds.
   tensor<parameter_t<T>, 2> input_to_dense() const { return this->input_side().to_dense(); }
+  /// PyTorch's weight_hh [4 hidden][hidden] of the equivalent dense layer. Newly allocated; computed in the
+  /// calling thread with 4 hidden hidden hidden_rank multiply-adds.
   tensor<parameter_t<T>, 2> hidden_to_dense() const { return this->hidden_side().to_dense(); }
 
   std::string describe() const override {

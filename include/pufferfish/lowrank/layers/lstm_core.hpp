@@ -13,19 +13,19 @@
 ///       bool merges(steps, batch) const;                    // whether single steps use one merged matrix
 ///       template <class Device>
 ///       class forward_steps, backward_steps;                // (ctx, scratch frame, side, steps, merged)
-///       // z = side(x) + bias, all rows at once
+///
+///       // z = side(x) + bias, all rows at once.
 ///       void forward(context&, x, bias, kept, z) const;
-///       // forward_steps: the constructor writes the product of the factors to `merged` [in x 4 hidden]
-///       unless
-///       // it is null; a call adds side(x) to z for the rows of one step
+///       // Of forward_steps: z += side(x) for the rows of one step. Its constructor writes the product of
+///       // the factors to `merged` [in x 4 hidden] unless that is null.
 ///       void operator()(context&, x, kept, z) const;
-///       // backward_steps: a call computes dx = side'(dz) and dkept, the gradient of kept, for the rows of
-///       one
-///       // step; finish() computes kept and dkept for all rows if the calls did not
+///       // Of backward_steps: computes dx = side'(dz) and dkept, the gradient of kept, for one step.
 ///       void operator()(context&, dz, dkept, dx) const;
+///       // Of backward_steps: computes kept and dkept for all rows if the calls did not.
 ///       void finish(context&, x, kept, dz, dkept) const;
-///       // gradients of the matrices; and of the input, all rows at once
+///       // Gradients of the matrices, all rows at once.
 ///       void backward_weight(context&, x, kept, dz, dkept) const;
+///       // Gradients of kept and of the input, all rows at once.
 ///       void backward_kept(context&, dz, dkept) const;
 ///       void backward_input(context&, dz, dkept, dx) const;
 ///     };
@@ -55,7 +55,7 @@ class lstm_core : public recurrent_layer<T> {
   index_t input_kept_width() const { return input_side_.kept_width(); }
   index_t hidden_kept_width() const { return hidden_side_.kept_width(); }
 
-  /// See recurrent_layer.
+  /// The forward pass of recurrent_layer: y and the state `after` from x and the state `before`.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 3>& x, const recurrent_state<const T>& before,
                const tensor_view<T, 3>& y, const recurrent_state<T>& after = {}) const {
@@ -154,7 +154,7 @@ class lstm_core : public recurrent_layer<T> {
     return input[0] * input[1] * (input_side_.macs() + hidden_side_.macs());
   }
 
-  /// f(name, parameter) for each parameter, in execution order.
+  /// Calls f(name, parameter) for each parameter, in execution order.
   template <class F>
   void visit(F&& f) {
     input_side_.visit(f);
@@ -162,8 +162,8 @@ class lstm_core : public recurrent_layer<T> {
     hidden_side_.visit(f);
   }
 
-  /// Xavier uniform for every matrix of every gate, zero biases, as in the language model of Wang et al.
-  /// (Pufferfish, MLSys 2021).
+  /// Draws every matrix of every gate from Xavier's uniform distribution, with zero biases, as in the
+  /// language model of Wang et al. (Pufferfish, MLSys 2021).
   void initialize(random_stream random) {
     input_side_.initialize(random.child("weight_ih"));
     hidden_side_.initialize(random.child("weight_hh"));
@@ -275,7 +275,8 @@ class lstm_core : public recurrent_layer<T> {
     if (!dx.is_null()) input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx));
   }
 
-  // Step t multiplied the state before it: h_before for t = 0, else y of step t - 1.
+  // The hidden side's input in step t is the hidden state before that step: h_before for t = 0, else row
+  // block t - 1 of y.
   template <class Device, class Steps>
   void backward_hidden_weight(context<Device>& ctx, const lstm_shapes& size, const kept_views& views,
                               const Steps& single_steps, const tensor_view<const T, 2>& dz,

@@ -12,19 +12,23 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Sizes of a batch of sequences, and views of such sequences as rows. Rows are ordered by step, then by
+/// sequence.
 struct lstm_shapes {
   index_t steps, batch, hidden;
 
   index_t rows() const { return steps * batch; }
-  /// A sequence as rows, step after step; and the rows of one step.
+  /// Views a sequence steps x batch x n as steps batch rows of n elements.
   template <class U>
   tensor_view<U, 2> rows_of(const tensor_view<U, 3>& sequence) const {
     return sequence.reshape(extents<2>{rows(), sequence.extent(2)});
   }
+  /// The `batch` rows of one step.
   template <class U>
   tensor_view<U, 2> at(const tensor_view<U, 2>& all, index_t step) const {
     return all.slice(0, step * batch, batch);
   }
+  /// The `batch` rows of one step of a sequence steps x batch x n.
   template <class U>
   tensor_view<U, 2> step_of(const tensor_view<U, 3>& sequence, index_t step) const {
     return at(rows_of(sequence), step);
@@ -35,17 +39,17 @@ struct lstm_shapes {
 template <class T>
 struct lstm_kept {
   tensor_view<T, 2> h_before, c_before;  ///< batch x hidden, the initial state; null: zeros
-  tensor_view<T, 2> input, hidden;       ///< kept by the sides; input_kept_width(), hidden_kept_width()
-  tensor_view<T, 2> gates, cells;        ///< activations, 4 hidden wide; cells after each step, hidden wide
-  tensor_view<T, 2> merged;              ///< hidden x 4 hidden, if the hidden side merges factors; else null
+  tensor_view<T, 2> input, hidden;       ///< values that the input and the hidden side keep for each row
+  tensor_view<T, 2> gates, cells;  ///< gate activations, 4 hidden wide; cells after each step, hidden wide
+  tensor_view<T, 2> merged;        ///< hidden x 4 hidden, if the hidden side merges factors; else null
 
-  /// Widths of `input` and `hidden`; rows of `merged`, 0 for none.
+  /// Widths of `input` and `hidden`, and the number of rows of `merged` (0: null).
   struct widths {
     index_t input, hidden, merged;
   };
 
-  /// Allocates on the tape in training; else in scratch memory, with cells for one step only. `state`:
-  /// whether there is an initial state.
+  /// Allocates all blocks: on the tape in training, else in scratch memory, with cells for one step only.
+  /// `state`: whether there is an initial state.
   template <class Device>
   static lstm_kept take(context<Device>& ctx, scratch_frame& frame, const lstm_shapes& size, bool state,
                         const widths& width) {
@@ -74,7 +78,7 @@ struct lstm_kept {
     }
   }
 
-  /// Cells after step `step`; cells of the last step, if only one step's are kept.
+  /// Rows of `cells` after step `step`. If the cells of one step only are kept, those rows, for any `step`.
   tensor_view<T, 2> cell(const lstm_shapes& size, index_t step) const {
     return cells.extent(0) == size.rows() ? size.at(cells, step) : cells;
   }

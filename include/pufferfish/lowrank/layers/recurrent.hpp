@@ -86,15 +86,16 @@ class recurrent_layer {
   recurrent_layer& operator=(const recurrent_layer&) = default;
   recurrent_layer& operator=(recurrent_layer&&) noexcept = default;
 
-  /// Both checks throw shape_error, naming the layer and the shapes: check unless y has the steps and the
-  /// batch of x and both have the layer's widths, check_state unless the state is null or has two batch x
-  /// hidden views with dense rows.
+  /// Throws shape_error, naming the layer and the shapes, unless y has the steps and the batch of x and both
+  /// have the layer's widths.
   void check(const extents<3>& x, const extents<3>& y) const {
     if (x[2] != input_ || y[2] != hidden_ || x[0] != y[0] || x[1] != y[1]) {
       detail::throw_error<shape_error>(
           {describe(), ": input ", x, " (steps x batch x features) does not fit output ", y});
     }
   }
+  /// Throws shape_error, naming the layer and the shapes, unless the state is null or has two batch x hidden
+  /// views with dense rows.
   void check_state(index_t batch, const recurrent_state<const T>& state) const {
     if (state.h.is_null() && state.c.is_null()) return;
     const extents<2> expected{batch, hidden_};
@@ -107,8 +108,8 @@ class recurrent_layer {
     detail::check_dense_rows(*this, "the state c", state.c);
   }
 
-  /// An image steps x batch x 1 x n as the sequence steps x batch x n, without a copy. Throws shape_error,
-  /// naming `what`, unless the view is null or dense.
+  /// Views an image steps x batch x 1 x n as the sequence steps x batch x n, without a copy. Throws
+  /// shape_error, naming `what`, unless the view is null or dense.
   template <class U>
   tensor_view<U, 3> sequence(const char* what, const tensor_view<U, 4>& view) const {
     detail::check_dense_if_wanted(*this, what, view);

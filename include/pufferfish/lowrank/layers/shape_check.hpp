@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: checks that layers apply to their argument views and to themselves. Unless a check fails, it
-/// builds no text and allocates nothing.
+/// Internal: checks that layers apply to their argument views and to themselves. A check that passes builds
+/// no text and allocates nothing.
 
 #include <string>
 
@@ -19,7 +19,8 @@ namespace detail {
                             "were moved to, or assign a new one"});
 }
 
-/// `written`: the view is an output, so the error advises to copy afterwards instead of passing a dense copy.
+/// Throws shape_error for a view that is not dense. `written`: the view is an output, so the error advises to
+/// copy afterwards instead of passing a dense copy.
 [[noreturn]] PUFFERFISH_COLD inline void not_dense(const std::string& who, const char* what, bool is_null,
                                                    bool written, const index_t* shape, const index_t* strides,
                                                    std::size_t dims) {

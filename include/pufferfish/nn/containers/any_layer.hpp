@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `any_layer<T>`: a layer of any type as one type, so that networks are values, and programs
-/// need not compile the type of each network. The price is one virtual call per layer.
+/// `any_layer<T>` is one type for layers of any type. Networks are therefore values, and a program
+/// need not compile a type for each network. The price is one virtual call per layer.
 ///
 /// Interface of a layer that can be stored (ExampleLayer is documentation, no such class exists):
 ///
@@ -88,6 +88,7 @@ class any_layer {
  public:
   using value_type = T;
 
+  /// Holds a copy of `layer`, or the layer itself if it is an rvalue.
   template <class L>
   requires(!std::same_as<std::remove_cvref_t<L>, any_layer>)
       any_layer(L&& layer)  // NOLINT(bugprone-forwarding-reference-overload): the constraint keeps copies out
@@ -104,6 +105,7 @@ class any_layer {
   /// In a moved-from layer, every other member but assignment and target() throws state_error.
   bool is_moved_from() const { return self_ == nullptr; }
 
+  /// Kind and sizes of the layer, such as "Conv 3 -> 16, kernel 3x3".
   std::string describe() const { return self().describe(); }
   /// NHWC extents of the output for an input. Throws shape_error.
   extents<4> output_shape(const extents<4>& input) const { return self().output_shape(input); }
@@ -125,7 +127,9 @@ class any_layer {
                      const forward_fusion<T>& fusion, ops::moment_parts<T>* moments = nullptr) const {
     self().forward_fused(ctx, x, y, fusion, moments);
   }
-  /// backward with the operations of `fusion` (abilities `fuses`, `adds_gradient`).
+  /// Backward pass with the operations of `fusion`: dy counts as 0 where its mask blocks it (ability
+  /// `fuses`); with `add`, the gradient of x is added to dx (ability `adds_gradient`). Otherwise the contract
+  /// of backward.
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     self().backward_fused(ctx, dy, dx, fusion);
@@ -136,26 +140,26 @@ class any_layer {
     self().recompute(ctx, record, y);
   }
 
-  /// Visits all parameters and buffers of the layer, in execution order, under names joined by dots.
+  /// Shows `visitor` all parameters and buffers of the layer, in execution order. Names are joined by dots.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     self().visit_state(visitor, prefix);
   }
-  /// Visits the layers inside this layer (not itself), containers before their contents.
+  /// Shows `visitor` the layers inside this layer (not itself), containers before their contents.
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
     self().visit_layers(visitor, prefix);
   }
-  /// Shows the layers that compute, in execution order, with their input and output shapes. Throws
-  /// shape_error if the shapes do not fit.
+  /// Shows `tracer` the layers that compute (no containers), in execution order, with their input and output
+  /// shapes. Throws shape_error if the shapes do not fit.
   void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix = {}) const {
     self().trace(*this, tracer, input, prefix);
   }
   /// Multiply-accumulates of convolutions and matrix products in one forward pass; 0 for other layers.
   index_t macs(const extents<4>& input) const { return self().macs(input); }
-  /// Random initial values of all parameters; each layer draws from a random stream of its name.
+  /// Sets all parameters to random initial values. Each layer draws from a random stream of its name.
   void initialize(random_stream random) { self().initialize(random); }
 
   /// Weights, under the name `name`, of a layer that can be factorized: of any layer with
-  /// layer_traits, also from other libraries. Without matrices for other layers.
+  /// layer_traits, also from other libraries. For other layers the result has no matrices.
   layer_weights<parameter_t<T>> weights(const std::string& name) const { return self().weights(name); }
   /// Factors and biases of the low-rank layer inside, of any kind and rank; empty for other layers.
   low_rank_parts<parameter_t<T>> low_rank() { return self().low_rank(); }
@@ -182,14 +186,19 @@ class any_layer {
   }
   /// The embedding inside, otherwise nullptr. forward and backward of an embedding throw state_error.
   const token_layer<T, Device>* tokens() const { return self().tokens(); }
-  /// The recurrent layer inside, dense or not; else nullptr.
+  /// The recurrent layer inside, dense or low-rank; nullptr for other layers.
   const recurrent_layer<T>* recurrent() const { return self().recurrent(); }
-  /// Passes of a recurrent layer, which carry a state: see recurrent_layer. Others throw state_error.
+  /// Forward pass of a recurrent layer. x: steps x batch x input; y: steps x batch x hidden; `before`: state
+  /// before the first step; `after`: receives the state after the last step. Aliasing and errors are those of
+  /// recurrent_layer. Throws state_error for other layers.
   void forward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& x,
                         const recurrent_state<const T>& before, const tensor_view<T, 3>& y,
                         const recurrent_state<T>& after) const {
     self().forward_sequence(ctx, x, before, y, after);
   }
+  /// Backward pass of forward_sequence. `from_after`: gradient of the state after the last step (null: zero);
+  /// `to_before`: receives the gradient of the state before the first step (null: not computed). Aliasing and
+  /// errors are those of recurrent_layer. Throws state_error for other layers.
   void backward_sequence(context<Device>& ctx, const tensor_view<const T, 3>& dy, const tensor_view<T, 3>& dx,
                          const recurrent_state<const T>& from_after = {},
                          const recurrent_state<T>& to_before = {}) const {

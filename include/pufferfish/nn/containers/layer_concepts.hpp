@@ -19,7 +19,7 @@ tensor_view<T, 2> rows_of(const tensor_view<T, 4>& view) {
   return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
 }
 
-/// A layer of rows (Linear and its kind): its passes take views of two dimensions.
+/// A layer of rows, such as Linear and LowRankLinear: its passes take views of two dimensions.
 template <class L>
 concept row_layer = requires(const L& layer) {
   layer.in_features();
@@ -57,7 +57,7 @@ concept masking_layer = requires(const L& layer, context<Device>& ctx, const lay
                                  const layer_view_t<T, L>& dx, const ops::relu_mask<T>& mask) {
   layer.backward_masked(ctx, dy, dx, mask);
 };
-/// A layer whose backward pass can add to dx.
+/// A layer whose backward pass can add the gradient of x to dx instead of overwriting dx.
 template <class T, class L, class Device>
 concept adding_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
                                 const layer_view_t<T, L>& dx) {

@@ -15,30 +15,32 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// A container reads them before each pass and may then call any_layer::forward_fused, backward_fused and
 /// recompute. The defaults are those of a layer without optional members.
 struct layer_abilities {
-  /// A ReLU and nothing else. The layer is skipped if the layer before it `fuses`, i.e. applies the ReLU.
+  /// Whether the layer is only a ReLU. A container skips it if the layer before it `fuses`, i.e. applies the
+  /// ReLU.
   bool is_relu = false;
-  /// forward_fused and backward_masked: adds a tensor to its output and applies a ReLU in the same pass.
+  /// Whether the layer has forward_fused and backward_masked: its forward pass can add a tensor to y and
+  /// apply a ReLU while y is in the cache.
   bool fuses = false;
-  /// forward_with_moments: collects mean and variance of its output's channels while the output is
+  /// Whether the layer has forward_with_moments, which computes mean and variance of y's channels while y is
   /// in the cache.
   bool gives_moments = false;
-  /// Its forward_fused in training uses the moments of its input that the layer before has collected.
+  /// Whether forward_fused in training uses the moments of x that the layer before has computed.
   bool takes_moments = false;
-  /// backward_add: adds the gradient to dx instead of overwriting it.
+  /// Whether the layer has backward_add, which adds the gradient of x to dx instead of overwriting dx.
   bool adds_gradient = false;
-  /// y may be x in its forward pass, provided that no pass reads x later.
+  /// Whether y may be x in the layer's forward pass, provided that no pass reads x later.
   bool output_in_place = false;
-  /// dx may be dy in its backward pass.
+  /// Whether dx may be dy in the layer's backward pass.
   bool gradient_in_place = false;
-  /// dx may be the x of the forward pass.
+  /// Whether dx in the layer's backward pass may be the x of its forward pass.
   bool gradient_over_input = false;
   /// Whether the layer's backward pass reads x, the input of the forward pass. A tensor that no backward pass
   /// reads is not kept.
   bool reads_input = true;
   /// Whether the layer's backward pass reads y, the output of the forward pass.
   bool reads_output = true;
-  /// Its forward pass leaves a view of x on top of the tape, by which its backward pass finds x,
-  /// and dx may be that x. A container may therefore move x in between and change the view.
+  /// Whether the layer's forward pass leaves a view of x on top of the tape, by which its backward pass finds
+  /// x, and dx may be that x. A container may therefore move x between the passes and change the view.
   bool input_may_move = false;
   /// Whether the layer has recompute(), which writes the output of a forward pass a second time, so that it
   /// need not be kept until the backward pass.
@@ -61,15 +63,15 @@ struct forward_fusion {
   tensor_view<const T, 4> addend;  ///< shaped as y, does not overlap y; a null view: none
   bool relu = false;
   ops::relu_mask<T> mask;  ///< receives which elements pass the ReLU, for the backward pass; null: not wanted
-  const ops::moment_parts<T>* moments = nullptr;  ///< of x, if the layer before collected them
+  const ops::moment_parts<T>* moments = nullptr;  ///< moments of x; nullptr: the layer computes them
   forward_record<T>* record = nullptr;  ///< receives data for recompute(); nullptr: not wanted (`recomputes`)
 };
 
 /// Operations added to the backward pass of a layer.
 template <class T>
 struct backward_fusion {
-  ops::relu_mask<T> mask;  ///< mask of the forward pass: dy is taken as 0 where the mask blocks it (`fuses`)
-  bool add = false;        ///< dx += instead of dx = (`adds_gradient`)
+  ops::relu_mask<T> mask;  ///< mask of the forward pass: dy counts as 0 where it blocks (needs `fuses`)
+  bool add = false;        ///< dx += gradient instead of dx = gradient (needs `adds_gradient`)
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -53,7 +53,7 @@ template <class T, class Device>
 struct layer_interface {
   virtual ~layer_interface() = default;
   virtual std::unique_ptr<layer_interface> clone() const = 0;
-  // The layer, if its type is the tag's.
+  // Address of the layer if its type is the one that `tag` identifies (see type_tag), else nullptr.
   virtual void* target(const char* tag) = 0;
   virtual std::string describe() const = 0;
   virtual extents<4> output_shape(const extents<4>& input) const = 0;
@@ -141,7 +141,8 @@ struct layer_model final : layer_interface<T, Device> {
       forward(ctx, x, y);
     }
   }
-  // A layer that is no container applies one operation. Of two, the addition is a pass of its own.
+  // A layer that is not a container applies at most one of the two operations (mask, add) itself. If both are
+  // requested, it applies the mask, and the addition is a pass of its own.
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       [[maybe_unused]] const backward_fusion<T>& fusion) const override {
     if constexpr (requires { layer.backward_fused(ctx, dy, dx, fusion); }) {
@@ -215,7 +216,8 @@ struct layer_model final : layer_interface<T, Device> {
       return std::nullopt;
     }
   }
-  // From the dense layer by its traits, by the member of a wrapper, or from a low-rank layer.
+  // The source is a dense layer (through layer_traits), a wrapper (through its member twin) or a low-rank
+  // layer.
   any twin([[maybe_unused]] const rank_list& ranks,
            [[maybe_unused]] std::optional<bool> bias) const override {
     if constexpr (is_replaceable) {

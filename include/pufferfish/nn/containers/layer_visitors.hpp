@@ -52,8 +52,9 @@ class layer_visitor {
   /// another embedding of the same vocabulary and width. Embeddings are not passed to on_layer, so
   /// that policies do not count them as layers.
   virtual void on_embedding(const std::string& /*name*/, any_layer<T, Device>& /*slot*/) {}
-  /// These two calls enclose the visit of the shortcut of a residual block.
+  /// Called before the visit of the shortcut of a residual block.
   virtual void enter_shortcut() {}
+  /// Called after the visit of the shortcut of a residual block.
   virtual void leave_shortcut() {}
 };
 

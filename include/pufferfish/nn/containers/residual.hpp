@@ -52,13 +52,16 @@ class Residual {
 
   /// Whether a ReLU follows the sum.
   bool relu() const { return relu_; }
-  /// The two summands, and the prefix of the names of the shortcut's layers.
+  /// The first summand, branch(x). The reference is valid as long as the block is neither moved nor
+  /// destroyed.
   Sequential<T, Device>& branch() { return branch_; }
+  /// The second summand, shortcut(x); without layers it is x. The reference is valid as long as branch()'s.
   Sequential<T, Device>& shortcut() { return shortcut_; }
+  /// Prefix of the names of the shortcut's layers.
   const std::string& shortcut_name() const { return shortcut_name_; }
   std::string describe() const { return relu_ ? "residual, ReLU" : "residual"; }
 
-  /// Throws shape_error if branch and shortcut disagree.
+  /// Output shape of the branch for `input`. Throws shape_error if the shortcut's output shape differs.
   extents<4> output_shape(const extents<4>& input) const {
     const extents<4> branch = branch_.output_shape(input), shortcut = shortcut_.output_shape(input);
     if (branch != shortcut) {
@@ -139,25 +142,29 @@ class Residual {
     return result;
   }
 
-  /// The visits, trace and initialize run through the branch first, then through the shortcut.
+  /// Shows `visitor` the parameters and buffers of the branch, then those of the shortcut.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     branch_.visit_state(visitor, prefix);
     shortcut_.visit_state(visitor, detail::join_name(prefix, shortcut_name_));
   }
+  /// Shows `visitor` the layers of the branch, then those of the shortcut.
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
     branch_.visit_layers(visitor, prefix);
     visitor.enter_shortcut();
     shortcut_.visit_layers(visitor, detail::join_name(prefix, shortcut_name_));
     visitor.leave_shortcut();
   }
+  /// Shows `tracer` the layers that compute, of the branch, then of the shortcut. Throws shape_error.
   void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix) const {
     branch_.trace(tracer, input, prefix);
     shortcut_.trace(tracer, input, detail::join_name(prefix, shortcut_name_));
   }
+  /// Sets all parameters to random values. Each layer draws from the child of `random` with the layer's name.
   void initialize(random_stream random) {
     branch_.initialize(random);
     shortcut_.initialize(random.child(shortcut_name_));
   }
+  /// Multiply-accumulates of one forward pass: branch and shortcut, without the sum.
   index_t macs(const extents<4>& input) const { return branch_.macs(input) + shortcut_.macs(input); }
 
  private:

@@ -35,10 +35,11 @@ class sequence_plan {
     std::size_t begin, end;
     bool relu;
   };
-  /// The group that begins or ends at a layer.
+  /// The group whose first layer is layer `begin`.
   group starting_at(std::size_t begin) const {
     const bool relu = fused_at(begin);
     return {begin, std::min(size(), begin + (relu ? 2 : 1)), relu};
+    /// The group whose last layer is layer `end` - 1; an empty group for end = 0.
   }
   group ending_at(std::size_t end) const {
     const bool relu = end >= 2 && fused_at(end - 2);
@@ -63,7 +64,8 @@ class sequence_plan {
   bool is_kept(const group& g) const {
     return reads_output(g) || (leader(starting_at(g.end)).abilities().reads_input && !is_recomputed(g));
   }
-  /// On a device, recomputing costs more time than the saved memory is worth.
+  /// Whether the backward pass recomputes the output of an inner group, which is then not kept. Never on a
+  /// device, where recomputing costs more time than the saved memory is worth.
   bool is_recomputed(const group& g) const {
     if (!std::is_same_v<Device, device::cpu> || g.end == size() || reads_output(g)) return false;
     const layer_abilities writer = leader(g).abilities(), reader = leader(starting_at(g.end)).abilities();

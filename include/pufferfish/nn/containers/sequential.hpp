@@ -81,8 +81,7 @@ class Sequential {
     moved_.clear();
     return *this;
   }
-  /// Removes a layer; the others keep their names.
-  /// i < size().
+  /// Removes layer i < size(); the others keep their names.
   void erase(std::size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }
 
   virtual std::string describe() const { return "sequential of " + std::to_string(children_.size()); }
@@ -98,7 +97,7 @@ class Sequential {
   /// y = layer n - 1 (.. layer 1 (layer 0 (x))). x, y: dense; y has output_shape(x.shape()) and does not
   /// overlap x. In training, x must not change until the backward pass if abilities().reads_input, nor y if
   /// reads_output. Throws state_error for a moved-from Sequential, shape_error that names the layer that does
-  /// not fit, and as the layers.
+  /// not fit, and the errors of the layers.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     forward_fused(ctx, x, y, {});
   }
@@ -111,8 +110,8 @@ class Sequential {
     backward_fused(ctx, dy, dx, {});
   }
 
-  /// Abilities of the last layer for the output side, of the first layer for the input side;
-  /// gradient_in_place if all layers have it.
+  /// The abilities that concern y are those of the last layer, those that concern x are those of the first
+  /// layer. gradient_in_place is true if all layers have it.
   layer_abilities abilities() const {
     layer_abilities result;
     if (empty()) return result;
@@ -220,12 +219,12 @@ class Sequential {
     ctx.tape().template pop<output_state>(static_cast<index_t>(size()) + 1);
   }
 
-  /// The visits and trace show the layers in order, under the prefix and the layer's name. trace throws
-  /// shape_error for a layer that does not fit the shape before it.
+  /// Shows `visitor` the parameters and buffers of the layers in order. Names: prefix, layer, parameter.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     detail::check_not_moved(*this);
     for (child& c : children_) c.layer.visit_state(visitor, detail::join_name(prefix, c.name));
   }
+  /// Shows `visitor` this container, then each layer in order, followed by the layers inside it.
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix) {
     detail::check_not_moved(*this);
     visitor.on_sequence(prefix, *this);
@@ -235,6 +234,8 @@ class Sequential {
       c.layer.visit_layers(visitor, name);
     }
   }
+  /// Shows `tracer` the layers that compute, in order. Throws shape_error for a layer that does not fit the
+  /// output of the layer before it.
   void trace(layer_tracer<T, Device>& tracer, const extents<4>& input, const std::string& prefix) const {
     detail::check_not_moved(*this);
     extents<4> shape = input;
@@ -243,12 +244,13 @@ class Sequential {
       shape = c.layer.output_shape(shape);
     }
   }
-  /// Each layer draws from the child of `random` with the layer's name.
+  /// Initializes all layers. Each one draws from the child of `random` with the layer's name.
   void initialize(random_stream random) {
     detail::check_not_moved(*this);
     for (child& c : children_) c.layer.initialize(random.child(c.name));
   }
-  /// Sum over the layers. Throws shape_error if the shapes do not fit.
+  /// Multiply-accumulates of one forward pass, summed over the layers. Throws shape_error if the shapes do
+  /// not fit.
   index_t macs(const extents<4>& input) const {
     detail::check_not_moved(*this);
     index_t total = 0;
@@ -315,7 +317,7 @@ class Sequential {
       if (ctx.training()) fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
     }
     layer.forward_fused(ctx, x, y, fusion, moments);
-    // On top of the tape, because the backward pass needs the mask first.
+    // The mask is pushed last, to the top of the tape, because the backward pass needs it first.
     if (!fusion.mask.is_null() && relu) ctx.tape().push_value(*this, fusion.mask);
   }
 

@@ -57,13 +57,13 @@ struct projection<any_layer<T, Device>> {
 template <class Layer, class T, class Device>
 class layer_of_parts {
  public:
-  /// Shows the parameters and buffers of the parts, each under the name of its part.
+  /// Shows `visitor` the parameters and buffers of the parts, each under the name of its part.
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix = {}) {
     self().parts([&](const std::string& name, auto& part) {
       visit_state_of<parameter_t<T>>(part, visitor, join_name(prefix, name));
     });
   }
-  /// Shows the slots, each followed by the layers inside, and the slots of other parts.
+  /// Shows `visitor` the slots, each followed by the layers inside it, and the slots inside other parts.
   void visit_layers(layer_visitor<T, Device>& visitor, const std::string& prefix = {}) {
     self().parts([&]<class Part>(const std::string& name, Part& part) {
       const std::string full = join_name(prefix, name);
@@ -73,7 +73,7 @@ class layer_of_parts {
       if constexpr (requires { part.visit_layers(visitor, full); }) part.visit_layers(visitor, full);
     });
   }
-  /// Each part draws from the child of `random` with the part's name.
+  /// Initializes all parts. Each part draws from the child of `random` with the part's name.
   void initialize(random_stream random) {
     self().parts([&](const std::string& name, auto& part) { part.initialize(random.child(name)); });
   }

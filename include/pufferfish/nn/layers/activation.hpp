@@ -18,7 +18,7 @@ template <class T>
 class ReLU {
  public:
   using value_type = T;
-  static constexpr bool is_relu = true;  // a batch norm before it can apply it (forward_fused)
+  static constexpr bool is_relu = true;  // a batch norm before this layer can apply the ReLU (forward_fused)
   static constexpr bool output_in_place = true;
   static constexpr bool gradient_in_place = true;
   static constexpr bool reads_input = false;
@@ -91,13 +91,13 @@ class smooth_activation {
 }  // namespace detail
 
 /// y = x P(N(0, 1) < x), by the error function (PyTorch's default).
-/// Hendrycks, Gimpel: "Gaussian error linear units", 2016. The backward pass reads x, so y may be x in
-/// inference only.
+/// Source: Hendrycks, Gimpel: "Gaussian error linear units", 2016. The backward pass reads x, so y may be x
+/// in inference only.
 template <class T>
 class GELU : public detail::smooth_activation<T, activation_kind::gelu> {};
 
 /// y = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))): the cheaper form of GELU.
-/// Ibid. The backward pass reads x, so y may be x in inference only.
+/// Source: Hendrycks, Gimpel, 2016. The backward pass reads x, so y may be x in inference only.
 template <class T>
 class GELUTanh : public detail::smooth_activation<T, activation_kind::gelu_tanh> {};
 

@@ -18,9 +18,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Sizes and probabilities of a MultiHeadAttention.
 struct attention_options {
   attention_shape shape;           ///< widths; the defaults are those of the Transformer: 512, 8 heads of 64
-  double dropout = 0.1;            ///< of the output, before the residual sum
-  double attention_dropout = 0.1;  ///< of the attention weights
-  double eps = 1e-6;               ///< of the layer norm
+  double dropout = 0.1;            ///< dropout probability of the output, before the residual sum
+  double attention_dropout = 0.1;  ///< dropout probability of the attention weights
+  double eps = 1e-6;               ///< eps of the layer norm
 };
 
 /// y = norm(x + dropout(fc(attention(w_qs x, w_ks m, w_vs m)))) over vectors of `model` elements; m is x
@@ -114,8 +114,7 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
   }
 
   /// Computes keys (memory rows x key_width()) and values (memory rows x value_width()) of a memory, for
-  /// attend(). project, attend and step throw state_error in training mode, shape_error if the shapes do not
-  /// fit.
+  /// attend(). Throws state_error in training mode, shape_error if the shapes do not fit.
   void project(context<Device>& ctx, const tensor_view<const T, 2>& memory, const tensor_view<T, 2>& keys,
                const tensor_view<T, 2>& values) const {
     require_inference(ctx);
@@ -126,9 +125,10 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
     detail::projection<layer_type>::template forward<T>(ctx, core_.slots[2], memory, values);
   }
 
-  /// forward with keys and values that are computed already. Each row of x is a sequence of one
-  /// query; row i attends to run i of `runs`.
-  /// keys and values have dense rows at any stride. y is shaped as x.
+  /// Inference pass with keys and values that are computed already, by project(). Each row of x is a sequence
+  /// of one query; row i attends to run i of `runs`. keys and values have dense rows at any stride. y is
+  /// shaped as x and overlaps no input. Throws state_error in training mode, shape_error if the shapes do not
+  /// fit.
   void attend(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& keys,
               const tensor_view<const T, 2>& values, const token_runs& runs,
               const tensor_view<T, 2>& y) const {
@@ -145,9 +145,10 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
     norm_.forward_sum(ctx, y, x, {}, y);
   }
 
-  /// Causal self attention of one more token per row: x is appended to the cache and attends to all of it.
-  /// x: one row per row of the cache, which has these widths of keys and values. Also throws shape_error if
-  /// the cache is full.
+  /// Causal self attention of one more token per row: the keys and values of x are appended to the cache, and
+  /// x attends to all of them. x, y: one row of `model` elements per row of the cache, whose widths must be
+  /// key_width() and value_width(). Throws state_error in training mode, shape_error if the shapes do not fit
+  /// or the cache is full.
   void step(context<Device>& ctx, const tensor_view<const T, 2>& x, key_value_cache<T, Device>& cache,
             const tensor_view<T, 2>& y) const {
     require_inference(ctx);
@@ -160,16 +161,16 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
     attend(ctx, x, cache.keys(), cache.values(), cache.runs(ctx, frame), y);
   }
 
-  /// As a layer of a network: self attention without mask over the H W tokens of each image N x H x W x
-  /// model. All views have the shape of x and are dense; y overlaps nothing, dx may be dy or a null view.
-  /// Throws shape_error for views that do not fit, and backward state_error without a forward pass in
-  /// training mode. In training the tape also keeps two indices for each image.
+  /// Shape of y for the layer as a layer of images: `input` itself, N x H x W x model. Throws shape_error for
+  /// another number of channels.
   extents<4> output_shape(const extents<4>& input) const {
     if (input[3] != shape().model) {
       detail::throw_error<shape_error>({describe(), ": input ", input, " has vectors of ", input[3]});
     }
     return input;
   }
+  /// Self attention without mask over the H W tokens of each image. x, y: N x H x W x model, dense; y
+  /// overlaps nothing. In training the tape also keeps two indices for each image. Throws shape_error.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_forward(*this, x, y);
     scratch_frame frame(ctx.scratch());
@@ -180,6 +181,8 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
     forward(ctx, flat, flat, {runs, runs, {}}, detail::rows_of(y));
     if (ctx.training()) ctx.tape().push_value(*this, n);
   }
+  /// Backward pass of forward for images. dy, dx: N x H x W x model, dense; dx may be dy or a null view.
+  /// Throws shape_error, and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     const auto n = ctx.tape().template pop_value<index_t>(*this);
     detail::check_backward(*this, dy.shape(), dy, dx);

@@ -44,8 +44,8 @@ class BatchNorm {
   static constexpr bool gradient_over_input = true;
   static constexpr bool reads_output = false;
 
-  /// Weight 1, bias 0, running mean 0, running variance 1. Throws shape_error unless channels > 0,
-  /// value_error unless eps > 0 and 0 <= momentum <= 1.
+  /// Constructs the layer with weight 1, bias 0, running mean 0 and running variance 1. Throws shape_error
+  /// unless channels > 0, value_error unless eps > 0 and 0 <= momentum <= 1.
   explicit BatchNorm(index_t channels, double eps = 1e-5, double momentum = 0.1)
       : eps_(eps),
         momentum_(momentum),
@@ -61,7 +61,7 @@ class BatchNorm {
   bool is_moved_from() const { return weight_.is_moved_from(); }
   double eps() const { return eps_; }
   double momentum() const { return momentum_; }
-  /// "BatchNorm 16"; with eps and momentum where they are not the constructor's defaults.
+  /// "BatchNorm 16", followed by eps and momentum if they are not the constructor's defaults.
   std::string describe() const {
     std::string text = "BatchNorm " + std::to_string(channels());
     if (eps_ == 1e-5 && momentum_ == 0.1) return text;
@@ -136,8 +136,8 @@ class BatchNorm {
   /// Computes from dy the gradients of weight and bias and, unless dx is a null view, of x; dx may
   /// be dy or x. Throws shape_error, and state_error without a forward pass in training mode.
   /// With z = (x - mean) / sqrt(variance + eps) and M values a channel: dbias = sum dy, dweight = sum dy z,
-  /// dx = weight / sqrt(variance + eps) (dy - dbias / M - z dweight / M). Parameter gradients are accumulated
-  /// as in parameter.
+  /// dx = weight / sqrt(variance + eps) (dy - dbias / M - z dweight / M). Parameter gradients are overwritten
+  /// by the first write of a step and added to by later ones (see parameter).
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     backward_masked(ctx, dy, dx, {});
@@ -160,10 +160,11 @@ class BatchNorm {
     ctx.gradient_written(weight_);
   }
 
-  /// Weight 1, bias 0, running mean 0, running variance 1. Draws no random numbers.
+  /// Sets weight 1, bias 0, running mean 0 and running variance 1. Draws no random numbers.
   void initialize(random_stream) { reset(); }
 
-  /// f("weight"), f("bias"), then the buffers f("running_mean"), f("running_var"), f("num_batches_tracked").
+  /// Calls f(name, parameter) for "weight" and "bias", then f(name, buffer) for "running_mean", "running_var"
+  /// and "num_batches_tracked".
   template <class F>
   void visit(F&& f) {
     f("weight", weight_);

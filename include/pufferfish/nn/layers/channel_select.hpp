@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `ChannelSelect`: passes some of the channels.
+/// `ChannelSelect`: a layer whose output consists of some of its input's channels.
 
 #include <algorithm>
 #include <functional>
@@ -63,7 +63,7 @@ class ChannelSelect {
     }
     return list;
   }
-  /// "ChannelSelect 3 of 16"
+  /// Numbers of output and input channels, such as "ChannelSelect 3 of 16".
   std::string describe() const {
     return detail::message({"ChannelSelect ", out_channels(), " of ", in_channels_});
   }
@@ -77,8 +77,8 @@ class ChannelSelect {
     return {input[0], input[1], input[2], out_channels()};
   }
 
-  /// x, y: dense; y does not overlap x. Throws shape_error, and value_error for a buffer with other values
-  /// than channel numbers; a device gives NaNs for them.
+  /// x, y: dense; y does not overlap x. Throws shape_error, and value_error if the buffer has other values
+  /// than channel numbers. On a device, such values make their channels of y NaN instead.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_forward(*this, x, y);
@@ -92,14 +92,14 @@ class ChannelSelect {
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     scatter(ctx, dy, dx, false);
   }
-  /// dx(n, h, w, channels[j]) += dy(n, h, w, j). Otherwise as backward.
+  /// dx(n, h, w, channels[j]) += dy(n, h, w, j). Shapes, aliasing and errors are those of backward.
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
     scatter(ctx, dy, dx, true);
   }
 
-  /// f("channels"), a buffer.
+  /// Calls f("channels", buffer) with the list of channels.
   template <class F>
   void visit(F&& f) {
     f("channels", channels_);

@@ -94,14 +94,15 @@ class Conv {
     run_backward(ctx, dy, dx, false);
   }
 
-  /// backward, with dx += instead of dx =; dx is not x.
+  /// Computes the gradients of backward, but adds the gradient of x to dx. dx must not be x. Shapes and
+  /// errors are those of backward.
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
     run_backward(ctx, dy, dx, true);
   }
 
-  /// U(+-1/sqrt(in / groups * height * width)) for weight and bias, PyTorch's default.
+  /// Draws weight and bias from U(+-1/sqrt(in / groups * height * width)), PyTorch's default.
   void initialize(random_stream random) {
     detail::fill_fan_in(weight_, shape_.patch(), random.child("weight"));
     detail::fill_fan_in(bias_, shape_.patch(), random.child("bias"));

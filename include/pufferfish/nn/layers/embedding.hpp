@@ -46,28 +46,34 @@ class Embedding {
   std::int32_t padding() const { return padding_; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
 
-  /// [vocabulary][width], rows dense.
+  /// The table [vocabulary][width] with dense rows, a view of the layer's memory. Writing to it changes the
+  /// layer.
   tensor_view<parameter_t<T>, 2> weight() { return {weight_.data(), {vocabulary(), width()}}; }
   tensor_view<const parameter_t<T>, 2> weight() const { return {weight_.data(), {vocabulary(), width()}}; }
-  /// The table in the scalar type of the passes.
+  /// The table [vocabulary][width], rounded to the scalar T of the passes if that differs from the
+  /// parameter's.
   tensor_view<const T, 2> rows() const { return {weight_.template as<T>(), {vocabulary(), width()}}; }
+  /// Gradient of the table, [vocabulary][width]; backward and tied output layers write it.
   tensor_view<parameter_t<T>, 2> weight_gradient() const {
     return {weight_.gradient_data(), {vocabulary(), width()}};
   }
+  /// Elements of the table, row by row.
   std::span<parameter_t<T>> weight_values() { return weight_.values(); }
+  /// The parameter that stores the table.
   const parameter<parameter_t<T>>& table() const { return weight_; }
 
   /// Sets the number of layers that write the table's gradient in each backward pass: this one, and
   /// those that share the table.
   void tie(int writers = 2) { weight_.set_writers(writers); }
 
-  /// For an output layer tied to the table, as in LowRankEmbedding: the output's matrix, rows(), multiplies
-  /// output_rows(h). For a dense table, output_rows(h) is h itself, and the gradient of these rows is dh.
+  /// Rows that a tied output layer multiplies with rows(): h itself, since the table is dense
+  /// (LowRankEmbedding returns the product with a factor).
   template <class Device>
   tensor_view<const T, 2> output_rows(context<Device>&, scratch_frame&,
                                       const tensor_view<const T, 2>& h) const {
     return h;
   }
+  /// Memory for the gradient of output_rows(h): dh itself, since the table is dense.
   tensor_view<T, 2> output_row_gradient(scratch_frame&, const tensor_view<T, 2>& dh) const { return dh; }
   /// Ends the backward pass of an output layer that shares this table. Call it after the output layer has
   /// written or added its gradient to weight_gradient(). Passes the rows h, which that layer multiplied with
@@ -114,9 +120,10 @@ class Embedding {
     ctx.gradient_written(weight_);
   }
 
-  /// Normal distribution with standard deviation 1, PyTorch's default.
+  /// Draws the table from N(0, 1), PyTorch's default.
   void initialize(random_stream random) { fill_normal(weight_.values(), 1.0, random.child("weight")); }
 
+  /// Calls f("weight", table).
   template <class F>
   void visit(F&& f) {
     f("weight", weight_);

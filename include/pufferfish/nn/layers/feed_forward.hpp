@@ -15,8 +15,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct feed_forward_options {
   index_t model = 512;    ///< elements of an input and output vector
   index_t hidden = 2048;  ///< elements of the vector after w_1
-  double dropout = 0.1;   ///< of the output, before the residual sum
-  double eps = 1e-6;      ///< of the layer norm
+  double dropout = 0.1;   ///< dropout probability of the output, before the residual sum
+  double eps = 1e-6;      ///< eps of the layer norm
 };
 
 /// y = norm(x + dropout(w_2 relu(w_1 x))) over vectors of `model` elements, w_1 and w_2 with biases (Vaswani
@@ -93,18 +93,21 @@ class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Dev
     ctx.tape().template pop<T>(hidden.shape());
   }
 
-  /// As a layer of a network, over the last dimension of dense views N x H x W x model. Aliasing and errors
-  /// are those of the passes over matrices, with shape_error for a y or dx of another shape, too.
-  /// Row numbers for dropout count from the rows of the context's first sample.
+  /// Shape of y for the layer as a layer of images: `input` itself, N x H x W x model. Throws shape_error for
+  /// another number of channels.
   extents<4> output_shape(const extents<4>& input) const {
     check({1, input[3]}, {1, input[3]});
     return input;
   }
+  /// The forward pass over the N H W rows of x. x, y: N x H x W x model, dense; y overlaps nothing. Row
+  /// numbers for dropout count from the rows of the context's first sample. Throws shape_error.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_forward(*this, x, y);
     const auto first = static_cast<std::uint64_t>(ctx.first_sample() * x.extent(1) * x.extent(2));
     forward(ctx, detail::rows_of(x), detail::rows_of(y), nullptr, first);
   }
+  /// Backward pass of forward for images. dy, dx: N x H x W x model, dense; dx may be dy or a null view.
+  /// Throws shape_error, and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_backward(*this, dy.shape(), dy, dx);
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
@@ -118,7 +121,7 @@ class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Dev
     f("layer_norm", norm_);
   }
 
-  /// Multiply-accumulates for an NHWC input.
+  /// Multiply-accumulates of one forward pass over N x H x W x model: both products, without biases.
   index_t macs(const extents<4>& input) const {
     return w_1_.macs(input) + w_2_.macs({input[0], input[1], input[2], options_.hidden});
   }

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `Flatten`: images to vectors.
+/// `Flatten`: reshapes images to vectors.
 
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
@@ -21,7 +21,7 @@ class Flatten {
   static constexpr bool reads_output = false;
 
   std::string describe() const { return "Flatten"; }
-  /// {N, 1, 1, H W C}; every image shape is valid.
+  /// The output shape {N, 1, 1, H W C}; every image shape is valid.
   extents<4> output_shape(const extents<4>& input) const {
     return {input[0], 1, 1, input[1] * input[2] * input[3]};
   }

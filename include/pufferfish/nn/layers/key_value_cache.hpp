@@ -112,8 +112,11 @@ class key_value_cache {
     ++length_;
   }
 
-  /// All rows of memory, unused ones included: rows * capacity rows, to be read by runs().
+  /// All rows of keys in memory, unused ones included: rows * capacity rows of key_width. runs() tells which
+  /// rows belong to which sequence.
   tensor_view<const T, 2> keys() const { return keys_.view(); }
+  /// All rows of values in memory, unused ones included: rows * capacity rows of value_width, placed as
+  /// keys().
   tensor_view<const T, 2> values() const { return values_.view(); }
 
   /// For each row, the range of its tokens in keys() and values(); the arrays are taken from the frame.

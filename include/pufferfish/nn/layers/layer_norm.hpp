@@ -32,7 +32,8 @@ class LayerNorm {
   using value_type = T;
   static constexpr bool gradient_in_place = true;
 
-  /// Weight 1, bias 0. Throws shape_error unless features > 0, value_error unless eps > 0.
+  /// Constructs the layer with weight 1 and bias 0. Throws shape_error unless features > 0, value_error
+  /// unless eps > 0.
   explicit LayerNorm(index_t features, double eps = 1e-6)
       : eps_(eps),
         weight_(logical_layout::vector(checked(features, eps)), parameter_role::norm),
@@ -43,7 +44,7 @@ class LayerNorm {
   index_t features() const { return weight_.layout().shape[0]; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
   double eps() const { return eps_; }
-  /// "LayerNorm 16"; with eps where it is not the constructor's default.
+  /// "LayerNorm 16", followed by eps if it is not the constructor's default.
   std::string describe() const {
     if (eps_ == 1e-6) return detail::message({"LayerNorm ", features()});
     return detail::message({"LayerNorm ", features(), ", eps ", eps_});
@@ -108,7 +109,7 @@ class LayerNorm {
     run_backward(ctx, dy, dresidual, dx);
   }
 
-  /// Weight 1, bias 0. No random numbers.
+  /// Sets weight 1 and bias 0. Draws no random numbers.
   void initialize(random_stream) {
     std::fill_n(weight_.data(), features(), parameter_t<T>{1});
     std::fill_n(bias_.data(), features(), parameter_t<T>{});

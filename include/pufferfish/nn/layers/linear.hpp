@@ -77,14 +77,15 @@ class Linear {
     run_backward(ctx, dy, dx, false);
   }
 
-  /// backward, with dx += instead of dx =.
+  /// Computes the gradients of backward, but adds the gradient of x to dx. Shapes, aliasing and errors are
+  /// those of backward.
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                     const tensor_view<T, 2>& dx) const {
     run_backward(ctx, dy, dx, true);
   }
 
-  /// U(+-1/sqrt(in)) for weight and bias, PyTorch's default.
+  /// Draws weight and bias from U(+-1/sqrt(in)), PyTorch's default.
   void initialize(random_stream random) {
     detail::fill_fan_in(weight_, in_, random.child("weight"));
     detail::fill_fan_in(bias_, in_, random.child("bias"));

@@ -19,7 +19,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// One side of a dense LSTM: the gates' matrices side by side, [in][4 hidden]. Nothing is kept for backward.
+/// The weights of one side (input or hidden) of a dense LSTM: the matrices of the gates side by side, stored
+/// [in][4 hidden]. Implements the interface `Side` of lstm_core.hpp. It keeps no values for the backward
+/// pass.
 template <class T>
 class dense_gates {
  public:
@@ -32,13 +34,14 @@ class dense_gates {
   index_t kept_width() const { return 0; }
   index_t macs() const { return weight_.size(); }
 
-  /// [4 hidden][in], and the rows of one gate.
+  /// The matrices of all gates as [4 hidden][in], a view of this object's memory.
   tensor_view<parameter_t<T>, 2> weight() {
     return {weight_.data(), {lstm_gates * hidden_, in_}, {1, lstm_gates * hidden_}};
   }
   tensor_view<const parameter_t<T>, 2> weight() const {
     return {weight_.data(), {lstm_gates * hidden_, in_}, {1, lstm_gates * hidden_}};
   }
+  /// The matrix of one gate, [hidden][in]. `gate`: 0 i, 1 f, 2 g, 3 o; not checked.
   tensor_view<const parameter_t<T>, 2> weight(index_t gate) const {
     return weight().slice(0, gate * hidden_, hidden_);
   }
@@ -151,10 +154,12 @@ class LSTM : public detail::lstm_core<T, detail::dense_gates<T>> {
                                     gates("weight_ih", checked(input), checked(hidden)),
                                     gates("weight_hh", checked(hidden), checked(hidden))) {}
 
-  /// PyTorch's weight_ih [4 hidden][input] and weight_hh [4 hidden][hidden].
-  /// Rows k hidden .. (k + 1) hidden - 1 belong to gate k in the order i, f, g, o.
+  /// PyTorch's weight_ih [4 hidden][input], a view of the layer's memory. Rows k hidden .. (k + 1) hidden - 1
+  /// belong to gate k in the order i, f, g, o.
   tensor_view<parameter_t<T>, 2> input_weight() { return this->input_side().weight(); }
   tensor_view<const parameter_t<T>, 2> input_weight() const { return this->input_side().weight(); }
+  /// PyTorch's weight_hh [4 hidden][hidden], a view of the layer's memory, with the rows in the order of
+  /// input_weight().
   tensor_view<parameter_t<T>, 2> hidden_weight() { return this->hidden_side().weight(); }
   tensor_view<const parameter_t<T>, 2> hidden_weight() const { return this->hidden_side().weight(); }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `MaxPool`, `AvgPool`, `GlobalAvgPool`.
+/// Pooling layers: `MaxPool`, `AvgPool`, `GlobalAvgPool`.
 
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/ops/pooling/global_average.hpp>
@@ -28,12 +28,13 @@ class MaxPool {
   explicit MaxPool(const pool_shape& shape) : shape_(shape) { shape_.validate("MaxPool"); }
   /// Square windows with stride `kernel`.
   explicit MaxPool(index_t kernel) : MaxPool(kernel, kernel) {}
+  /// Square windows with their own stride and padding.
   MaxPool(index_t kernel, index_t stride, index_t padding = 0)
       : MaxPool(pool_shape::square(kernel, stride, padding)) {}
 
   const pool_shape& shape() const { return shape_; }
   std::string describe() const { return "MaxPool, " + shape_.describe(); }
-  /// Throws shape_error if the window does not fit.
+  /// Output shape N x H' x W' x C for `input`. Throws shape_error if the window does not fit.
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
   /// x, y: NHWC, dense; y does not overlap x. In training both must stay as they are until the backward pass.
@@ -81,13 +82,14 @@ class AvgPool {
   }
   /// Square windows with stride `kernel`.
   explicit AvgPool(index_t kernel) : AvgPool(kernel, kernel) {}
+  /// Square windows with their own stride and padding.
   AvgPool(index_t kernel, index_t stride, index_t padding = 0, bool count_padding = true)
       : AvgPool(pool_shape::square(kernel, stride, padding), count_padding) {}
 
   const pool_shape& shape() const { return shape_; }
   bool counts_padding() const { return count_padding_; }
   std::string describe() const { return "AvgPool, " + shape_.describe(); }
-  /// Throws shape_error if the window does not fit.
+  /// Output shape N x H' x W' x C for `input`. Throws shape_error if the window does not fit.
   extents<4> output_shape(const extents<4>& input) const { return shape_.output(input, *this); }
 
   /// x, y: NHWC, dense; y does not overlap x. Throws shape_error.
@@ -123,7 +125,7 @@ class GlobalAvgPool {
   static constexpr bool reads_output = false;
 
   std::string describe() const { return "GlobalAvgPool"; }
-  /// Throws shape_error for images without pixels.
+  /// Output shape N x 1 x 1 x C. Throws shape_error for images without pixels.
   extents<4> output_shape(const extents<4>& input) const {
     if (input[1] == 0 || input[2] == 0) {
       PUFFERFISH_THROW(shape_error(describe() + ": input " + to_string<4>(input) + " (NHWC) has no pixels"));

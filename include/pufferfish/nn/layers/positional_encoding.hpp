@@ -28,7 +28,8 @@ class PositionalEncoding {
   using value_type = T;
   static constexpr bool gradient_in_place = true;
 
-  /// Throws shape_error unless both are positive. The table takes positions * width elements.
+  /// Throws shape_error unless `width` and `positions` are positive. The table takes positions * width
+  /// elements.
   explicit PositionalEncoding(index_t width, index_t positions = 200) : table_(checked(width, positions)) {
     for (index_t p = 0; p < positions; ++p) {
       for (index_t j = 0; j < width; ++j) table_(p, j) = static_cast<T>(ops::sinusoid(p, j, width));
@@ -43,7 +44,8 @@ class PositionalEncoding {
     return detail::message({"PositionalEncoding of ", positions(), " positions, width ", width()});
   }
 
-  /// Throws shape_error, naming both, if a sequence of `length` tokens is longer than the table.
+  /// Throws shape_error, with both lengths in its text, if a sequence of `length` tokens is longer than the
+  /// table.
   void require_length(index_t length) const {
     if (length > positions()) {
       detail::throw_error<shape_error>(
@@ -65,10 +67,8 @@ class PositionalEncoding {
     ops::add_positions<T>(ctx, table_, positions, x);
   }
 
-  /// As a layer of a network: the H W tokens of each image N x H x W x width, from position 0 on. y may be x.
-  /// In the backward pass dx = dy; dx may be dy, or a null view. Throws shape_error for views that are not
-  /// dense, that do not fit or with H W > positions(), and backward state_error without a forward pass in
-  /// training mode.
+  /// Shape of y for the layer as a layer of images: `input` itself, N x H x W x width. Throws shape_error for
+  /// another number of channels, and for more than positions() tokens H W.
   extents<4> output_shape(const extents<4>& input) const {
     if (input[3] != width()) {
       detail::throw_error<shape_error>({describe(), ": input ", input, " has vectors of ", input[3]});
@@ -76,6 +76,8 @@ class PositionalEncoding {
     require_length(input[1] * input[2]);
     return input;
   }
+  /// y = x + encoding for the H W tokens of each image, from position 0 on. x, y: N x H x W x width, dense; y
+  /// may be x. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_forward(*this, x, y);
@@ -86,6 +88,8 @@ class PositionalEncoding {
     }
     if (ctx.training()) ctx.tape().push_value(*this, x.shape());
   }
+  /// dx = dy. dx may be dy or a null view. Throws shape_error, and state_error without a forward pass in
+  /// training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     const auto shape = ctx.tape().template pop_value<extents<4>>(*this);

@@ -46,14 +46,16 @@ class token_layer {
   virtual tensor_view<const T, 2> rows() const = 0;
   /// The parameter that stores rows(); its gradient is weight_gradient(), shaped as rows().
   virtual const parameter<parameter_t<T>>& table() const = 0;
+  /// Gradient of rows(), of the same shape.
   virtual tensor_view<parameter_t<T>, 2> weight_gradient() const = 0;
-  /// The output's passes: output_rows(h) are the rows that multiply rows(): h itself for a dense table,
-  /// otherwise a block on the tape in training and of `frame` in inference. In the backward pass
-  /// output_row_gradient(dh) is the memory for their gradient `drows`; output_backward then computes from
-  /// drows the rest of the gradients and dh, the gradient of h. For a dense table drows is dh.
+  /// Rows that a tied output layer multiplies with rows(), for the hidden states h (N x width): h itself for
+  /// a dense table, otherwise N x rank rows in a block on the tape in training and of `frame` in inference.
   virtual tensor_view<const T, 2> output_rows(context<Device>& ctx, scratch_frame& frame,
                                               const tensor_view<const T, 2>& h) const = 0;
+  /// Memory for `drows`, the gradient of output_rows(h): dh for a dense table, otherwise a block of `frame`.
   virtual tensor_view<T, 2> output_row_gradient(scratch_frame& frame, const tensor_view<T, 2>& dh) const = 0;
+  /// Ends the backward pass of a tied output layer: computes from `drows`, the gradient of output_rows(h),
+  /// the rest of the parameter gradients and dh, the gradient of h (N x width).
   virtual void output_backward(context<Device>& ctx, const tensor_view<const T, 2>& h,
                                const tensor_view<T, 2>& drows, const tensor_view<T, 2>& dh) const = 0;
 
@@ -63,7 +65,7 @@ class token_layer {
   }
   /// Multiply-accumulates of the lookup of one token.
   index_t macs() const { return rank() * width(); }
-  /// Multiply-accumulates of one row of a tied output layer.
+  /// Multiply-accumulates of a tied output layer for one hidden state.
   index_t output_macs() const { return parameters(); }
 
  protected:

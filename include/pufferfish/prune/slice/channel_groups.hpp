@@ -25,9 +25,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The output channels of a layer that only one other layer reads. Removing channel c removes row c of the
-/// producer's matrix, entry c of its bias and of the batch norms, and the inputs p channels + c of the
-/// consumer, p = 0 .. pixels - 1.
+/// A group of channels: the output channels of a layer that only one other layer reads. Removing channel c
+/// removes row c of the producer's matrix, entry c of its bias and of the batch norms, and the inputs p
+/// channels + c of the consumer, p = 0 .. pixels - 1.
 ///
 /// A group with stream > 0 consists of the channels of a residual stream that the branch of a block reads.
 /// Its producer is the ChannelSelect at the entry of the branch. slice_channels inserts that layer if the
@@ -38,20 +38,20 @@ struct channel_group {
   std::vector<std::string> norms;  ///< batch norms between producer and consumer
   std::string consumer;            ///< a convolution or linear layer, dense or low-rank
   index_t channels = 0;
-  index_t pixels = 1;        ///< inputs of the consumer per channel: above 1 after a Flatten
+  index_t pixels = 1;        ///< number of inputs of the consumer per channel: above 1 after a Flatten
   bool convolution = false;  ///< whether the producer, or the consumer of a stream, is a convolution
-  index_t stream = 0;        ///< channels of the residual stream; 0 for outputs of a layer
-  /// The batch norm that scales the channels: norms[0], or if a stream has none between producer and
+  index_t stream = 0;        ///< number of channels of the residual stream; 0 for outputs of a layer
+  /// Name of the batch norm that scales the channels: norms[0], or if a stream has none between producer and
   /// consumer, the last one before the block, in the stem or the previous block's branch. Empty: none.
   std::string scale;
 };
 
-/// Which channel groups are listed.
+/// Choice of the channel groups that channel_groups lists.
 enum class group_choice {
-  normed,  ///< convolutions with a batch norm: those of network slimming and Early-Bird tickets
+  normed,  ///< convolutions with a batch norm, as in network slimming and Early-Bird tickets
   all,     ///< also convolutions without a batch norm, and linear layers
-  select,  ///< those of `normed`, and the channels that branches read of a residual stream with a batch norm
-  any      ///< those of `all`, and the channels that branches read of any residual stream
+  select,  ///< `normed`, and the channels that branches read of a residual stream with a batch norm
+  any      ///< `all`, and the channels that branches read of any residual stream
 };
 
 namespace detail {
@@ -59,14 +59,14 @@ namespace detail {
 /// Name of a ChannelSelect that slice_channels inserts, below the name of its block.
 inline constexpr const char* select_name = "select";
 
-/// Inputs and outputs of a layer whose outputs are the rows of one matrix.
+/// Numbers of inputs and outputs of a layer whose outputs are the rows of one matrix.
 struct product_size {
   index_t in = 0, out = 0;
   bool convolution = false;
 };
 
-/// nullopt for layers that cannot be sliced: without weights, with several matrices (LSTM, attention,
-/// groups), embeddings, and layers with a residual.
+/// Sizes of a layer that can be sliced; nullopt for others: without weights, with several matrices (LSTM,
+/// attention, groups), embeddings, and layers with a residual.
 template <class T, class Device>
 std::optional<product_size> product_of(any_layer<T, Device>& layer) {
   if (layer.template target<AnnealedLayer<T, Device>>() != nullptr) return std::nullopt;
@@ -110,7 +110,7 @@ class sequence_finder final : public layer_visitor<T, Device> {
   void on_sequence(const std::string& prefix, sequence& layers) override {
     if (first == nullptr) first = &layers;
     if (entered_) {
-      shortcut = &layers;  // of the slot's own block: its shortcut is visited last
+      shortcut = &layers;  // the shortcut of the slot's own block, which is visited last
       shortcut_prefix = prefix;
     }
     entered_ = false;
@@ -134,9 +134,9 @@ struct group_slots {
   slot* producer = nullptr;
   std::vector<slot*> norms;
   slot* consumer = nullptr;
-  slot* scale = nullptr;                    // the batch norm info.scale
-  Sequential<T, Device>* branch = nullptr;  // of a residual block: the channels are those that it reads
-  bool blocked = false;                     // something else reads the channels
+  slot* scale = nullptr;                    // the batch norm called info.scale
+  Sequential<T, Device>* branch = nullptr;  // branch of a residual block that reads the channels of a stream
+  bool blocked = false;                     // whether a further layer reads the channels
 
   /// The ChannelSelect of a branch, or nullptr.
   const ChannelSelect<T>* select() const {
@@ -238,7 +238,7 @@ class group_finder {
   bool mixes_unknown(const slot& layer, const flow& in) {
     return in.group != none && at(in).info.channels == 0 && layer.template target<Flatten<T>>() != nullptr;
   }
-  // For a branch without a ChannelSelect, which reads the whole stream.
+  // Sets the number of channels of a branch without a ChannelSelect, which reads the whole stream.
   void fix_channels(const flow& in, index_t channels) {
     if (at(in).info.channels == 0) at(in).info.channels = at(in).info.stream = channels;
   }
@@ -257,7 +257,7 @@ class group_finder {
     return out;
   }
 
-  // Outside a branch, a batch norm scales all channels of the stream.
+  // Sets the scale of a group. Outside a branch, a batch norm scales all channels of the stream.
   void set_scale(const flow& in) {
     auto& group = at(in);
     slot* const before = group.branch != nullptr && group.norms.empty() ? in.norm : nullptr;
@@ -296,14 +296,14 @@ auto find_groups(const model<Root, Device>& net, group_choice choice) {
 
 }  // namespace detail
 
-/// The channel groups of a network, in execution order. A group is found where the outputs of a convolution
-/// or linear layer pass only through batch norms, activations, pooling, dropout, Flatten and Sequentials to
-/// one convolution or linear layer. So the inner channels of residual blocks are groups (bn1 of a basic
-/// block, bn1 and bn2 of a bottleneck), while channels that enter or leave a block, such as those of the stem
-/// and of shortcuts, are not. group_choice::select adds those that the first convolution of a block reads. A
-/// layer called "select" elsewhere in a block keeps the block's branch as it is. Dense and low-rank layers
-/// count alike; layers of other libraries with layer_traits do, too. Convolutions with several groups neither
-/// produce nor consume such channels.
+/// Lists the channel groups of a network, in execution order. A group is found where the outputs of a
+/// convolution or linear layer pass only through batch norms, activations, pooling, dropout, Flatten and
+/// Sequentials to one convolution or linear layer. So the inner channels of residual blocks are groups (bn1
+/// of a basic block, bn1 and bn2 of a bottleneck), while channels that enter or leave a block, such as those
+/// of the stem and of shortcuts, are not. group_choice::select adds those that the first convolution of a
+/// block reads. A layer called "select" elsewhere in a block keeps the block's branch as it is. Dense and
+/// low-rank layers count alike; layers of other libraries with layer_traits do, too. Convolutions with
+/// several groups neither produce nor consume such channels.
 ///
 /// \code
 /// for (const channel_group& group : channel_groups(net)) {
@@ -318,7 +318,7 @@ std::vector<channel_group> channel_groups(const model<Root, Device>& net,
   return result;
 }
 
-/// The mask that keeps all channels of these groups.
+/// Makes the mask that keeps all channels of these groups.
 inline channel_mask whole_mask(const std::vector<channel_group>& groups) {
   channel_mask mask;
   for (const channel_group& group : groups) {

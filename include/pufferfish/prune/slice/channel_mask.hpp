@@ -14,7 +14,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The output channels of one layer: true for each channel that remains.
+/// Marks of the output channels of one layer: true for each channel that remains.
 struct channel_marks {
   std::string layer;  ///< name of the layer that produces the channels
   std::vector<bool> keep;
@@ -24,7 +24,7 @@ struct channel_marks {
   friend bool operator==(const channel_marks&, const channel_marks&) = default;
 };
 
-/// Marks of the layers of a network in execution order. Layers that are not listed keep all channels.
+/// Mask of a network: marks of its layers in execution order. Layers that are not listed keep all channels.
 ///
 /// \code
 /// channel_mask mask = whole_mask(channel_groups(net));  // keeps everything

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: single layers with fewer channels, inputs or rank components.
+/// Internal: functions that make single layers with fewer channels, inputs or rank components.
 
 #include <algorithm>
 #include <string>
@@ -16,7 +16,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Indices of the elements that remain, ascending; nullptr: all.
+/// Indices of the elements that remain, ascending; nullptr: all elements remain.
 using kept_list = const std::vector<index_t>*;
 
 inline index_t kept_of(kept_list list, index_t all) {
@@ -38,7 +38,8 @@ inline std::vector<index_t> marked(const std::vector<bool>& keep, index_t pixels
   return list;
 }
 
-/// to(r, c, y, x) = from(rows[r], columns[c], y, x). The views may have any strides and must not overlap.
+/// Copies rows and columns: to(r, c, y, x) = from(rows[r], columns[c], y, x). The views may have any strides
+/// and must not overlap.
 template <class T>
 void gather_matrix(const tensor_view<const T, 4>& from, kept_list rows, kept_list columns,
                    const tensor_view<T, 4>& to) {
@@ -52,14 +53,14 @@ void gather_matrix(const tensor_view<const T, 4>& from, kept_list rows, kept_lis
     }
   }
 }
-/// to(i) = from(entries[i]) for all i. Does nothing if `to` is a null view.
+/// Copies entries: to(i) = from(entries[i]) for all i. Does nothing if `to` is a null view.
 template <class T>
 void gather_vector(const tensor_view<const T, 1>& from, kept_list entries, const tensor_view<T, 1>& to) {
   for (index_t i = 0; !to.is_null() && i < to.extent(0); ++i) to(i) = from(kept_at(entries, i));
 }
 
-/// A batch norm with the settings of `norm` and `channels` channels, of which the first ones are copied if
-/// `entries` is a nullptr, else those that it lists.
+/// Makes a batch norm with the settings of `norm` and `channels` channels, of which the first ones are copied
+/// if `entries` is a nullptr, else those that it lists.
 template <class T>
 BatchNorm<T> sliced_norm(BatchNorm<T>& norm, index_t channels, kept_list entries) {
   using P = parameter_t<T>;
@@ -93,9 +94,9 @@ bool has_bias(any_layer<T, Device>& layer) {
   return has_any(layer.weights({}).biases);
 }
 
-/// A layer of the same kind and settings with other numbers of inputs and outputs; all parameters are zero.
-/// A low-rank layer keeps its rank, and is dense in the result if its matrix cannot have this rank any more.
-/// Throws rank_error, naming the layer, for a LowRankNormConv whose matrix cannot.
+/// Makes a layer of the same kind and settings with other numbers of inputs and outputs; all parameters are
+/// zero. A low-rank layer keeps its rank, and is dense in the result if its matrix cannot have this rank any
+/// more. Throws rank_error, naming the layer, for a LowRankNormConv whose matrix cannot.
 template <class T, class Device>
 any_layer<T, Device> resized(any_layer<T, Device>& layer, const std::string& name, index_t in, index_t out) {
   const bool convolution = product_of(layer)->convolution, bias = has_bias(layer);
@@ -122,8 +123,8 @@ any_layer<T, Device> resized(any_layer<T, Device>& layer, const std::string& nam
   return result;
 }
 
-/// The layer with the inputs and outputs in two lists; values are copied. A low-rank layer that becomes dense
-/// gets the product of its factors.
+/// Makes the layer with the inputs and outputs in two lists; values are copied. A low-rank layer that becomes
+/// dense gets the product of its factors.
 template <class T, class Device>
 any_layer<T, Device> sliced(any_layer<T, Device>& layer, const std::string& name, kept_list in,
                             kept_list out) {

@@ -14,16 +14,16 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Result of slice_channels.
+/// Result of slice_channels: the layers that have changed, and numbers of channels and parameters.
 struct channel_slicing {
   struct row {
-    std::string layer;  ///< that produces the channels
+    std::string layer;  ///< name of the layer that produces the channels
     index_t before = 0, after = 0;
   };
   std::vector<row> rows;  ///< the groups that lost channels, in execution order
-  /// Low-rank layers that are dense now, because the smaller matrix cannot have their rank.
+  /// Names of low-rank layers that are dense now, because the smaller matrix cannot have their rank.
   std::vector<std::string> made_dense;
-  index_t parameters_before = 0, parameters_after = 0;  ///< of the whole network
+  index_t parameters_before = 0, parameters_after = 0;  ///< numbers of parameters of the whole network
 };
 
 /// Number of output channels of a layer, or of channels that the branch of a residual block reads.
@@ -35,7 +35,7 @@ struct layer_width {
 
 namespace detail {
 
-/// A group of the network and its marks in a mask.
+/// A channel group of the network, and its marks in a mask.
 template <class T, class Device>
 struct marked_group {
   group_slots<T, Device> group;
@@ -104,7 +104,7 @@ class slice_plan {
       read(group, of_stream);
     }
   }
-  /// Adds a group that gets this number of channels, with parameters of their initial constants.
+  /// Adds a group that gets this number of channels. Its parameters are set to their initial constants.
   void add(const group_slots<T, Device>& group, index_t channels) {
     for (slot* norm : group.norms) {
       const auto& old = *norm->template target<BatchNorm<T>>();
@@ -129,14 +129,15 @@ class slice_plan {
       if (!one.at->ranks().empty() && made_.back().second.ranks().empty()) made_dense.push_back(one.name);
     }
     for (auto& [at, layer] : made_) *at = std::move(layer);
-    // Last, since this moves the slots of a branch.
+    // Branches change last, since this moves their slots.
     for (auto& [branch, layer] : selected_) branch->insert(0, select_name, std::move(layer));
     for (Sequential<T, Device>* branch : whole_) branch->erase(0);
     return made_dense;
   }
 
  private:
-  // Inputs and outputs of a layer: lists of those that remain, or numbers above 0. Neither: all.
+  // Inputs and outputs of a layer: lists of those that remain, or numbers above 0. If neither is set, all
+  // remain.
   struct part {
     slot* at;
     std::string name;

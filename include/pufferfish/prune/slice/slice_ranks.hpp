@@ -38,8 +38,8 @@ std::vector<std::pair<std::string, any_layer<T, Device>*>> low_rank_slots(Root& 
   return result;
 }
 
-/// Throws value_error, naming the layer, unless `kept` has a list for each of `ranks`, ascending indices
-/// below the rank, not none.
+/// Throws value_error, naming the layer, unless `kept` has one list for each of `ranks`, with at least one
+/// index, all indices ascending and below the rank.
 inline void check_components(const kept_components& wanted, const rank_list& ranks) {
   if (wanted.kept.size() != ranks.size()) {
     throw_error<value_error>(
@@ -55,7 +55,7 @@ inline void check_components(const kept_components& wanted, const rank_list& ran
   }
 }
 
-/// A LowRankNormConv of one group with fewer components.
+/// Makes a LowRankNormConv of one group with fewer components.
 template <class T, class Device>
 any_layer<T, Device> with_components(LowRankNormConv<T, Device>& layer, const kept_components& wanted) {
   using P = parameter_t<T>;
@@ -78,7 +78,7 @@ any_layer<T, Device> with_components(LowRankNormConv<T, Device>& layer, const ke
   return result;
 }
 
-/// A low-rank layer of any kind with fewer components.
+/// Makes a low-rank layer of any kind with fewer components.
 template <class T, class Device>
 any_layer<T, Device> with_components(any_layer<T, Device>& layer, const kept_components& wanted) {
   using P = parameter_t<T>;
@@ -114,10 +114,11 @@ any_layer<T, Device> with_components(any_layer<T, Device>& layer, const kept_com
 }  // namespace detail
 
 /// Reduces the ranks of the listed layers: keeps the columns of up and rows of down in the lists, and for a
-/// LowRankNormConv the entries of its batch norm. The function changes by the removed components alone, not
-/// at all for those whose column or row is zero. Layers of all kinds, LSTM, attention and embeddings
-/// included. All other values are copied bit for bit. Parameters move to new memory: optimizers made before
-/// throw state_error. sliced_values carries the states of an optimizer over. Returns the ranks before.
+/// LowRankNormConv the entries of its batch norm. The function of the network changes by the removed
+/// components alone, not at all for those whose column or row is zero. Layers of all kinds are accepted,
+/// LSTM, attention and embeddings included. All other values are copied bit for bit. Parameters move to new
+/// memory: optimizers made before throw state_error. sliced_values carries the states of an optimizer over.
+/// Returns the ranks before.
 ///
 /// Throws state_error for a name that is no low-rank layer, is listed twice, or has a residual, value_error
 /// for lists that do not fit the layer; each names the layer, and the model is unchanged then.

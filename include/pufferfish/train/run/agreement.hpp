@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: what ranks compare between steps: whether one of them is to stop, and whether losses are still
-/// finite.
+/// Internal: the comparison of ranks between steps: whether a rank has asked for a stop, and whether losses
+/// are still finite.
 
 #include <algorithm>
 #include <chrono>
@@ -42,9 +42,9 @@ struct run_condition {
 /// up to the next comparison is part of the message.
 class run_agreement {
  public:
-  /// Asks all ranks to stop. The largest of several reasons is used.
+  /// Asks all ranks to stop, for a reason above 0. The largest of several reasons is used.
   void request_stop(int reason) { mine_.stop = std::max<std::int64_t>(mine_.stop, reason); }
-  /// Reason that the ranks have agreed on; 0: none.
+  /// Reason of the stop that the ranks have agreed on; 0: none.
   int stop_reason() const { return stop_reason_; }
 
   /// Counts a step. Returns whether the ranks compare after it, the same on all ranks.
@@ -63,7 +63,8 @@ class run_agreement {
     const clock::time_point now = clock::now();
     const double seconds = std::max(1e-6, std::chrono::duration<double>(now - since_).count());
     const double wanted = static_cast<double>(steps_) * (seconds_between / seconds);
-    // The slowest rank's number: the minimum is the negative of the maximum of the negatives.
+    // The number of steps to the next comparison is the slowest rank's, the minimum of all. It is the
+    // negative of the maximum of the negatives.
     std::int64_t numbers[3] = {mine.stop, mine.nonfinite_steps,
                                -static_cast<std::int64_t>(std::clamp(wanted, 1.0, most_steps))};
     comm.all_reduce_max(std::span<std::int64_t>(numbers));
@@ -91,8 +92,8 @@ class run_agreement {
   run_condition mine_;
   int stop_reason_ = 0;
   clock::time_point since_ = clock::now();
-  std::int64_t steps_ = 0;  // since the last comparison
-  std::int64_t next_ = 1;   // steps from one comparison to the next
+  std::int64_t steps_ = 0;  // steps since the last comparison
+  std::int64_t next_ = 1;   // number of steps from one comparison to the next
 };
 
 /// Throws divergence_error if parameters, which are in `memory`, are not finite. `found`: the error of the

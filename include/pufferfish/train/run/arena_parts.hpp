@@ -25,8 +25,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Optimizer, decay, exchanges and pruning mask of a run. They refer to the arenas of the model: after a new
-/// layout they are made again. `optimizer` and `exchange` are empty only before the first layout and in
-/// between.
+/// layout they are made again. `optimizer` and `exchange` are empty only before the first layout and between
+/// the removal of a layout and the next one.
 template <class Task, class Comm>
 struct arena_parts {
   using all_parts = run_parts<Task, Comm>;
@@ -37,12 +37,12 @@ struct arena_parts {
   explicit arena_parts(const run_options& options) : pruning(options), shrink(options) {}
 
   std::optional<typename all_parts::optimizer_type> optimizer;
-  std::optional<frobenius_decay<T, device_type>> decay;  ///< of the factors
-  std::optional<scale_sparsity<T>> sparsity;             ///< of the weights of batch norms
-  std::optional<exchange_type> exchange;                 ///< of gradients
-  run_outer<T, Comm, device_type> outer;                 ///< of parameters
+  std::optional<frobenius_decay<T, device_type>> decay;  ///< decay of the factors; empty: none
+  std::optional<scale_sparsity<T>> sparsity;             ///< term of the batch norms' weights; empty: none
+  std::optional<exchange_type> exchange;                 ///< exchange of gradients
+  run_outer<T, Comm, device_type> outer;                 ///< exchange of parameters after local steps
   run_pruning<T> pruning;
-  run_shrink shrink;  ///< of the ranks; kept when the arenas move
+  run_shrink shrink;  ///< removal of rank components; kept when the arenas move
 
   /// Makes the exchange of gradients, or with options.rare of parameters, with this compressor. A pruned
   /// network exchanges its remaining gradients. Parameters must be equal on all ranks. Collective.
@@ -77,7 +77,7 @@ struct arena_parts {
     exchange.reset();
   }
 
-  /// All parts that a step works with.
+  /// References to all parts that a step works with.
   all_parts parts(context<device_type>& ctx, Task& task, typename all_parts::model_type& net, Comm& comm,
                   const run_options& options) {
     return {ctx,
@@ -114,14 +114,14 @@ struct exchange_room {
   std::optional<any_compressor<T>> compressor;
   std::vector<T> outer_momentum, mask;
 
-  /// All arrays but the mask.
+  /// Arrays of the exchange: all arrays but the mask.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> all;
     if (compressor) all = compressor->states();
     if (!outer_momentum.empty()) all.push_back({"outer.momentum", outer_momentum, false});
     return all;
   }
-  /// `others` and, if there is one, the mask.
+  /// Appends the mask, if there is one, to `others`, and returns the list.
   std::vector<named_state<T>> list(std::vector<named_state<T>> others) {
     if (!mask.empty()) others.push_back({run_pruning<T>::state, mask});
     return others;
@@ -139,7 +139,8 @@ class carried_exchanges {
     for (const auto& state : of.states()) states_.emplace_back(state.values.begin(), state.values.end());
   }
 
-  /// `to` has the same states in the same order and of the same lengths.
+  /// Copies states and numbers to the exchanges of `to`, which must have states of the same order and
+  /// lengths.
   template <class Task, class Comm>
   void carry(arena_parts<Task, Comm>& to) const {
     const auto states = to.states();

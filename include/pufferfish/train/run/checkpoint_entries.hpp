@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: what a checkpoint stores of a network's structure: the library's entries in the metadata, ranks
+/// Internal: entries of a checkpoint for a network's structure: the library's entries in the metadata, ranks
 /// of layers as lists of names and numbers, and the widths of channel groups in the shapes of tensors.
 
 #include <algorithm>
@@ -93,15 +93,15 @@ inline std::vector<layer_rank> ranks_from_numbers(const named_numbers& numbers) 
   return ranks;
 }
 
-/// Ranks sorted by the names of the layers.
+/// Returns the ranks sorted by the names of the layers.
 inline std::vector<layer_rank> sorted_ranks(std::vector<layer_rank> ranks) {
   std::sort(ranks.begin(), ranks.end(),
             [](const layer_rank& a, const layer_rank& b) { return a.name < b.name; });
   return ranks;
 }
 
-/// The library's metadata for a checkpoint of `net` that also stores arrays of these names and sizes. `path`
-/// names the file in the errors of encode_json_numbers.
+/// Makes the library's metadata for a checkpoint of `net` that also stores arrays of these names and sizes.
+/// `path` names the file in the errors of encode_json_numbers.
 template <class Root, class Device>
 safetensors_metadata checkpoint_metadata(const model<Root, Device>& net, const named_numbers& states,
                                          const std::string& path) {
@@ -132,8 +132,9 @@ inline std::vector<index_t> stored_shape(const safetensors_file& file, const std
   return {};
 }
 
-/// The widths of the network's channel groups in a file. A group keeps its width if producer and consumer do
-/// not agree, or if it would grow and is low-rank in the file, whose size then does not limit the dense one.
+/// Widths that the network's channel groups have in a file. A group keeps its width if producer and consumer
+/// do not agree, or if it would grow and is low-rank in the file, whose size then does not limit the dense
+/// one.
 template <class Root, class Device>
 std::vector<layer_width> stored_widths(const model<Root, Device>& net, const safetensors_file& file) {
   std::vector<layer_width> widths;

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: the data of a training run, and the operations that several members of training_run are made of.
+/// Internal: the data of a training run, and the operations from which members of training_run are composed.
 
 #include <cstdint>
 #include <optional>
@@ -106,7 +106,8 @@ struct run_data {
     average_buffers();
   }
 
-  /// A device's results lag. Waits for them only if ranks compare or the limit may be reached. Collective.
+  /// Compares the ranks' conditions. A device's results lag: they are awaited only if ranks compare or the
+  /// limit may be reached. Collective.
   run_condition check_condition() {
     const std::int64_t most = options.divergence_steps;
     const std::uint64_t unknown = record.total_steps - record.finite_steps;
@@ -126,12 +127,12 @@ struct run_data {
   }
 
   model_type net;
-  std::string resume_lines;  ///< of the dense model
+  std::string resume_lines;  ///< lines of the dense model and the options; see detail::resume_lines
   Comm* comm;
   Task task;
   run_options options;
-  bool tune_first;                    ///< tune before the next step
-  const char* interrupted = nullptr;  ///< why save_alone must refuse; nullptr: it need not
+  bool tune_first;                    ///< whether the exchange is tuned before the next step
+  const char* interrupted = nullptr;  ///< reason for which save_alone throws; nullptr: it does not
   std::optional<plateau> rate_plateau;
   switch_type switching;
   context<device_type> ctx;
@@ -139,7 +140,7 @@ struct run_data {
   run_steps<Task, Comm, device_type> steps;
   training_record record = first_record(options, task.steps_per_epoch());
   run_agreement agreement;
-  int found_skipped = 0;  ///< skipped steps that were not yet reported to the observer
+  int found_skipped = 0;  ///< number of skipped steps that were not yet reported to the observer
   std::vector<double> step_ms;
 
  private:

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: a training run in checkpoints. The contracts are those of the members of training_run.
+/// Internal: saves and resumes a training run. The contracts are those of the members of training_run.
 
 #include <map>
 #include <optional>
@@ -23,7 +23,7 @@ std::string ranks_text(const Data& run) {
   return std::to_string(run.comm->size());
 }
 
-/// Adds the text entries of a checkpoint.
+/// Adds the text entries of a checkpoint to `facts`.
 template <class Data>
 void add_facts(const Data& run, std::map<std::string, std::string>& facts, const training_record& record) {
   facts["training.record"] = record.to_text();
@@ -34,7 +34,8 @@ void add_facts(const Data& run, std::map<std::string, std::string>& facts, const
   if (const std::string state = run.steps.state(); !state.empty()) facts["training.steps"] = state;
 }
 
-/// States in a checkpoint besides the network, for this optimizer and these states of compressors.
+/// Lists the states of a checkpoint besides the network: those of `optimizer` and `compressed`, and states of
+/// ranks.
 template <class Data, class Optimizer, class T = typename Data::T>
 auto states_of(Data& run, Optimizer& optimizer, std::vector<compressor_state<T>> compressed,
                std::vector<T>& measured, bool own_optimizer) {
@@ -43,7 +44,7 @@ auto states_of(Data& run, Optimizer& optimizer, std::vector<compressor_state<T>>
       *run.comm, run.memory(), optimizer, std::move(compressed), run.carried(), measured, own_optimizer);
 }
 
-/// training_run::save.
+/// Implements training_run::save.
 template <class Data>
 void save_run(Data& run, const std::string& path, std::map<std::string, std::string> facts) {
   using T = typename Data::T;
@@ -63,7 +64,7 @@ void save_run(Data& run, const std::string& path, std::map<std::string, std::str
   });
 }
 
-/// training_run::save_alone.
+/// Implements training_run::save_alone.
 template <class Data>
 void save_run_alone(Data& run, const std::string& path, std::map<std::string, std::string> facts) {
   using T = typename Data::T;
@@ -82,7 +83,7 @@ void save_run_alone(Data& run, const std::string& path, std::map<std::string, st
   save_checkpoint(path, run.net, room.list(of_optimizer.list()), facts);
 }
 
-/// training_run::resume.
+/// Implements training_run::resume.
 template <class Data>
 void resume_run(Data& r, const std::string& path) {
   using T = typename Data::T;
@@ -101,7 +102,8 @@ void resume_run(Data& r, const std::string& path) {
   const auto fact = [&](const char* name) { return shared_fact(*r.comm, file, name); };
   const std::string statistics = fact(switch_type::statistics_fact);
   training_record record = training_record::from_text(text, path);
-  // Otherwise only parameters and rank 0's optimizer: save_alone, or `rare` with another number of ranks.
+  // A file of save_alone, or of `rare` with another number of ranks, has only parameters and rank 0's
+  // optimizer.
   const bool whole = record.saved_by < 0 && (!r.options.rare || fact("training.ranks") == ranks_text(r));
   record.saved_by = -1;
   const std::optional<exchange_plan> plan = usable_plan(fact("training.exchange"), path, r.comm->size());
@@ -136,7 +138,7 @@ void resume_run(Data& r, const std::string& path) {
   r.bound.outer.set_steps(steps_from(fact(r.bound.outer.fact), path));
   r.switching.restore(fact(switch_type::clock_fact), statistics, path, r.net, std::move(measured));
   r.bound.optimizer->set_steps(record.optimizer_steps);
-  r.bound.exchange->set_steps(record.optimizer_steps);  // neither counts skipped steps
+  r.bound.exchange->set_steps(record.optimizer_steps);  // neither number counts skipped steps
   if (r.rate_plateau) r.rate_plateau->set_state(fact("training.plateau"));
   r.bound.shrink.restore(fact(r.bound.shrink.fact), path);
   r.record = record;

@@ -26,16 +26,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Format of the lines below. Format 1 had neither the data nor the layers.
+/// Version of the format of the lines that resume_lines makes. Version 1 had neither the data nor the layers.
 inline constexpr const char* record_version = "2";
 
-/// Texts for ranks lost in an operation whose intermediate state must not be saved.
+/// Reason in an error of save_alone if ranks were lost in the switch, whose intermediate state must not be
+/// saved.
 inline constexpr const char* in_switch = "in the switch, so that the network is neither dense nor factorized";
+/// Reason in an error of save_alone if ranks were lost in a step without a timeout of the program.
 inline constexpr const char* in_unguarded_step =
     "and the program has set no timeout (mpi::communicator::set_timeout), so that parameters may be partly "
     "those of the next step";
 
-/// The options in lines, without the exchange plan: a checkpoint stores it, and the exchange compares it.
+/// Lines of the options, without the exchange plan: a checkpoint stores it, and the exchange compares it.
 inline std::string option_lines(const run_options& options, std::size_t scalar_bytes) {
   std::string text;
   const auto line = [&text](const char* name, const std::string& value) {
@@ -82,8 +84,8 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   return text;
 }
 
-/// One line per layer, with properties that its parameters' shapes do not show, such as a stride; and, unless
-/// the run stays dense, one line for each layer that is to be factorized.
+/// One line for each layer, with properties that its parameters' shapes do not show, such as a stride; and,
+/// unless the run stays dense, one line for each layer that is to be factorized.
 template <class Root, class Device>
 std::string network_lines(const model<Root, Device>& net, const run_options& options) {
   std::string text;
@@ -109,7 +111,7 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
     for (const layer_rank& layer : planned_ranks(net, policy)) {
       add_line(text, "factorized", layer.name, "rank", layer.ranks);
     }
-  } catch (const error& e) {  // thrown again where the layers are factorized, on all ranks
+  } catch (const error& e) {  // the same error is thrown where the layers are factorized, on all ranks
     text += std::string("factorized: ") + e.what() + "\n";
   }
   return text;
@@ -123,15 +125,15 @@ std::string resume_lines(const model<Root, Device>& net, const Task& task, const
          network_lines(net, options);
 }
 
-/// Properties of the kernels that decide the bits of an update, which every rank computes by itself: fused
-/// multiply-add, and with clipping the instruction set, since the norm is a sum over vectors.
+/// Line of the kernels' properties that decide the bits of an update, which every rank computes by itself:
+/// fused multiply-add, and with clipping the instruction set, since the norm is a sum over vectors.
 inline std::string kernel_line(const run_options& options) {
   if (options.clip_norm > 0.0) return std::string("kernels ") + kernel_name() + "\n";
   return std::string("kernels with") + (fuses_multiply_add() ? "" : "out") + " fused multiply-add\n";
 }
 
 /// Compares models and options of the ranks before the run is made, so that invalid options throw on all
-/// ranks. Returns the communicator. Collective; throws state_error as agree_on_lines.
+/// ranks. Returns the communicator. Throws the errors of agree_on_lines. Collective.
 template <class Comm, class Root, class Device>
 Comm* agree_on_run(Comm& comm, const model<Root, Device>& net, const std::string& lines,
                    const run_options& options) {
@@ -162,7 +164,8 @@ inline void check_same_lines(const std::string& path, const std::string& stored,
       {path, ": made by a run with ", line_of(stored, line), ", this run has ", line_of(mine, line)});
 }
 
-/// The plan in a checkpoint's `text`; nullopt if the text is empty or the plan is for other numbers of ranks.
+/// Parses the plan in a checkpoint's `text`; nullopt if the text is empty or the plan is for other numbers of
+/// ranks.
 inline std::optional<exchange_plan> usable_plan(const std::string& text, const std::string& source,
                                                 int ranks) {
   if (text.empty()) return std::nullopt;
@@ -173,7 +176,7 @@ inline std::optional<exchange_plan> usable_plan(const std::string& text, const s
 
 using run_clock = std::chrono::steady_clock;
 
-/// The median (of an even number of values the upper one); 0 without values.
+/// The median of values (of an even number the upper one); 0 without values.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0.0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -181,8 +184,8 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Result of an epoch without its test. `train`: evaluation over all ranks; `step_ms`: durations of the
-/// epoch's steps.
+/// Makes the result of an epoch, without its test. `train`: evaluation over all ranks; `step_ms`: durations
+/// of the epoch's steps.
 inline epoch_result epoch_seen(const training_record& record, double rate, const evaluation& train,
                                const std::vector<double>& step_ms) {
   epoch_result result;
@@ -197,7 +200,7 @@ inline epoch_result epoch_seen(const training_record& record, double rate, const
   return result;
 }
 
-/// The record at the start of a run, at run_options::first_step.
+/// Makes the record at the start of a run, at run_options::first_step.
 inline training_record first_record(const run_options& options, index_t steps_per_epoch) {
   training_record record;
   const auto steps = static_cast<std::uint64_t>(std::max<index_t>(1, steps_per_epoch));

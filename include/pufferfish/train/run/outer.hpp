@@ -22,7 +22,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Number of outer steps in a checkpoint's text; 0 for an empty text. Throws io_error for another text.
+/// Parses the number of outer steps in a checkpoint's text; 0 for an empty text. Throws io_error for another
+/// text.
 inline std::uint64_t steps_from(const std::string& text, const std::string& path) {
   std::uint64_t steps = 0;
   const char* const end = text.data() + text.size();
@@ -31,13 +32,14 @@ inline std::uint64_t steps_from(const std::string& text, const std::string& path
   throw_error<io_error>({path, ": ", quote_name(text), " outer steps are no number"});
 }
 
-/// A rare_exchange if the options ask for one; otherwise all calls do nothing.
+/// The rare_exchange of a run. Without run_options::rare there is none, and all calls do nothing.
 template <class T, class Comm, class Device>
 class run_outer {
  public:
   static constexpr const char* fact = "training.outer";
 
-  /// Makes the exchange for the store's arenas; requires options.rare. Their values become theta. Collective.
+  /// Makes the exchange for the store's arenas; requires options.rare. The store's values become the outer
+  /// parameters. Collective.
   void start(parameter_store<T>& store, Comm& comm, const run_options& options,
              std::optional<any_compressor<T>> compressor) {
     stop();
@@ -69,7 +71,7 @@ class run_outer {
   void synchronize(context<Device>& ctx) {
     if (runs() && !exchange_->is_synchronized()) exchange_->synchronize(ctx);
   }
-  /// Sets the parameters to the outer parameters, without other ranks.
+  /// Sets the parameters to the outer parameters, without communication with other ranks.
   void abandon(context<Device>& ctx) {
     if (runs()) exchange_->abandon(ctx);
   }
@@ -81,9 +83,9 @@ class run_outer {
   /// Bytes that one rank passes to collectives in a round.
   index_t payload_bytes() const { return exchange_->payload_bytes(); }
 
-  // For checkpoints, after synchronize(), when the outer parameters equal the network's.
+  // States for checkpoints, used after synchronize(), when the outer parameters equal the network's.
 
-  /// The outer momentum and the compressor's states.
+  /// Arrays that a checkpoint keeps: the outer momentum and the compressor's states.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> all;
     if (runs()) all = exchange_->states();
@@ -94,7 +96,8 @@ class run_outer {
   void set_steps(std::uint64_t steps) {
     if (runs()) exchange_->set_outer_steps(steps);
   }
-  /// Memory for the momentum of an exchange that does not exist yet.
+  /// Allocates the momentum of an exchange that does not exist yet; empty if the options have no outer
+  /// momentum.
   static std::vector<T> momentum_room(const run_options& options, const parameter_store<T>& store) {
     if (!options.rare || options.rare->outer_momentum == 0.0) return {};
     return std::vector<T>(static_cast<std::size_t>(store.values().size()));

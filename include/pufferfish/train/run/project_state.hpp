@@ -52,14 +52,14 @@ arena_view<N> find_in_arena(const parameter_store<T>& store, const tensor_view<U
 /// Moment of the gradients that a state holds; it decides how the state is projected (see optimizer_memory).
 enum class state_order { first, second };
 
-/// Throws state_error for a state that is neither.
+/// Moment that the optimizer state of this name holds. Throws state_error for another name.
 inline state_order order_of_state(const std::string& name) {
   if (name == "optimizer.momentum" || name == "optimizer.first_moment") return state_order::first;
   if (name == "optimizer.second_moment") return state_order::second;
   throw_error<state_error>({"optimizer_memory: no rule says how to carry ", name, " to factors"});
 }
 
-/// A state or factor as a matrix [out][in x height x width] in double.
+/// Copies a state or factor to a matrix [out][in x height x width] in double.
 template <class T>
 tensor<double, 2> matrix_in_double(const tensor_view<T, 4>& view) {
   tensor<double, 2> matrix({view.extent(0), view.extent(1) * view.extent(2) * view.extent(3)});
@@ -71,9 +71,9 @@ inline tensor<double, 2> squares_of(tensor<double, 2> matrix) {
   return matrix;
 }
 
-/// State of both factors from that of their matrix: up_state = state f(down)^T, down_state = f(up)^T state,
-/// f the identity or the squares of the elements; sums in double. state: [out][in][height][width], up and
-/// down as factor_views; states shaped as their factors. Any strides.
+/// Computes the states of both factors from that of their matrix: up_state = state f(down)^T, down_state =
+/// f(up)^T state, f the identity or the squares of the elements; sums in double. state:
+/// [out][in][height][width], up and down as factor_views; states shaped as their factors. Any strides.
 template <class T>
 void project_state(const tensor_view<const T, 4>& state, const tensor_view<const T, 4>& up,
                    const tensor_view<const T, 4>& down, state_order order, const tensor_view<T, 4>& up_state,

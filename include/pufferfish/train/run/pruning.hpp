@@ -48,6 +48,7 @@ class run_pruning {
   /// Drops the mask, which belongs to arenas that move at the switch.
   void forget() { mask_.reset(); }
 
+  /// The mask, or nullptr before the pruning.
   const weight_mask* mask() const { return mask_.get(); }
   /// Options of the exchange of the remaining weights' gradients; nullopt without a mask.
   std::optional<compact_sum_options> exchange() const {
@@ -55,10 +56,10 @@ class run_pruning {
     return compact_sum_options{mask_, options_->ternary};
   }
 
-  // For checkpoints, which store the mask as numbers and a fact that it exists.
+  // States for checkpoints, which store the mask as numbers and a fact that it exists.
 
   std::vector<T> numbers() const { return mask_ ? mask_numbers<T>(*mask_) : std::vector<T>(); }
-  /// Memory for the numbers of a mask for these arenas.
+  /// Allocates the numbers of a mask for these arenas.
   std::vector<T> room(const parameter_store<T>& store) const { return mask_numbers<T>(whole(store)); }
   /// Restores the mask from rank 0's numbers; no numbers: no mask. Collective.
   template <class Comm>

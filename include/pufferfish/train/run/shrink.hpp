@@ -18,7 +18,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Without run_options::shrink_rank all calls do nothing.
+/// The rank_shrinker of a run. Without run_options::shrink_rank there is none, and all calls do nothing.
 class run_shrink {
  public:
   static constexpr const char* fact = "training.shrink";
@@ -27,7 +27,7 @@ class run_shrink {
     if (options.shrink_rank) shrinker_.emplace(*options.shrink_rank);
   }
 
-  /// At the end of an epoch with factors: removes the components that are due from the network, calls
+  /// Called at the end of an epoch with factors. Removes the components that are due from the network, calls
   /// rebind(), which makes optimizer and exchange for the new arenas, and carries the states of the optimizer
   /// over. Parameters must be equal on all ranks. Throws value_error on a device.
   template <class Arenas, class Net, class Rebind>
@@ -56,7 +56,7 @@ class run_shrink {
     }
   }
 
-  /// Counters for a checkpoint; an empty text: none.
+  /// Counters of the shrinker for a checkpoint; an empty text without one.
   std::string state() const { return shrinker_ ? shrinker_->to_text() : std::string(); }
   void restore(const std::string& text, const std::string& path) {
     if (shrinker_) shrinker_->restore(text, path);

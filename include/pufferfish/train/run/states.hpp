@@ -21,7 +21,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Host mirrors of an optimizer's arrays.
+/// Copies of an optimizer's arrays on the host (host_mirror).
 template <class T>
 class optimizer_mirror {
  public:
@@ -90,7 +90,7 @@ std::optional<any_compressor<T>> make_run_compressor(Comm& comm, const parameter
   });
 }
 
-/// Numbers that a task carries, as T: the numbers themselves, or a wider copy if they have 16 bits.
+/// The numbers that a task carries, as T: the numbers themselves, or a copy in T if they have 16 bits.
 template <class T, class Carried>
 class carried_mirror {
  public:
@@ -117,8 +117,8 @@ class carried_mirror {
   std::vector<T> wide_;
 };
 
-/// States of the optimizer and the compressor, and states that differ between ranks: the task's carried
-/// state, the compressor's memory, statistics for the switch.
+/// All states of a checkpoint besides the network: those of the optimizer and the compressor, and states that
+/// differ between ranks: the task's carried state, the compressor's memory, statistics for the switch.
 template <class T, class Comm, class Carried>
 class run_states {
  public:

@@ -41,18 +41,18 @@ struct run_parts {
   const run_options& options;
   optimizer_type& optimizer;
   exchange_type& exchange;
-  frobenius_decay<value_type, device_type>* decay = nullptr;  ///< of the factors; nullptr: none
-  scale_sparsity<value_type>* sparsity = nullptr;             ///< nullptr: none
+  frobenius_decay<value_type, device_type>* decay = nullptr;  ///< decay of the factors; nullptr: none
+  scale_sparsity<value_type>* sparsity = nullptr;             ///< term of batch norms' weights; nullptr: none
 };
 
-/// Decay, sparsity term and optimizer step of elements offset .. offset + size - 1 of the arenas; and of a
-/// bucket, as the function that an exchange calls.
+/// Applies decay, sparsity term and optimizer step to elements offset .. offset + size - 1 of the arenas.
 template <class Parts>
 void update_range(const Parts& run, index_t offset, index_t size) {
   if (run.decay != nullptr) run.decay->add(run.ctx, offset, size);
   if (run.sparsity != nullptr) run.sparsity->add(offset, size);
   run.optimizer.step_range(run.ctx, offset, size);
 }
+/// Returns update_range for a bucket, as a function that an exchange calls.
 template <class Parts>
 auto update_bucket(const Parts& run) {
   return [&run](const gradient_bucket& bucket) { update_range(run, bucket.offset, bucket.size); };
@@ -104,14 +104,15 @@ class run_steps<Task, Comm, device::cpu> {
     return 0;
   }
 
-  /// Further state for a checkpoint: a line, or an empty text.
+  /// Further state for a checkpoint: a line of text, or an empty text.
   std::string state() const { return {}; }
   void set_state(const std::string&, const std::string&) {}
 
   /// Number of steps that were replays of a CUDA graph.
   std::uint64_t replays() const { return 0; }
 
-  /// Waits for all steps and adds their results to the record; returns as take().
+  /// Waits for all steps and adds their results to the record. Returns the number of steps newly found to be
+  /// skipped.
   int settle(const parts&, training_record&) { return 0; }
   /// Waits for all steps and adds their results to the record, like settle(), but does not throw for lost
   /// ranks.
@@ -138,7 +139,7 @@ class run_steps<Task, Comm, device::cpu> {
     if (run.decay != nullptr) run.decay->begin_step(run.ctx, rate);
   }
 
-  std::vector<T> buffers_before_;  // of this step, where ranks may be lost
+  std::vector<T> buffers_before_;  // buffers before this step; used only if ranks may be lost
 };
 
 }  // namespace detail

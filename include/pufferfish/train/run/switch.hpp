@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: `run_switch`: the parts of a training run's switch from dense to low rank: the decision, the
+/// Internal: `run_switch`: parts of a training run's switch from dense to low rank: the decision, the
 /// measurements before the factorization, and the optimizer and batch norms after the factorization.
 
 #include <algorithm>
@@ -32,14 +32,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The policy for a network without statistics.
+/// The policy with plain truncation, the only one that needs no statistics.
 inline factorize_policy unmeasured(factorize_policy policy) {
   policy.truncate = truncation::plain;
   return policy;
 }
 
-/// Calls of a step, in order: is_due at the start of an epoch; if the switch is due: gather, remember,
-/// factorize on rank 0, carry, estimate; then take_step. The options are checked by the constructor.
+/// The switch of a run. Calls, in order: is_due at the start of an epoch; if the switch is due: gather,
+/// remember, factorize on rank 0, carry, estimate; then take_step. The options are checked by the
+/// constructor.
 template <class Task, class Comm>
 class run_switch {
   using all_parts = run_parts<Task, Comm>;
@@ -69,8 +70,8 @@ class run_switch {
     return result;
   }
 
-  /// Training at low rank from the start: makes the layers that the policy chooses without statistics
-  /// low-rank, with random factors.
+  /// Starts a run that trains at low rank from the beginning: makes the layers that the policy chooses
+  /// without statistics low-rank, with random factors.
   void start_low_rank(context<device_type>& ctx, model_type& net) const {
     const factorize_policy policy = unmeasured(options_.factorize);
     if (policy.budget || needs_spectrum(policy.rank)) {
@@ -121,7 +122,7 @@ class run_switch {
   }
   /// Reason of the last decision, in words.
   const std::string& why() const { return clock_.reason(); }
-  /// switch_result::stages.
+  /// Measured stages of the network, for switch_result::stages.
   const std::vector<stage_time>& stages() const { return stages_; }
 
   /// Sums the statistics over all ranks. To be called before the factorization. Collective.
@@ -144,7 +145,7 @@ class run_switch {
     return made;
   }
 
-  /// A copy of the optimizer's state, if the options ask for the state to be carried over.
+  /// Copies the optimizer's state, if the options ask for the state to be carried over.
   template <class Optimizer>
   std::optional<optimizer_memory<T>> remember(model_type& net, Optimizer& optimizer) const {
     if (!options_.switching.carry_state) return std::nullopt;
@@ -192,14 +193,14 @@ class run_switch {
     return tested;
   }
 
-  /// Optimizer target of the network. Factors with a Frobenius decay are exempt from weight decay.
+  /// Makes the optimizer target of the network. Factors with a Frobenius decay are exempt from weight decay.
   auto make_target(model_type& net) const {
     auto target = make_optimizer_target(net.store());
     if (const auto decay = make_decay(net)) decay->exempt(target);
     return target;
   }
-  /// Frobenius decay of the network's factors; empty if the options ask for none. The network must stay at
-  /// its address.
+  /// Makes the Frobenius decay of the network's factors; empty if the options ask for none. The network must
+  /// stay at its address.
   std::optional<decay_type> make_decay(model_type& net) const {
     if (options_.switching.frobenius_decay == 0.0) return std::nullopt;
     const auto* const adam = std::get_if<adam_options>(&options_.optimizer);
@@ -214,12 +215,13 @@ class run_switch {
     if (const std::string line = statistics_.save(comm, numbers); !line.empty())
       facts[statistics_fact] = line;
   }
-  /// Adds the state of the clock alone, without communication.
+  /// Adds the state of the clock to `facts`, without communication.
   void add_clock(std::map<std::string, std::string>& facts) const {
     if (const std::string state = clock_.state(); !state.empty()) facts[clock_fact] = state;
   }
-  /// Names of the facts. Checkpoints of older versions have none of them.
+  /// Name of the fact with the clock's state. Checkpoints of older versions do not have it.
   static constexpr const char* clock_fact = "training.switch";
+  /// Name of the fact with the line about the statistics. Checkpoints of older versions do not have it.
   static constexpr const char* statistics_fact = "training.statistics";
 
   /// Makes an array for the numbers that a checkpoint of `net` stores if it has this line of statistics.
@@ -228,7 +230,7 @@ class run_switch {
     switch_statistics<model_type>(options_).prepare(line, source, net, numbers);
     return numbers;
   }
-  /// Takes over what save() has written. `net` must be at its final address.
+  /// Restores the state that save() has stored. `net` must be at its final address.
   void restore(const std::string& clock, const std::string& line, const std::string& source,
                const model_type& net, std::vector<T> numbers) {
     statistics_.restore(line, source, net, std::move(numbers));
@@ -262,7 +264,7 @@ class run_switch {
     return policy;
   }
 
-  // The measurement that the clock wants, on rank 0. No predicted loss without statistics.
+  // The measurement that the clock wants, on rank 0. The predicted loss is empty if there are no statistics.
   switch_evidence measure(switch_measurement wanted, context<device_type>& ctx, const Task& task,
                           const model_type& net) {
     switch_evidence found;
@@ -317,8 +319,8 @@ class run_switch {
   run_options options_;
   switch_clock clock_;
   switch_statistics<model_type> statistics_;
-  std::optional<network_statistics> seen_;  // sums over all ranks, until the switch
-  std::vector<stage_time> stages_;          // rank 0, of the run that measured them
+  std::optional<network_statistics> seen_;  // sums over all ranks; empty after the switch
+  std::vector<stage_time> stages_;          // measured stages, on rank 0 of the run that measured them
 };
 
 }  // namespace detail
