@@ -28,7 +28,7 @@ class stack_arena {
   };
 
   stack_arena() : stack_arena(host_memory()) {}
-  /// An arena with memory from `source`, which must outlive the arena.
+  /// Makes an empty arena with memory from `source`, which must outlive the arena.
   explicit stack_arena(memory_source& source) : source_(&source), red_zones_(red_zones()) {}
 
   /// For tests: arenas constructed after `red_zones() = true` allocate every block separately from their
@@ -41,8 +41,9 @@ class stack_arena {
     return on;
   }
 
-  /// The new top block, `bytes` long (for zero bytes a valid address, too). The chunks of an empty stack are
-  /// first joined into one. Throws shape_error for more bytes than index_t counts.
+  /// Pushes a block of `bytes` bytes and returns its address (for zero bytes a valid address, too). The
+  /// chunks of an empty stack are first joined into one. Throws shape_error for more bytes than index_t
+  /// counts, and the errors of memory_source::allocate.
   PUFFERFISH_NOINLINE std::byte* allocate(std::size_t bytes) {
     static_cast<void>(detail::byte_count<std::byte>(static_cast<index_t>(bytes)));
     if (red_zones_) return allocate_apart(bytes);
@@ -71,9 +72,11 @@ class stack_arena {
     top_ = height;
   }
 
-  /// Bytes in use now; maximum of bytes in use so far; bytes allocated from the source.
+  /// Number of bytes in use now.
   std::size_t in_use() const { return top_.depth; }
+  /// Largest number of bytes in use so far.
   std::size_t peak_bytes() const { return peak_; }
+  /// Number of bytes that are allocated from the source.
   std::size_t held_bytes() const {
     std::size_t total = 0;
     for (std::size_t i = 0; i < chunks_.size(); ++i) total += capacity(i);
@@ -144,15 +147,16 @@ class scratch_frame {
   scratch_frame& operator=(const scratch_frame&) = delete;
   ~scratch_frame() { arena_.release(start_); }
 
-  /// `count` elements, not initialised. Throws shape_error for more bytes than index_t counts.
+  /// Allocates `count` elements, not initialised, valid until the frame ends. Throws the errors of
+  /// stack_arena::allocate.
   template <class T>
   T* take(index_t count) {
     static_assert(std::is_trivially_copyable_v<T>);
     return reinterpret_cast<T*>(arena_.allocate(detail::byte_count<T>(count)));
   }
 
-  /// A dense view of uninitialised elements.
-  /// Throws shape_error as volume does, too.
+  /// Allocates a dense view of uninitialised elements, valid until the frame ends. Throws shape_error as
+  /// volume does, and the errors of stack_arena::allocate.
   template <class T, std::size_t N>
   tensor_view<T, N> take(const extents<N>& shape) {
     return {take<T>(volume<N>(shape)), shape};

@@ -52,8 +52,8 @@
 #endif
 #endif
 
-// try, catch of one type and catch of everything. Without exceptions, the handlers
-// are compiled but never run.
+// Macros for try, catch of one type and catch of everything. Without exceptions, the handlers are compiled
+// but never run.
 #if PUFFERFISH_EXCEPTIONS
 #define PUFFERFISH_DETAIL_TRY try
 #define PUFFERFISH_DETAIL_CATCH(type, name) catch (const type& name)
@@ -83,8 +83,8 @@
   }                              \
   }
 
-/// For types whose code does not depend on flags (exceptions): such a type is the same in the whole program,
-/// so a catch in one object handles a throw from an object built with other flags.
+/// Opens a namespace for types whose code does not depend on flags (exceptions). Such a type is the same in
+/// the whole program, so a catch in one object handles a throw from an object built with other flags.
 #define PUFFERFISH_STABLE_NAMESPACE_BEGIN \
   namespace pufferfish {                  \
   inline namespace PUFFERFISH_DETAIL_STABLE1(PUFFERFISH_VERSION_MAJOR, PUFFERFISH_VERSION_MINOR) {
@@ -102,7 +102,8 @@
 #define PUFFERFISH_ALWAYS_INLINE inline __attribute__((always_inline))
 #define PUFFERFISH_RESTRICT __restrict__
 #define PUFFERFISH_NOINLINE __attribute__((noinline))
-/// Code that runs once per factorization or before an exception: compiled for size, never inlined.
+/// Attribute of functions that run rarely (before an exception, once per factorization): compiled for size,
+/// never inlined.
 #define PUFFERFISH_COLD __attribute__((cold, noinline))
 #else
 #define PUFFERFISH_ALWAYS_INLINE inline

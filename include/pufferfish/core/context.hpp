@@ -20,7 +20,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// In training, layers keep data for the backward pass, dropout is active, and batch norm uses the batch.
+/// Mode of a pass. In training, layers keep data for the backward pass, dropout is active, and batch norm
+/// uses the statistics of the batch.
 enum class run_mode { inference, training };
 
 /// Options of a CPU context. `threads`: number of threads of its passes, at least 1, the calling one
@@ -83,9 +84,10 @@ class context<device::cpu> {
   /// Changes the mode of later passes. Must not change between a forward pass and its backward pass.
   void set_mode(run_mode mode) { mode_ = mode; }
 
-  /// Momentum of all batch norms in training mode. Empty (the default): each layer uses its own momentum. Set
-  /// by norm_estimation. Throws value_error unless the momentum is empty or in 0 .. 1.
+  /// Momentum of all batch norms in training mode. Empty (the default): each layer uses its own momentum.
   std::optional<double> norm_momentum() const { return norm_momentum_; }
+  /// Sets norm_momentum(); norm_estimation calls it. Throws value_error unless `momentum` is empty or in
+  /// 0 .. 1.
   void set_norm_momentum(std::optional<double> momentum) {
     norm_momentum_ = detail::checked_norm_momentum(momentum);
   }
@@ -128,9 +130,10 @@ class context<device::cpu> {
     return {seed_, substream(substream(stream_id("layer"), step_), streams_used_++)};
   }
 
-  /// The current position in the sequence of random streams. After return_to(place), layers draw the same
-  /// streams as from `place` on. return_to() does not change the tape.
+  /// The current position in the sequence of random streams, for return_to().
   pufferfish::random_place random_place() const { return {step_, first_sample_, streams_used_}; }
+  /// Returns to a position in the sequence of random streams: layers then draw the streams that they drew
+  /// from `place` on. The tape is not changed.
   void return_to(const pufferfish::random_place& place) noexcept {
     step_ = place.step;
     first_sample_ = place.first_sample;

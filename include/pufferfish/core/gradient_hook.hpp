@@ -17,8 +17,9 @@ class gradient_listener;
 /// Layers call it in backward passes, through context::gradient_written, on the thread of the pass.
 class gradient_hook {
  public:
-  /// `parameter` is the address of the parameter<T> whose gradient is complete, `id` its parameter<T>::id().
-  /// Ids are unique within one parameter_store only, so that a receiver has to compare the address.
+  /// Type of a listener's function. `object` is the pointer passed at the registration, `parameter` the
+  /// address of the parameter<T> whose gradient is complete, `id` its parameter<T>::id(). Ids are unique
+  /// within one parameter_store only, so that a listener has to compare the address.
   using call_type = void (*)(void* object, const void* parameter, int id);
 
   gradient_hook() = default;
@@ -26,7 +27,7 @@ class gradient_hook {
   gradient_hook& operator=(const gradient_hook&) = delete;
   ~gradient_hook();
 
-  /// Calls the listener, if there is one.
+  /// Tells the listener, if there is one, that the gradient of a parameter is complete; see call_type.
   void operator()(const void* parameter, int id) const {
     if (call_ != nullptr) call_(object_, parameter, id);
   }

@@ -42,7 +42,7 @@ class hasher {
   constexpr hasher() = default;
   constexpr explicit hasher(std::uint64_t seed) : state_(detail::spread_bits(seed ^ initial)) {}
 
-  /// Adds the bytes as stored in memory.
+  /// Adds a piece: its bytes as stored in memory.
   hasher& bytes(std::span<const std::byte> piece) {
     step(piece.size());
     std::size_t at = 0;
@@ -53,7 +53,8 @@ class hasher {
     return *this;
   }
 
-  /// Adds the elements bit for bit: 0.0 and -0.0 differ. T must not have padding bytes.
+  /// Adds the elements of an array as one piece, bit for bit: 0.0 and -0.0 differ. T must not have padding
+  /// bytes.
   template <class T>
   hasher& values(std::span<const T> piece) {
     static_assert(
@@ -96,11 +97,11 @@ class hasher {
   std::uint64_t pieces_ = 0;
 };
 
-/// Digest of bytes, of text, or of the elements of an array.
-/// The digest of one piece: hasher().bytes(...), .text(...) or .values(...). Bytes and text of the same
-/// contents have the same digest.
+/// Digest of bytes: hasher().bytes(bytes).digest().
 inline std::uint64_t digest(std::span<const std::byte> bytes) { return hasher().bytes(bytes).digest(); }
+/// Digest of text, equal to the digest of the same bytes.
 inline std::uint64_t digest(std::string_view text) { return hasher().text(text).digest(); }
+/// Digest of the elements of an array: hasher().values(values).digest().
 template <class T>
 std::uint64_t digest(std::span<T> values) {
   return hasher().values(std::span<const T>(values)).digest();
@@ -108,7 +109,7 @@ std::uint64_t digest(std::span<T> values) {
 
 namespace detail {
 
-/// "0x" and 16 digits.
+/// Text of `value` in hexadecimal: "0x" and 16 digits.
 inline std::string hexadecimal(std::uint64_t value) {
   std::string text(18, '0');
   text[1] = 'x';

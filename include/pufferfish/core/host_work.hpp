@@ -2,14 +2,15 @@
 #pragma once
 
 /// \file
-/// Internal: a context for the part of an algorithm that the host computes, whatever the device.
+/// Internal: a context for the part of an algorithm that the host computes, for any device.
 
 #include <pufferfish/core/context.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// of(ctx): the context itself on the CPU, else a context of the object, with default options.
+/// Provides a CPU context for work on the host: of(ctx) returns ctx itself if it is a CPU context, else a
+/// context that this object owns, with default options.
 template <class Device>
 class host_work {
  public:

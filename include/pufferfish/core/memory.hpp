@@ -29,18 +29,20 @@ class memory_source {
   memory_source& operator=(const memory_source&) = delete;
   virtual ~memory_source() = default;
 
-  /// `bytes` > 0. Throws std::bad_alloc, or backend_error with the sizes involved.
-  /// deallocate takes a result of allocate of the same source and the same number of bytes.
+  /// Allocates `bytes` > 0 bytes, which the caller owns until deallocate. Throws std::bad_alloc, or
+  /// backend_error with the sizes involved.
   virtual void* allocate(std::size_t bytes) = 0;
+  /// Frees a result of allocate of the same source; `bytes` must be the number that was allocated.
   virtual void deallocate(void* memory, std::size_t bytes) noexcept = 0;
 
-  /// Synchronous copies of `bytes` bytes between this memory and host memory; the ranges must not overlap.
-  /// Throw backend_error; the host's source never throws.
+  /// Copies `bytes` bytes from host memory to this memory, synchronously; the ranges must not overlap. Throws
+  /// backend_error if a copy fails; the host's source never throws.
   virtual void from_host(void* to, const void* from, std::size_t bytes) = 0;
+  /// Copies `bytes` bytes from this memory to host memory, with the rules of from_host.
   virtual void to_host(void* to, const void* from, std::size_t bytes) = 0;
-  /// Sets `bytes` bytes to zero.
+  /// Sets `bytes` bytes of this memory to zero.
   virtual void fill_zero(void* memory, std::size_t bytes) = 0;
-  /// Synchronous copy within this memory. The two ranges must not overlap.
+  /// Copies `bytes` bytes within this memory, synchronously. The two ranges must not overlap.
   virtual void copy(void* to, const void* from, std::size_t bytes) = 0;
   /// Rounds `count` floats of this memory to a 16-bit format (to nearest, ties to even): to[i] =
   /// format(from[i]). `to` is in this memory, too, and must not overlap `from`. Synchronous. `format` must
@@ -53,7 +55,7 @@ class memory_source {
 
 namespace detail {
 
-/// memory_source::round for memory that the host reads and writes.
+/// Rounds `count` floats to a 16-bit format as memory_source::round does, for memory on the host.
 inline void round_on_host(rounded_format format, const float* from, void* to, index_t count) {
   const auto write = [&](auto* numbers) {
     std::transform(from, from + count, numbers,
@@ -91,7 +93,7 @@ inline memory_source& host_memory() {
   return *source;
 }
 
-/// The memory source of a device. Other devices specialise this template.
+/// memory_of<Device>::source() is the memory source of a device. Other devices specialise this template.
 template <class Device>
 struct memory_of;
 template <>
@@ -116,7 +118,7 @@ class memory_block {
 
   /// Allocates `count` elements, not initialised, from `source`, which must outlive the block. Element 0 is
   /// stored `lead` elements after a multiple of memory_alignment. Throws shape_error for a negative count and
-  /// for more bytes than index_t counts, and whatever the source throws.
+  /// for more bytes than index_t counts, and the errors of memory_source::allocate.
   memory_block(memory_source& source, index_t count, uninitialized_t, index_t lead = 0)
       : source_(&source), size_(count), lead_(lead) {
     static_cast<void>(detail::byte_count<T>(count) + detail::byte_count<T>(lead));
@@ -152,12 +154,14 @@ class memory_block {
   std::span<T> span() { return {data_, static_cast<std::size_t>(size_)}; }
   std::span<const T> span() const { return {data_, static_cast<std::size_t>(size_)}; }
 
-  /// Copies all elements from or to the host. Throws shape_error unless the span has size() elements.
-  /// Synchronous; throws what the source throws.
+  /// Overwrites all elements with `values` on the host, synchronously. Throws shape_error unless the span has
+  /// size() elements, and the errors of memory_source::from_host.
   void from_host(std::span<const T> values) {
     check(values.size());
     if (size_ > 0) source_->from_host(data_, values.data(), bytes());
   }
+  /// Copies all elements to `values` on the host, synchronously. Throws shape_error unless the span has
+  /// size() elements, and the errors of memory_source::to_host.
   void to_host(std::span<T> values) const {
     check(values.size());
     if (size_ > 0) source_->to_host(values.data(), data_, bytes());

@@ -20,7 +20,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// "[2 x 8 x 8 x 64]".
+/// Text of `count` extents, such as "[2 x 8 x 8 x 64]".
 PUFFERFISH_COLD inline std::string shape_text(const std::ptrdiff_t* extents, std::size_t count) {
   std::string text = "[";
   for (std::size_t i = 0; i < count; ++i) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: included by headers that cannot do without exceptions.
+/// Internal: ends the compilation of a program without exceptions, for headers that need them.
 
 #include <pufferfish/core/config.hpp>
 

@@ -16,19 +16,19 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The shortest text that reads back as the same number: "0.1", "1e-09", "nan".
+/// Writes a number as the shortest text that reads back as the same number: "0.1", "1e-09", "nan".
 inline std::string shortest_number(double value) {
   char text[40];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-/// 17 significant digits, as printf's "%.17g": "0.10000000000000001".
+/// Writes a number with 17 significant digits, as printf's "%.17g" does: "0.10000000000000001".
 inline std::string exact_number(double value) {
   char text[40];
   return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::general, 17).ptr};
 }
 
-/// `digits` digits (at most 20) after the point, as printf's "%.*f".
+/// Writes a number with `digits` digits (at most 20) after the point, as printf's "%.*f" does.
 inline std::string fixed_number(double value, int digits) {
   char text[340];  // the largest double has 309 digits before the point
   return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, digits).ptr};
@@ -44,8 +44,8 @@ inline std::string hexadecimal_number(double value) {
   return result;
 }
 
-/// Reads text in any of these formats. Returns false and leaves `value` unchanged unless all of `text` is one
-/// number within the range of double.
+/// Reads a decimal or hexadecimal number as the functions of this file write it. Returns false and leaves
+/// `value` unchanged unless all of `text` is one number within the range of double.
 inline bool read_number(std::string_view text, double& value) {
   const bool negative = text.substr(0, 1) == "-";
   const std::string_view digits = text.substr(negative ? 1 : 0);

@@ -120,7 +120,8 @@ class thread_team {
  public:
   static constexpr const char* advice = "make a new one after fork";
 
-  // Delegates, so that the destructor ends the threads already started if a later one cannot be started.
+  // Delegates to the default constructor, so that the destructor ends the threads already started if a later
+  // thread cannot be started.
   explicit thread_team(int threads) : thread_team() {
     helpers_.reserve(static_cast<std::size_t>(threads - 1));
     for (int worker = 1; worker < threads; ++worker) {
@@ -194,8 +195,8 @@ class thread_team {
 /// threads. It may be destroyed in a forked process, where the threads do not exist.
 class thread_pool {
  public:
-  /// `threads` >= 1, else value_error. With one thread, all tasks run in the calling thread. Throws
-  /// backend_error if a thread cannot be started.
+  /// Makes a pool of `threads` threads, the calling one included. With one thread, all tasks run in the
+  /// calling thread. Throws value_error unless threads >= 1, and backend_error if a thread cannot be started.
   explicit thread_pool(int threads) : team_(checked(threads)) {}
 
   int size() const { return team_.size(); }

@@ -31,18 +31,18 @@ struct logical_layout {
   }
   friend bool operator==(const logical_layout&, const logical_layout&) = default;
 
-  /// A vector of n elements.
+  /// Layout of a vector of n elements.
   static logical_layout vector(index_t n) { return {1, {n, 1, 1, 1}, {1, 0, 0, 0}}; }
-  /// An [out][in] matrix stored as [in][out]: the output index is innermost, as the kernels expect.
+  /// Layout of an [out][in] matrix stored as [in][out]: the output index is innermost, as the kernels expect.
   static logical_layout matrix(index_t out, index_t in) { return {2, {out, in, 1, 1}, {1, out, 0, 0}}; }
-  /// An OIHW kernel whose storage is HWIO.
+  /// Layout of an [out][in][height][width] kernel stored as [height][width][in][out].
   static logical_layout kernel(index_t out, index_t in, index_t height, index_t width) {
     const extents<4> stored = row_major<4>({height, width, in, out});
     return {4, {out, in, height, width}, {stored[3], stored[2], stored[0], stored[1]}};
   }
 };
 
-/// "[64 x 3 x 3 x 3]": the logical extents.
+/// Text of the logical extents, such as "[64 x 3 x 3 x 3]".
 inline std::string to_string(const logical_layout& layout) {
   return detail::shape_text(layout.shape.data(), static_cast<std::size_t>(layout.dims));
 }
@@ -154,12 +154,13 @@ enum class gradient_source : unsigned char {
 template <class T>
 class parameter {
  public:
-  /// Zeros, owned. Throws shape_error for a negative extent and for more bytes than index_t counts.
+  /// Makes a parameter that owns its values, all zero. Throws shape_error for a negative extent and for more
+  /// bytes than index_t counts.
   parameter(const logical_layout& layout, parameter_role role)
       : layout_(layout), role_(role), values_(layout.size()) {}
 
-  /// A parameter whose values are stored at `values`, in stored order, in memory of a host framework. That
-  /// memory must outlive the parameter. (A copy of the parameter owns its values.)
+  /// Makes a parameter whose values are stored at `values`, in stored order, in memory of a host framework.
+  /// That memory must outlive the parameter. (A copy of the parameter owns its values.)
   parameter(const logical_layout& layout, parameter_role role, T* values)
       : layout_(layout), role_(role), values_(values, layout.size()) {}
 
@@ -170,7 +171,7 @@ class parameter {
   /// Whether the elements were moved to another parameter.
   bool is_moved_from() const { return values_.data() == nullptr && layout_.size() > 0; }
 
-  /// Elements in stored order. These functions and logical() throw state_error for a moved-from parameter.
+  /// Elements in stored order. data(), values() and logical() throw state_error for a moved-from parameter.
   T* data() { return checked(); }
   const T* data() const { return checked(); }
   std::span<T> values() { return {checked(), static_cast<std::size_t>(size())}; }
@@ -198,8 +199,8 @@ class parameter {
   tensor_view<T, 4> logical() { return {checked(), layout_.shape, layout_.strides}; }
   tensor_view<const T, 4> logical() const { return {checked(), layout_.shape, layout_.strides}; }
 
-  /// The gradient in stored order. A parameter that no network has bound allocates it on first use.
-  /// An own gradient starts as zeros.
+  /// The gradient in stored order. A parameter that no network has bound allocates its gradient, with zeros,
+  /// on first use.
   T* gradient_data() const {
     if (gradient_ == nullptr) {
       own_gradient_ = aligned_buffer<T>(size());
@@ -218,18 +219,19 @@ class parameter {
     written_ = written_ + 1 >= writers_ * passes_ ? 0 : written_ + 1;
     return written_ == 0;
   }
-  /// Number of writes per backward pass, >= 1 (not checked). Resets the write count, as set_passes does.
+  /// Sets the number of gradient writes per backward pass, >= 1 (not checked). Resets the write count.
   void set_writers(int writers) {
     writers_ = writers;
     written_ = 0;
   }
   int writers() const { return writers_; }
-  /// Number of backward passes per step, >= 1: see micro_batches. Binding to an arena sets it to 1.
+  /// Sets the number of backward passes per step, >= 1 (see micro_batches), and resets the write count.
+  /// Binding to an arena sets the number to 1.
   void set_passes(int passes) {
     passes_ = passes;
     written_ = 0;
   }
-  /// Number of writes since the step began; reset to 0 by the step's last write.
+  /// Number of gradient writes since the step began; reset to 0 by the step's last write.
   int writes() const { return written_; }
   /// Resets the write count of an abandoned step.
   void restart() const { written_ = 0; }
@@ -238,7 +240,7 @@ class parameter {
   gradient_source gradient_origin() const { return origin_; }
   void set_gradient_origin(gradient_source source) const { origin_ = source; }
 
-  /// Position in the network's arenas, or -1.
+  /// Number of the parameter in its network's store, or -1 without a store.
   int id() const { return id_; }
 
   /// Whether the values are stored on a device, where the host must not touch them.
@@ -259,7 +261,8 @@ class parameter {
     refer_to(gradient, id);
   }
 
-  /// Refers to values stored elsewhere from now on. Gradient and id are unchanged.
+  /// Refers to values stored at `values` from now on, without a copy; that memory must outlive the binding.
+  /// Gradient and id are unchanged.
   void relocate(T* values, bool on_device) { values_.attach(values, on_device); }
 
   /// Copies are deep, own their memory and belong to no network. The gradient is not copied.
@@ -274,7 +277,7 @@ class parameter {
   ~parameter() = default;
 
  private:
-  // A new gradient, of which no layer has written anything.
+  // Refers to a gradient that no layer has written yet.
   void refer_to(T* gradient, int id) {
     gradient_ = gradient;
     own_gradient_ = {};
@@ -316,7 +319,7 @@ class state_buffer {
 
   /// Copies the values to `place` on the host, which must outlive the binding, and refers to them there.
   void bind(T* place) { values_.bind(place); }
-  /// Refers to values stored elsewhere from now on.
+  /// Refers to values stored at `values` from now on, without a copy; that memory must outlive the binding.
   void relocate(T* values, bool on_device) { values_.attach(values, on_device); }
   bool on_device() const { return values_.on_device(); }
 

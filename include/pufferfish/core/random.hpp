@@ -19,7 +19,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Ten rounds of Philox4x32: 128 bits of counter and 64 bits of key to 128 random bits.
+/// Computes 128 random bits from 128 bits of counter and 64 bits of key, by ten rounds of Philox4x32.
 constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
                                                   std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
@@ -67,29 +67,30 @@ class random_stream {
     return {seed_, substream(stream_, stream_id(part))};
   }
 
-  /// 64 random bits.
+  /// Number i of the stream: 64 random bits.
   constexpr std::uint64_t bits(std::uint64_t i) const {
     const auto words = block(i);
     return (std::uint64_t{words[1]} << 32) | words[0];
   }
 
-  /// 32 random bits at a position, for runs of numbers: position 32 g + 16 h + 2 i + l is word 2 h + l of
-  /// block 8 g + i, so that vectors of any width compute adjacent positions at once
+  /// 32 random bits at a position, for runs of numbers. Position 32 g + 16 h + 2 i + l is word 2 h + l of
+  /// Philox block 8 g + i, so that vectors of any width compute adjacent positions at once
   /// (ops/elementwise/dropout.hpp).
   constexpr std::uint32_t word(std::uint64_t position) const {
     const auto in_block = static_cast<std::size_t>(position / 16 % 2 * 2 + position % 2);
     return block(position / 32 * 8 + position % 16 / 2)[in_block];
   }
 
-  /// The two numbers that determine the stream.
+  /// Seed of the stream, as passed to the constructor.
   constexpr std::uint64_t seed() const { return seed_; }
+  /// Number of the stream among the streams of its seed.
   constexpr std::uint64_t stream() const { return stream_; }
 
-  /// Uniform in [0, 1), a multiple of 2^-53.
+  /// Number i of the stream, uniform in [0, 1), a multiple of 2^-53.
   constexpr double uniform(std::uint64_t i) const { return static_cast<double>(bits(i) >> 11) * 0x1p-53; }
 
-  /// Uniform integer in [0, bound), by multiplication (bias below bound * 2^-64). bound > 0.
-  /// bound must be below 2^32, which is not checked.
+  /// Integer i of the stream, uniform in [0, bound), by multiplication (bias below bound * 2^-64). `bound`
+  /// must be in 1 .. 2^32 - 1, which is not checked.
   constexpr std::uint64_t below(std::uint64_t i, std::uint64_t bound) const {
     const std::uint64_t random = bits(i);
     const std::uint64_t low = (random & 0xffffffffU) * bound;
@@ -97,8 +98,9 @@ class random_stream {
     return ((random >> 32) * bound + (low >> 32)) >> 32;
   }
 
-  /// Normal with mean 0 and variance 1 (Box-Muller), of magnitude at most sqrt(64 log 2) = 6.7. Uses the
-  /// library functions log and cos, whose last bits may differ between systems.
+  /// Number i of the stream, normal with mean 0 and variance 1 (Box-Muller), of magnitude at most
+  /// sqrt(64 log 2) = 6.7. Uses the library functions log and cos, whose last bits may differ between
+  /// systems.
   double normal(std::uint64_t i) const {
     const auto words = block(i);
     const double radius_uniform = (static_cast<double>(words[0]) + 1.0) * 0x1p-32;
@@ -117,8 +119,8 @@ class random_stream {
   std::uint64_t stream_;
 };
 
-/// 0 .. count - 1 in random order (Fisher-Yates). `count` below 2^32.
-/// The order depends on the stream and `count` only.
+/// Returns the numbers 0 .. count - 1 in random order (Fisher-Yates); `count` must be below 2^32. The order
+/// depends on the stream and `count` only.
 inline std::vector<std::uint32_t> random_permutation(index_t count, random_stream random) {
   std::vector<std::uint32_t> order(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
@@ -128,7 +130,7 @@ inline std::vector<std::uint32_t> random_permutation(index_t count, random_strea
   return order;
 }
 
-/// values[i] = low + (high - low) random.uniform(i), rounded to T: uniform in [low, high) before the
+/// Sets values[i] = low + (high - low) random.uniform(i), rounded to T: uniform in [low, high) before the
 /// rounding.
 template <class T>
 void fill_uniform(std::span<T> values, double low, double high, random_stream random) {
@@ -137,7 +139,8 @@ void fill_uniform(std::span<T> values, double low, double high, random_stream ra
   }
 }
 
-/// values[i] = deviation random.normal(i), rounded to T: normal with mean 0 and the given standard deviation.
+/// Sets values[i] = deviation random.normal(i), rounded to T: normal with mean 0 and the given standard
+/// deviation.
 template <class T>
 void fill_normal(std::span<T> values, double deviation, random_stream random) {
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(deviation * random.normal(i));

@@ -20,9 +20,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A name as one word that has no spaces or newlines outside of quotes. A name of printable characters is
-/// unchanged. Any other name is quoted: "" for an empty name, "a b", "a\x0ab" for a newline, "\"" and "\\".
-/// Bytes from 0x80 on are unchanged, so that UTF-8 stays readable.
+/// Writes a name as one word that has no spaces or newlines outside of quotes. A name of printable characters
+/// is unchanged. Any other name is quoted: "" for an empty name, "a b", "a\x0ab" for a newline, "\"" and
+/// "\\". Bytes from 0x80 on are unchanged, so that UTF-8 stays readable.
 inline std::string quote_word(std::string_view name) {
   const auto plain = [](char c) {
     const auto byte = static_cast<unsigned char>(c);

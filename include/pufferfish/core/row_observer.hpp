@@ -42,13 +42,14 @@ struct shown_rows {
   index_t stride = 0;
 };
 
-/// Registered with a context by observed_scope. Layers call on_rows in training passes only, on the thread of
-/// the pass: with outputs in the forward pass, before another layer can overwrite them; with inputs, tokens
-/// and gradients in the backward pass. An observer must not modify the rows or keep references to them.
+/// Base class of observers, which observed_scope registers with a context. Layers call on_rows in training
+/// passes only, on the thread of the pass: with outputs in the forward pass, before another layer can
+/// overwrite them; with inputs, tokens and gradients in the backward pass. An observer must not modify the
+/// rows or keep references to them.
 class row_observer {
  public:
-  /// `weight`: address of the parameter<T> that stores W. Elements have the type in
-  /// which the layer computes.
+  /// Called by a layer with rows of the given role. `weight`: address of the parameter<T> that stores W.
+  /// Elements have the type in which the layer computes; tokens are int32.
   virtual void on_rows(const void* weight, row_kind kind, const shown_rows& rows) = 0;
 
  protected:

@@ -23,8 +23,9 @@ class bfloat16 {
   constexpr explicit bfloat16(float value) : bits_(round(value)) {}
   constexpr operator float() const { return std::bit_cast<float>(std::uint32_t{bits_} << 16); }
 
-  /// The 16 bits as stored, and back.
+  /// The 16 bits as stored.
   constexpr std::uint16_t bits() const { return bits_; }
+  /// The number that is stored as `bits`.
   static constexpr bfloat16 from_bits(std::uint16_t bits) {
     bfloat16 result;
     result.bits_ = bits;
@@ -60,8 +61,9 @@ class float16 {
     return sign != 0 ? -value : value;
   }
 
-  /// The 16 bits as stored, and back.
+  /// The 16 bits as stored.
   constexpr std::uint16_t bits() const { return bits_; }
+  /// The number that is stored as `bits`.
   static constexpr float16 from_bits(std::uint16_t bits) {
     float16 result;
     result.bits_ = bits;
@@ -71,7 +73,7 @@ class float16 {
  private:
   static constexpr std::uint32_t rebias = 112U << 23;  // difference of the exponent biases of the two formats
 
-  // The upper bits of `value` from bit `shift` on, rounded to nearest, ties to even.
+  // Computes value / 2^shift, rounded to nearest, ties to even.
   static constexpr std::uint32_t shifted(std::uint32_t value, std::uint32_t shift) {
     return (value + (1U << (shift - 1)) - 1U + ((value >> shift) & 1U)) >> shift;
   }
@@ -137,8 +139,8 @@ inline constexpr rounded_format rounded_format_of<bfloat16> = rounded_format::bf
 template <>
 inline constexpr rounded_format rounded_format_of<float16> = rounded_format::fp16;
 
-/// Element types that files may have. (Networks compute in float and double, image classifiers on the CPU
-/// also in bfloat16; on a device networks compute also in the device's own 16-bit types.)
+/// Whether T is an element type that files may have. (Networks compute in float and double, image classifiers
+/// on the CPU also in bfloat16; on a device networks compute also in the device's own 16-bit types.)
 template <class T>
 inline constexpr bool is_scalar_v = std::is_same_v<T, float> || std::is_same_v<T, double> ||
                                     std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;

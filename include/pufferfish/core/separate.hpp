@@ -29,8 +29,8 @@
 
 #include <pufferfish/core/device.hpp>
 
-// PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_part): nothing in the source file that compiles the part, else
-// `extern`.
+// PUFFERFISH_DETAIL_EXTERN(PUFFERFISH_COMPILE_part) expands to nothing in the source file that compiles the
+// part, else to `extern`.
 #if defined(PUFFERFISH_COMPILE_PARTS)
 #define PUFFERFISH_DETAIL_EXTERN(part) PUFFERFISH_DETAIL_EXTERN2(part)
 #define PUFFERFISH_DETAIL_EXTERN2(value) \

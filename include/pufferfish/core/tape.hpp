@@ -34,7 +34,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 class tape {
  public:
   tape() = default;
-  /// A tape with tensors in memory from `source`, which must outlive the tape.
+  /// Makes an empty tape that stores tensors in memory from `source`, which must outlive the tape.
   explicit tape(memory_source& source) : arena_(source) {}
 
   /// Pushes memory for `count` elements and returns it. The elements are not initialised; the memory is kept
@@ -67,7 +67,8 @@ class tape {
     return {pop<T>(volume<N>(shape)), shape};
   }
 
-  /// `count` elements in host memory, not initialised. Removed with pop(), like tensors.
+  /// Pushes `count` elements in host memory, not initialised, and returns them. They are removed with pop(),
+  /// as tensors are.
   template <class V>
   V* push_notes(index_t count) {
     static_assert(std::is_trivially_copyable_v<V>);
@@ -162,7 +163,7 @@ class tape {
          "forward passes of the same context; no layer may be moved in between"});
   }
 
-  // Copied through bytes, so that V needs no default constructor.
+  // Reads a value from its bytes, so that V needs no default constructor.
   template <class V>
   static V value_at(const std::byte* block) {
     static_assert(std::is_trivially_copyable_v<V>);

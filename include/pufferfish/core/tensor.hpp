@@ -33,13 +33,13 @@ inline constexpr uninitialized_t uninitialized{};
 namespace detail {
 
 /// Asks the system to back large blocks with huge pages. Kernels that stride through activations and weights
-/// otherwise spend much time on address translation. Only advice; nothing depends on it.
+/// otherwise spend much time on address translation. Results do not depend on it.
 inline void prefer_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__)
   // The largest page of any processor: aarch64 may have 64 KiB.
   constexpr std::size_t page = 65536, worthwhile = std::size_t{4} << 20;
   if (bytes < worthwhile) return;
-  // Only whole pages of the block.
+  // Advice is given for whole pages of the block only.
   const auto at = reinterpret_cast<std::uintptr_t>(memory);
   const std::size_t skip = (page - at % page) % page;
   static_cast<void>(
@@ -65,14 +65,15 @@ class aligned_buffer {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:
-  /// No memory, size() == 0.
+  /// Makes an empty buffer: no memory, size() == 0.
   aligned_buffer() = default;
-  /// `count` elements, value-initialized. Throws shape_error for a negative count and for more bytes than
+  /// Allocates `count` elements, all zero. Throws shape_error for a negative count and for more bytes than
   /// index_t counts, std::bad_alloc if the memory is not available.
   PUFFERFISH_NOINLINE explicit aligned_buffer(index_t count) : aligned_buffer(count, uninitialized) {
     std::fill_n(data_, count, T{});
   }
-  /// Allocates `count` elements without writing them: their values are indeterminate.
+  /// Allocates `count` elements without writing them: their values are indeterminate. Throws the errors of
+  /// aligned_buffer(count).
   PUFFERFISH_NOINLINE aligned_buffer(index_t count, uninitialized_t) : size_(count) {
     const std::size_t bytes = detail::byte_count<T>(count);
     if (bytes == 0) return;
@@ -117,13 +118,14 @@ class tensor {
  public:
   using value_type = T;
 
-  /// No elements: all extents 0.
+  /// Makes a tensor without elements: all extents are 0.
   tensor() = default;
-  /// Zeros. Throws shape_error for a negative extent and for more bytes than index_t counts, std::bad_alloc
-  /// if the memory is not available.
+  /// Makes a tensor of zeros. Throws shape_error for a negative extent and for more bytes than index_t
+  /// counts, std::bad_alloc if the memory is not available.
   explicit tensor(const extents<N>& shape) : buffer_(volume<N>(shape)), extents_(shape) {}
 
-  /// A dense copy of any view, with conversion of the scalar (static_cast).
+  /// Makes a dense copy of any view, with conversion of the scalar (static_cast). Throws the errors of
+  /// tensor(shape).
   template <class U>
   explicit tensor(const tensor_view<U, N>& source) : tensor(source.shape()) {
     copy(source, view());
@@ -143,7 +145,7 @@ class tensor {
   std::span<T> flat() { return buffer_.span(); }
   std::span<const T> flat() const { return buffer_.span(); }
 
-  /// Element (i...), checked as in tensor_view: at assertion level 2 only.
+  /// Element (i...). Indices are checked at assertion level 2 only (PUFFERFISH_ASSERT_LEVEL).
   template <class... I>
   T& operator()(I... i) {
     return view()(i...);

@@ -16,7 +16,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// "No token": the value of an option that names a token when there is none.
+/// Value of an option that names a token, such as a padding token, if there is no such token.
 inline constexpr std::int32_t no_token = -1;
 
 namespace detail {

@@ -30,7 +30,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Signed, so that differences and strides need no casts.
+/// Type of sizes and indices. It is signed, so that differences and strides need no casts.
 using index_t = std::ptrdiff_t;
 
 /// Extents or strides of N dimensions, in elements, slowest dimension first where the memory is dense.
@@ -58,7 +58,7 @@ constexpr index_t checked_volume(const index_t* shape, std::size_t dims) {
   return !fits ? -1 : empty ? 0 : product;
 }
 
-/// Throw shape_error for extents whose checked_volume is -1, and for a count that byte_count refuses.
+/// Throws shape_error for extents whose checked_volume is -1.
 [[noreturn]] PUFFERFISH_COLD inline void bad_extents(const index_t* shape, std::size_t dims) {
   for (std::size_t i = 0; i < dims; ++i) {
     if (shape[i] < 0) throw_error<shape_error>({"negative extent in ", shape_text(shape, dims)});
@@ -66,14 +66,15 @@ constexpr index_t checked_volume(const index_t* shape, std::size_t dims) {
   throw_error<shape_error>({shape_text(shape, dims), " has more elements than ",
                             std::numeric_limits<index_t>::max(), ", the most that can be counted"});
 }
+/// Throws shape_error for a count that byte_count refuses; `size` is the size of an element in bytes.
 [[noreturn]] PUFFERFISH_COLD inline void bad_count(index_t count, std::size_t size) {
   if (count < 0) throw_error<shape_error>({"negative size ", count});
   throw_error<shape_error>({count, " elements of ", size, " bytes have more bytes than ",
                             std::numeric_limits<index_t>::max(), ", the most that can be counted"});
 }
 
-/// Bytes of `count` elements of T. Throws shape_error for a negative count and for more bytes than index_t
-/// counts.
+/// Number of bytes of `count` elements of T. Throws shape_error for a negative count and for more bytes than
+/// index_t counts.
 template <class T>
 constexpr std::size_t byte_count(index_t count) {
   constexpr std::size_t most = static_cast<std::size_t>(std::numeric_limits<index_t>::max()) / sizeof(T);
@@ -92,7 +93,7 @@ constexpr index_t volume(const extents<N>& shape) {
   return result;
 }
 
-/// Strides (in elements) of a dense array whose last index runs fastest. Throws as volume does.
+/// Strides (in elements) of a dense array whose last index runs fastest. Throws shape_error as volume does.
 template <std::size_t N>
 constexpr extents<N> row_major(const extents<N>& shape) {
   static_cast<void>(volume<N>(shape));
@@ -105,7 +106,7 @@ constexpr extents<N> row_major(const extents<N>& shape) {
   return strides;
 }
 
-/// "[2 x 8 x 8 x 64]", as error messages print shapes.
+/// Text of a shape as in error messages, such as "[2 x 8 x 8 x 64]".
 template <std::size_t N>
 std::string to_string(const extents<N>& shape) {
   return detail::shape_text(shape.data(), N);
@@ -146,34 +147,35 @@ class tensor_view {
   using element_type = T;
   using value_type = std::remove_cv_t<T>;
 
-  /// A null view: no memory, all extents 0.
+  /// Makes a null view: no memory, all extents 0.
   constexpr tensor_view() = default;
 
-  /// A dense view, last index fastest. Throws shape_error as volume does.
-  /// `data` may be nullptr: a view of this shape without memory (is_null).
+  /// Makes a dense view of memory at `data`, last index fastest. Throws shape_error as volume does. `data`
+  /// may be nullptr: a view of this shape without memory (is_null).
   constexpr tensor_view(T* data, const extents<N>& shape)
       : data_(data), extents_(shape), strides_(row_major<N>(shape)) {}
 
-  /// A view with given strides. Throws shape_error as volume does.
-  /// Whether the strides stay within the memory is the caller's responsibility.
+  /// Makes a view with given strides, in elements. Throws shape_error as volume does. Whether the strides
+  /// stay within the memory is the caller's responsibility.
   constexpr tensor_view(T* data, const extents<N>& shape, const extents<N>& strides)
       : data_(data), extents_(shape), strides_(strides) {
     static_cast<void>(volume<N>(shape));
   }
 
-  /// A view of T converts to a view of const T.
+  /// Converts a view of a type to a view of the const type (T = const U).
   template <class U>
   requires(std::is_same_v<const U, T> &&
            !std::is_same_v<U, T>) constexpr tensor_view(const tensor_view<U, N>& other)
       : data_(other.data()), extents_(other.shape()), strides_(other.strides()) {}
 
-  /// Address of element (0, ..., 0); extents and strides in elements.
+  /// Address of element (0, ..., 0); nullptr for a null view.
   constexpr T* data() const { return data_; }
   constexpr const extents<N>& shape() const { return extents_; }
+  /// Strides, in elements.
   constexpr const extents<N>& strides() const { return strides_; }
   constexpr index_t extent(std::size_t i) const { return extents_[i]; }
   constexpr index_t stride(std::size_t i) const { return strides_[i]; }
-  // Cannot overflow: the constructors have checked the product.
+  /// Number of elements. The product cannot overflow: the constructors have checked it.
   constexpr index_t size() const {
     index_t result = 1;
     for (index_t extent : extents_) result *= extent;
@@ -221,8 +223,8 @@ class tensor_view {
     return tensor_view<T, M>(data_, shape);
   }
 
-  /// Elements begin .. begin + count - 1 of dimension d, without a copy. A range outside the view fails an
-  /// assertion (PUFFERFISH_ASSERT_LEVEL 1 or 2), which ends the program.
+  /// Returns a view of the indices begin .. begin + count - 1 of dimension d, without a copy. A range outside
+  /// the view fails an assertion (PUFFERFISH_ASSERT_LEVEL 1 or 2), which ends the program.
   constexpr tensor_view slice(std::size_t d, index_t begin, index_t count) const {
     PUFFERFISH_ASSERT(d < N && begin >= 0 && count >= 0 && count <= extents_[d] - begin,
                       "slice outside the view");
@@ -231,8 +233,9 @@ class tensor_view {
     return tensor_view(data_ == nullptr ? nullptr : data_ + begin * strides_[d], shape, strides_);
   }
 
-  /// Dimension i of the result is dimension order[i] of this view; no copy. `order` must be a permutation of
-  /// 0 .. N - 1, which is not checked. An NHWC image as NCHW: view.permute({0, 3, 1, 2}).
+  /// Returns a view with the dimensions in another order, without a copy: dimension i of the result is
+  /// dimension order[i] of this view. `order` must be a permutation of 0 .. N - 1, which is not checked. An
+  /// NHWC image as NCHW: view.permute({0, 3, 1, 2}).
   constexpr tensor_view permute(const std::array<std::size_t, N>& order) const {
     extents<N> shape{};
     extents<N> strides{};
@@ -249,15 +252,15 @@ class tensor_view {
   extents<N> strides_{};
 };
 
-/// The view with its two dimensions swapped.
+/// Returns the view with its two dimensions swapped, without a copy.
 template <class T>
 constexpr tensor_view<T, 2> transpose(const tensor_view<T, 2>& view) {
   return view.permute({1, 0});
 }
 
-/// to(i...) = U(from(i...)) for all elements, for any strides and with conversion of the scalar. Throws
-/// shape_error unless the shapes are equal. The views must not overlap unless they are identical. Runs in the
-/// calling thread on the host. Both views must have memory unless they are empty.
+/// Copies to(i...) = U(from(i...)) for all elements, for any strides and with conversion of the scalar.
+/// Throws shape_error unless the shapes are equal. The views must not overlap unless they are identical. Runs
+/// in the calling thread on the host. Both views must have memory unless they are empty.
 template <class T, class U, std::size_t N>
 void copy(const tensor_view<T, N>& from, const tensor_view<U, N>& to) {
   if (from.shape() != to.shape()) {

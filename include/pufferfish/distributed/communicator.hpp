@@ -51,16 +51,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Types that collectives can add and compare: float, double and integers of 4 or 8 bytes, not const.
+/// Whether collectives can add and compare elements of type T: float, double and integers of 4 or 8 bytes,
+/// not const.
 template <class T>
 inline constexpr bool is_reducible_v =
     !std::is_const_v<T> && (std::is_same_v<T, float> || std::is_same_v<T, double> ||
                             (std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8)));
 
-/// A started collective. Move-only.
+/// A handle of a started collective. Move-only.
 ///   done()  true once the result is in place; each call lets the transfer make progress. Stays true.
 ///   wait()  returns once the result is in place. Further calls return at once.
-/// A moved-from request is done. Destroying (or assigning to) an unfinished one waits for it.
+/// A moved-from request is done. Destroying an unfinished request, or assigning to it, waits for its end.
 template <class R>
 concept collective_request = std::movable<R> && !std::copy_constructible<R> && requires(R & request) {
   { request.done() } -> std::same_as<bool>;
@@ -72,10 +73,11 @@ concept collective_request = std::movable<R> && !std::copy_constructible<R> && r
 ///   all_reduce_sum(span<T>)    element i becomes the sum of all ranks' elements i, in place. All ranks get
 ///                              the same bits (NaNs apart). Rounding may depend on length and number of
 ///                              ranks.
-///   all_reduce_min(span<T>), all_reduce_max(span<T>)  likewise; undefined if an element is NaN
-///   start_all_reduce_sum(span<T>)  the same sum, started; returns a collective_request
+///   all_reduce_min(span<T>), all_reduce_max(span<T>)  element i becomes the least or largest of all ranks'
+///                              elements i; undefined if one is NaN
+///   start_all_reduce_sum(span<T>)  starts the sum of all_reduce_sum and returns a collective_request
 ///   broadcast(span<T>, root)   copies root's elements to all ranks, T trivially copyable
-///   broadcast_bytes(span<std::byte>, root)  the same for raw memory of any size
+///   broadcast_bytes(span<std::byte>, root)  copies root's bytes to all ranks
 ///   all_gather(value)          std::vector<T> of all ranks' values, by rank; T trivially copyable, <= 4 KiB
 ///   barrier()                  returns when all ranks have called it
 /// Spans have dynamic extent; T as is_reducible_v says. A root outside the group throws value_error.
@@ -142,7 +144,7 @@ inline void check_root(const char* where, int root, int size) {
   }
 }
 
-/// `text` of rank `root`, on all ranks.
+/// Returns rank `root`'s `text` on all ranks; the other ranks' texts are ignored. Collective.
 template <class C>
 std::string broadcast_text(C& comm, const std::string& text, int root) {
   std::array<std::uint64_t, 1> length{text.size()};
@@ -152,10 +154,10 @@ std::string broadcast_text(C& comm, const std::string& text, int root) {
   return result;
 }
 
-/// Never frees `memory`. For memory that MPI may still read or write after a wait has timed out.
+/// Keeps `memory` until the process ends, since MPI may still read or write it after a wait has timed out.
 inline void keep_for_good(std::shared_ptr<const void> memory) {
   static std::mutex adding;
-  // Not destroyed at the end of the program, when messages can still arrive.
+  // The list is not destroyed at the end of the program, when messages can still arrive.
   static auto& kept = *new std::vector<std::shared_ptr<const void>>;
   const std::lock_guard hold(adding);
   kept.push_back(std::move(memory));
@@ -207,7 +209,7 @@ struct local_failure {
   std::string text;
 };
 
-/// Calls work() and keeps whatever it throws.
+/// Calls work() and returns the exception that it throws, if any.
 template <class Work>
 local_failure failure_of(Work&& work) {
   try {
@@ -253,11 +255,10 @@ auto all_or_none(C& comm, std::string_view name, Work&& work) {
 
 }  // namespace detail
 
-/// Element i becomes the mean over all ranks: the sum times the rounded 1 / size(). In place, float or
-/// double, the same bits on all ranks. Collective.
-/// The factor is 1 / p rounded to T, so that the mean may differ from sum / p in the last place. A sum that
-/// overflows gives an infinity. With one rank the values stay as they are. Blocking; errors as
-/// all_reduce_sum.
+/// Replaces element i by the mean of all ranks' elements i, in place: the sum times 1 / p rounded to T, which
+/// may differ from sum / p in the last place. float or double, the same bits on all ranks. A sum that
+/// overflows gives an infinity. With one rank the values are unchanged. Collective and blocking. Throws the
+/// errors of the communicator's all_reduce_sum.
 template <class C, class T>
 void mean(C& comm, std::span<T> values) {
   detail::check_communicator<C>();

@@ -15,7 +15,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Gradients are sent as they are (or narrower, see exchange_wire), while the backward pass still runs.
+/// Options of an exchange without a compressor: gradients are sent as they are, or in a narrower format
+/// (exchange_wire), while the backward pass still runs.
 struct no_compression {};
 
 inline std::string describe(const no_compression&) { return "none"; }
@@ -29,7 +30,7 @@ std::optional<any_compressor<T>> new_compressor(const parameter_store<T>&, const
 ///   new_compressor(store, options)  an any_compressor<T>, for a parameter_store<T> of float, double or both
 /// and, if they apply,
 ///   O::brings_momentum              the compressor has a momentum of its own, in place of the optimizer's
-///   options.brings_weight_decay()   whether these options give the compressor a weight decay, likewise
+///   options.brings_weight_decay()   whether the compressor has a weight decay in place of the optimizer's
 /// Copies share the held options. The library's, such as power_sgd_options, are in the headers of compress/.
 /// \code
 ///   compression_options compression = power_sgd_options{.rank = 4};
@@ -37,7 +38,7 @@ std::optional<any_compressor<T>> new_compressor(const parameter_store<T>&, const
 /// \endcode
 class compression_options {
  public:
-  /// No compressor; so has no_compression.
+  /// Makes options without a compressor, as no_compression does.
   compression_options() = default;
   compression_options(no_compression) {}
   template <class O>
@@ -47,15 +48,16 @@ class compression_options {
   /// Whether there is a compressor.
   explicit operator bool() const { return held_ != nullptr; }
 
-  /// Whether the held options have these properties, as described at the class; false without options.
+  /// Whether the compressor has a momentum in place of the optimizer's; false without options.
   bool brings_momentum() const { return held_ && held_->brings_momentum(); }
+  /// Whether the compressor has a weight decay in place of the optimizer's; false without options.
   bool brings_weight_decay() const { return held_ && held_->brings_weight_decay(); }
 
-  /// describe() of the held options; "none" without options.
+  /// Text of the held options by their describe(); "none" without options.
   std::string text() const { return held_ ? held_->text() : "none"; }
 
-  /// A new compressor for the store's arenas, nullopt without options. Throws value_error, naming the
-  /// options, if they have no new_compressor for gradients of type T; other errors as this function.
+  /// Makes a new compressor for the store's arenas; nullopt without options. Throws value_error, naming the
+  /// options, if they have no new_compressor for gradients of type T, and the errors of new_compressor.
   template <class T>
   std::optional<any_compressor<T>> make(const parameter_store<T>& store) const {
     if (!held_) return std::nullopt;
@@ -111,8 +113,8 @@ std::string describe(const O& options) {
   return options.text();
 }
 
-/// A new compressor for the arenas of a network; nullopt for no_compression. Errors as new_compressor of the
-/// held options; value_error if they have none for gradients of type T.
+/// Makes a new compressor for the arenas of a network; nullopt for no_compression. Throws the errors of
+/// new_compressor for the held options, and value_error if they have none for gradients of type T.
 template <class T, std::same_as<compression_options> O>
 std::optional<any_compressor<T>> new_compressor(const parameter_store<T>& store, const O& options) {
   return options.make(store);

@@ -24,7 +24,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Position of a compressor: its rank, the number of ranks, and the number of exchanges before this one.
+/// Position of a compressor's call: its rank, the number of ranks, and the number of exchanges before it.
 /// Epoch and epoch_rate are those of the last call of gradient_exchange::set_epoch. learning_rate is the rate
 /// by which the result of this step is multiplied: that of the last call of set_epoch or set_rate. In a
 /// rare_exchange it is rare_exchange_options::outer_rate.
@@ -61,8 +61,8 @@ struct compressor_message {
   /// filled it. Its length is equal on all ranks; its number of entries may differ.
   sparse_stream<T>* sparse = nullptr;
 
-  /// Bytes that rank `rank` passes to collectives.
-  /// Blocks for the rank itself in `to_ranks` count, though they are only copied.
+  /// Number of bytes that rank `rank` passes to collectives in this round. Blocks for the rank itself in
+  /// `to_ranks` count, though they are only copied.
   std::size_t payload_bytes(int rank) const {
     std::size_t bytes = sum.size_bytes() + maxima.size_bytes();
     if (sends_length) {
@@ -179,8 +179,9 @@ class any_compressor {
   }
   bool is_split() const { return !buckets_.empty(); }
 
-  /// Whether the compressor has pack(), and whether it is then a mean.
+  /// Whether the compressor has pack(); see gradient_compressor.
   bool can_pack() const { return parts_.front()->can_pack(); }
+  /// Whether the result of packed elements is the mean over the ranks.
   bool is_mean() const { return parts_.front()->is_mean(); }
   /// Calls pack() of every part; see gradient_compressor. The compressor must have it.
   std::vector<std::vector<std::int32_t>> pack() {
@@ -189,31 +190,34 @@ class any_compressor {
     return places;
   }
 
-  /// Later calls with the same numbers do nothing, so that spans of states() stay valid.
+  /// Calls the compressor's start(rank, ranks), if it has one. Later calls with the same numbers do nothing,
+  /// so that spans of states() stay valid.
   void start(int rank, int ranks) {
     if (std::pair(rank, ranks) == std::exchange(started_, std::pair(rank, ranks))) return;
     for (const auto& part : parts_) part->start(rank, ranks);
   }
-  /// Rounds of a step; if split, of every bucket.
+  /// Number of rounds of a step; if split, of every bucket.
   int rounds() const { return parts_.front()->rounds(); }
-  /// If split: of bucket `part`; `gradients` are then those of the bucket.
+  /// Prepares the message of a round; see gradient_compressor. If split, by the compressor of bucket `part`;
+  /// `gradients` are then those of the bucket.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients, std::size_t part = 0) {
     return parts_[part]->encode(ctx, place, round, gradients);
   }
-  /// Like encode; after the last round `gradients` is overwritten by the result.
+  /// Uses what the message of a round has received, with arguments as those of encode. After the last round
+  /// `gradients` is overwritten by the result.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients,
               std::size_t part = 0) {
     parts_[part]->decode(ctx, place, round, gradients);
   }
-  /// Sum over the buckets if split.
+  /// Bytes that one rank passes to the collectives of a step; if split, the sum over the buckets.
   index_t payload_bytes() const {
     index_t bytes = 0;
     for (const auto& part : parts_) bytes += part->payload_bytes();
     return bytes;
   }
-  /// States of all buckets if split; ".0", ".1", ... are then appended to the names. The spans refer to this
-  /// object.
+  /// States of the compressor for checkpoints. If split, those of all buckets, with ".0", ".1", ... appended
+  /// to the names. The spans refer to memory of this object.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> all;
     for (std::size_t p = 0; p < parts_.size(); ++p) {
@@ -299,9 +303,9 @@ class any_compressor {
   std::pair<int, int> started_{-1, 0};  // rank, ranks
 };
 
-/// Options from which `new_compressor(store, options)` makes a compressor for the arenas of a network, or
-/// nothing: those of the library's compressors, each in the header of its compressor, compression_options
-/// (distributed/compression_options.hpp), or a type of the user with such a function in its own namespace.
+/// Options from which `new_compressor(store, options)` makes an any_compressor, or an empty std::optional,
+/// for the arenas of a network: those of the library's compressors, each in the header of its compressor,
+/// compression_options, or a type of the user with such a function in its own namespace.
 template <class Options, class T>
 concept compressor_options = requires(const parameter_store<T>& store, const Options& options) {
   { new_compressor(store, options) } -> std::convertible_to<std::optional<any_compressor<T>>>;

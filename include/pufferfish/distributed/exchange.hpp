@@ -104,9 +104,10 @@ class gradient_exchange {
 
   /// States of the compressor; empty without one.
   std::vector<compressor_state<T>> states() { return driver_.states(); }
-  /// Number of exchanges, skipped steps excluded. A checkpoint stores it with the states. All ranks must call
-  /// set_steps if one does: the next begin compares the numbers.
+  /// Number of exchanges, skipped steps excluded. A checkpoint stores it with the states.
   std::uint64_t steps() const { return driver_.counts().steps(); }
+  /// Sets steps(), for a resumed run. All ranks must call it if one does: the next begin compares the
+  /// numbers.
   void set_steps(std::uint64_t steps) {
     driver_.counts().set_steps(steps);
     steps_agreed_ = false;
@@ -246,8 +247,8 @@ class gradient_exchange {
   detail::exchange_failure failure_;
   driver driver_;
   detail::bucket_counter<T> ready_;
-  context<Device>* ctx_ = nullptr;  // of this step
-  std::size_t released_ = 0;        // buckets of this step
+  context<Device>* ctx_ = nullptr;  // context of this step
+  std::size_t released_ = 0;        // number of this step's buckets whose exchange was released
   bool running_ = false, captured_ = false;
   bool steps_agreed_ = false;
   gradient_listener listener_;  // from begin to finish; the first member that is destroyed

@@ -25,7 +25,7 @@ enum class exchange_progress {
 
 /// Number format of the messages.
 enum class exchange_wire {
-  same,  ///< that of the gradients
+  same,  ///< number format of the gradients
   bf16,  ///< half of a float's bytes: rounded to bfloat16, added in float (narrow_all_reduce)
   /// Gradients are sent as float16, which has eight times the precision of bf16. A gradient below 2^-25
   /// becomes 0, and a sum over the ranks of 65520 or more becomes infinity.

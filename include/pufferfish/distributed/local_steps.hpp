@@ -24,7 +24,7 @@ inline void check_step_limits(const char* user, index_t least, index_t most) {
   throw_error<value_error>({user, ": limits of ", least, " and ", most, " local steps; 1 <= least <= most"});
 }
 
-/// `steps` rounded to the nearest whole number (halves away from zero) in least .. most.
+/// Returns `steps` rounded to the nearest whole number (halves away from zero), limited to least .. most.
 inline index_t limited_steps(double steps, index_t least, index_t most) {
   if (!(steps > static_cast<double>(least))) return least;
   if (steps >= static_cast<double>(most)) return most;
@@ -64,7 +64,8 @@ struct local_steps_schedule {
     }
   }
 
-  /// H at a learning rate >= 0; `peak` is the highest rate of the run. Throws value_error for other rates.
+  /// Returns H for the learning rate `rate` >= 0; `peak` > 0 is the highest rate of the run. Throws
+  /// value_error for other rates.
   index_t operator()(double rate, double peak) const {
     if (!(rate >= 0.0 && peak > 0.0 && std::isfinite(rate) && std::isfinite(peak))) {
       detail::throw_error<value_error>({"local_steps_schedule: rate ", rate, " of a peak rate ", peak,
@@ -75,8 +76,8 @@ struct local_steps_schedule {
   }
 };
 
-/// "50 local steps times (rate / peak)^1, 1 to 500".
-/// For power 0: "50 local steps".
+/// Text of the schedule for messages, such as "50 local steps times (rate / peak)^1, 1 to 500", or "50 local
+/// steps" for power 0.
 inline std::string describe(const local_steps_schedule& schedule) {
   if (schedule.power == 0.0) return detail::message({schedule.base, " local steps"});
   return detail::message({schedule.base, " local steps times (rate / peak)^",
@@ -114,9 +115,9 @@ struct local_steps_by_spread {
     }
   }
 
-  /// H' after exchanges that were H local steps apart and have found the spread S. A spread that is not
-  /// finite halves H.
-  /// A spread of 0 or below doubles H: nothing was measured, or the ranks agree.
+  /// Returns H' after exchanges that were H = `steps` local steps apart and have measured the spread S. A
+  /// spread that is not finite halves H. A spread of 0 or below doubles H: it was not measured, or the ranks
+  /// agree.
   index_t operator()(index_t steps, double spread) const {
     const double wanted = spread > 0.0 ? target / spread : 2.0;
     const double change = std::isfinite(spread) ? std::clamp(wanted, 0.5, 2.0) : 0.5;

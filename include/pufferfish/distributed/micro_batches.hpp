@@ -41,7 +41,7 @@ class micro_batches {
   micro_batches(const micro_batches&) = delete;
   micro_batches& operator=(const micro_batches&) = delete;
   ~micro_batches() {
-    // A new layout has its own counts.
+    // A store with a new layout has reset its counts.
     if (store_->generation() == generation_) store_->set_passes(before_);
   }
 

@@ -90,7 +90,7 @@ class communicator {
   int rank() const { return watch_ ? watch_->rank() : 0; }
   int size() const { return watch_ ? watch_->size() : 1; }
 
-  /// True if a thread other than the main one may call, as long as it is one at a time (MPI_THREAD_SERIALIZED
+  /// Whether threads other than the main one may call the communicator, one at a time (MPI_THREAD_SERIALIZED
   /// or more).
   bool usable_from_threads() const { return detail::thread_level() >= MPI_THREAD_SERIALIZED; }
 
@@ -186,14 +186,14 @@ class communicator {
     });
   }
 
-  /// Copies the bytes; all machines of the group must represent T alike.
-  /// Throws value_error, without communicating, if there is no such root; so does broadcast_bytes.
+  /// Copies the bytes of `root` to all ranks; all machines of the group must represent T alike. Throws
+  /// value_error, without communicating, if there is no such root.
   template <class T>
   void broadcast(std::span<T> values, int root) {
     pufferfish::detail::check_broadcastable<T>();
     broadcast_bytes(std::as_writable_bytes(values), root);
   }
-  /// Both forms of broadcast send pieces; see the class.
+  /// Copies the bytes of `root` to all ranks, with the errors of broadcast.
   void broadcast_bytes(std::span<std::byte> bytes, int root) {
     pufferfish::detail::check_root("mpi::communicator: broadcast", root, size());
     for_pieces(bytes, [&](std::byte* first, int length) {
@@ -258,7 +258,7 @@ class communicator {
   static constexpr std::size_t longest_piece = std::size_t{16} << 20;
 
   bool polls() const { return watch_ && watch_->polls(); }
-  /// Throws timeout_error after a timeout; so does new_request.
+  /// Throws timeout_error if an earlier wait has timed out; so does new_request.
   void check_not_broken() const {
     if (broken())
       PUFFERFISH_THROW(timeout_error("mpi::communicator: a call after a timeout", watch_->missing()));
@@ -298,7 +298,7 @@ class communicator {
     if (!bytes.empty()) std::memcpy(bytes.data(), memory, bytes.size());
   }
 
-  /// In place, by polling or by MPI_Allreduce.
+  /// Reduces the elements of all ranks by `operation`, in place, by polling or by MPI_Allreduce.
   template <class T>
   void all_reduce(std::span<T> values, MPI_Op operation) {
     pufferfish::detail::check_reducible<T>();
@@ -319,8 +319,8 @@ class communicator {
     });
   }
 
-  /// Minimum or maximum. MPICH 4.0.2 compares unsigned integers as signed ones (its issue 6083; Open MPI
-  /// 4.1.4 does so for unsigned long). So unsigned integers are compared as signed ones with the top bit
+  /// Computes minima or maxima. MPICH 4.0.2 compares unsigned integers as signed ones (its issue 6083; Open
+  /// MPI 4.1.4 does so for unsigned long). So unsigned integers are compared as signed ones with the top bit
   /// flipped, which have the same order.
   template <class T>
   void compare(std::span<T> values, MPI_Op operation) {

@@ -41,7 +41,7 @@ namespace mpi {
 
 namespace detail {
 
-// MPI allows these two questions at any time, from any thread.
+// MPI allows is_initialized and is_finalized to be called at any time, from any thread.
 inline bool is_initialized() {
   int flag = 0;
   MPI_Initialized(&flag);
@@ -53,12 +53,13 @@ inline bool is_finalized() {
   return flag != 0;
 }
 
-/// MPI_THREAD_SINGLE ... MPI_THREAD_MULTIPLE, as MPI_Query_thread says; SINGLE before MPI is initialised.
+/// Thread level of MPI, MPI_THREAD_SINGLE ... MPI_THREAD_MULTIPLE (MPI_Query_thread); SINGLE before MPI is
+/// initialised.
 inline int thread_level() {
   const int known = mpi_process::thread_level.load(std::memory_order_relaxed);
   if (known >= 0) return known;
   if (!is_initialized()) return MPI_THREAD_SINGLE;
-  // Until the level is known it may be SERIALIZED.
+  // Until the level is known it may be SERIALIZED, which requires the lock.
   const std::lock_guard hold(mpi_process::call_mutex);
   int level = MPI_THREAD_SINGLE;
   if (MPI_Query_thread(&level) != MPI_SUCCESS) return MPI_THREAD_SINGLE;
@@ -81,10 +82,9 @@ inline std::string error_text(int code) {
 
 }  // namespace detail
 
-/// The right to call MPI until the returned lock is released. At MPI_THREAD_SERIALIZED threads may call MPI
-/// one at a time. A process has one such lock, and every MPI call of the library holds it. A program whose
-/// own threads call MPI while an exchange exists must hold the lock during each call:
-/// \code
+/// Waits for the right to call MPI and returns a lock that holds it. At MPI_THREAD_SERIALIZED threads may
+/// call MPI one at a time. A process has one such lock, and every MPI call of the library holds it. A program
+/// whose own threads call MPI while an exchange exists must hold the lock during each call: \code
 ///   {
 ///     const auto turn = pufferfish::mpi::call_lock();
 ///     MPI_Isend(...);
@@ -116,7 +116,7 @@ namespace detail {
   PUFFERFISH_THROW(backend_error(std::string("mpi::communicator: ") + call + " failed: " + text));
 }
 
-/// Throws backend_error unless `code` says success.
+/// Throws backend_error, naming the MPI function `call`, unless `code` is MPI_SUCCESS.
 inline void check(int code, const char* call) {
   if (code != MPI_SUCCESS) throw_failure(call, error_text(code));
 }
@@ -135,7 +135,7 @@ void call(const char* name, F&& f) {
   throw_failure(name, text);
 }
 
-/// Throws state_error unless MPI runs.
+/// Throws state_error, naming `who`, unless MPI is initialised and not finalized.
 inline void check_running(const char* who) {
   if (!is_initialized()) {
     PUFFERFISH_THROW(state_error(std::string(who) + ": MPI is not initialised: call MPI_Init_thread first"));

@@ -42,8 +42,9 @@ enum class thread_level {
 /// must be done before the end of the scope; a communicator may outlive it, but must not be used then.
 class environment {
  public:
-  /// Throws state_error if MPI is or was running (it then has another owner), backend_error if it cannot
-  /// start. A level below the requested one is not an error: check provided().
+  /// Initialises MPI with a thread level. Throws state_error if MPI is or was running (it then has another
+  /// owner), backend_error if it cannot start. A level below the requested one is not an error: check
+  /// provided().
   explicit environment(thread_level requested = thread_level::funneled)
       : exceptions_at_start_(std::uncaught_exceptions()) {
     if (detail::is_finalized()) {

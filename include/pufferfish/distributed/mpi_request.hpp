@@ -29,7 +29,7 @@ namespace mpi {
 
 namespace detail {
 
-/// For the types of is_reducible_v.
+/// MPI's name of the type T, which must be one of is_reducible_v.
 template <class T>
 MPI_Datatype datatype() {
   if constexpr (std::is_same_v<T, float>) {
@@ -106,8 +106,9 @@ class request {
     return first_done != 0 && rest_done != 0;
   }
 
-  /// Throws timeout_error if the wait takes longer than communicator::timeout(). MPI may then use the
-  /// request's memory until the process ends (communicator::set_timeout).
+  /// Waits until the sum or message is complete. Throws backend_error if MPI fails, and timeout_error if the
+  /// wait takes longer than communicator::timeout(). After a timeout MPI may use the request's memory until
+  /// the process ends (communicator::set_timeout).
   void wait() {
     if (!is_open()) return;
     if (backs_off_ || watch_->polls()) {

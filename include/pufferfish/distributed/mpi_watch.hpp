@@ -38,8 +38,9 @@ inline constexpr double default_timeout = 600.0;
 
 namespace detail {
 
-/// A duplicate of `comm`, whose errors are returned. Collective over `comm`; polls, so that other threads can
-/// call MPI meanwhile. Throws backend_error, and timeout_error after default_timeout.
+/// Duplicates `comm`; MPI returns errors on the result instead of ending the program. Collective over `comm`;
+/// polls, so that other threads can call MPI meanwhile. Throws backend_error, and timeout_error after
+/// default_timeout.
 inline MPI_Comm duplicate(MPI_Comm comm) {
   struct pending {
     MPI_Comm made = MPI_COMM_NULL;
@@ -95,7 +96,7 @@ class watch : public std::enable_shared_from_this<watch> {
   watch(const watch&) = delete;
   watch& operator=(const watch&) = delete;
 
-  /// The duplicate for the messages and collectives of the communicator.
+  /// The duplicate of the MPI communicator for messages and collectives.
   MPI_Comm group() const { return group_.get(); }
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -159,7 +160,7 @@ class watch : public std::enable_shared_from_this<watch> {
     return std::chrono::duration<double>(clock::now() - start).count();
   }
 
-  // With one decimal place.
+  // Text of a time in seconds, with one decimal place.
   static std::string seconds_text(double seconds) {
     const long tenths = std::lround(10.0 * seconds);
     return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);

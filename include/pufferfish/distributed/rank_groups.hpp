@@ -24,7 +24,8 @@ struct rank_group {
   std::vector<int> ranks;
 };
 
-/// Smallest group first: that is most likely the one that is wrong. Ties: lowest rank first.
+/// Groups ranks with equal digests; digests[r] is that of rank r. The smallest group is first, since it most
+/// likely has the wrong value; of equal sizes, the group with the lowest rank.
 inline std::vector<rank_group> group_ranks(std::span<const std::uint64_t> digests) {
   std::map<std::uint64_t, std::vector<int>> ranks;
   for (std::size_t i = 0; i < digests.size(); ++i) ranks[digests[i]].push_back(static_cast<int>(i));
@@ -37,7 +38,8 @@ inline std::vector<rank_group> group_ranks(std::span<const std::uint64_t> digest
   return groups;
 }
 
-/// "rank 2 has", "ranks 0, 1, 3 have", "ranks 0-5, 7 have": runs of three or more are joined.
+/// Text about ranks, such as "rank 2 has", "ranks 0, 1, 3 have", "ranks 0-5, 7 have": runs of three or more
+/// are joined.
 inline std::string describe_ranks(const std::vector<int>& ranks) {
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size();) {
@@ -69,8 +71,8 @@ std::string describe_groups(const std::vector<rank_group>& groups, const Describ
   return text;
 }
 
-/// Line `number` (from 0) of a text, quoted; "nothing" after the last. A text of n newlines has n + 1 lines,
-/// so texts that differ at all differ in a line.
+/// Returns line `number` (from 0) of a text, quoted; "nothing" after the last line. A text of n newlines has
+/// n + 1 lines, so texts that differ at all differ in a line.
 inline std::string line_of(std::string_view text, std::size_t number) {
   for (; number > 0; --number) {
     const std::size_t end = text.find('\n');

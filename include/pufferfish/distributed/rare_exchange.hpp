@@ -94,7 +94,7 @@ class rare_exchange {
   const rare_exchange_options& options() const { return options_; }
   const std::vector<gradient_bucket>& fragments() const { return exchanges_.fragments; }
 
-  /// To be called after each optimizer step of this rank: exchanges the fragments that are due. Collective.
+  /// Exchanges the fragments that are due; to be called after each optimizer step of this rank. Collective.
   /// Throws state_error if the network has changed its arenas, its values are not on Device or an earlier
   /// call has failed; throws it on all ranks if their outer parameters or counters differ (the first call
   /// compares them). Rethrows exceptions of the communicator.
@@ -114,8 +114,8 @@ class rare_exchange {
   }
 
   /// Ends all exchanges under way, exchanges every fragment that has changed since its last exchange, and
-  /// sets the parameters to theta, so that they are equal on all ranks. These are outer steps as others,
-  /// whatever the number of local steps before them. The next step starts a new round. Then `buffers`, such
+  /// sets the parameters to theta, so that they are equal on all ranks. These exchanges are full outer steps
+  /// for any number of local steps before them. The next step starts a new round. Then `buffers`, such
   /// as batch-norm statistics, become their means over the ranks. (Running averages are linear in what they
   /// average, so that it does not matter how often they are averaged over the ranks.) `buffers` are in host
   /// memory, of the same lengths on all ranks. Collective. Errors are those of step_done.
@@ -171,8 +171,8 @@ class rare_exchange {
     agreed_ = false;
   }
 
-  /// H of the rounds that start from now on; the round under way ends as it started. The same on all ranks.
-  /// Throws value_error for less than 1.
+  /// Sets H, the number of local steps of the rounds that start from now on; the round under way keeps its
+  /// number. To be called with the same number on all ranks. Throws value_error for less than 1.
   void set_local_steps(index_t steps) {
     if (steps < 1) detail::throw_error<value_error>({"rare_exchange: ", steps, " local steps are below 1"});
     options_.local_steps = steps;
@@ -297,7 +297,7 @@ class rare_exchange {
     }
     exchanges_.start(what, clock_ + static_cast<std::uint64_t>(options_.delay));
   }
-  // Ends the oldest exchange under way.
+  // Ends the oldest exchange under way and makes its outer step.
   void complete(context<Device>& ctx) { apply(ctx, exchanges_.complete(outer_.host(ctx)), options_.mixing); }
 
   // Computes D_w of a fragment.
@@ -310,7 +310,7 @@ class rare_exchange {
     return {f, outer_steps_++, epoch_, learning_rate_};
   }
 
-  // The outer step with D, which is in exchanges_.change(f); adds to the report.
+  // Makes the outer step with D, which is in exchanges_.change(f); adds to the report.
   void apply(context<Device>& ctx, std::size_t f, double mixing) {
     const std::span<T> change = exchanges_.change(f), all = exchanges_.all_of(f);
     const bool sent = exchanges_.reducer.comm().size() > 1;

@@ -16,8 +16,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The defaults are DiLoCo's (Douillard et al., 2023) with fewer local steps. Streaming DiLoCo: fragments >
-/// 1, delay > 0. SparseLoCo: outer_rate 0.4, outer_momentum 0, and the compressor block_top_k.
+/// Options of rare_exchange. The defaults are DiLoCo's (Douillard et al., 2023) with fewer local steps.
+/// Streaming DiLoCo: fragments > 1, delay > 0. SparseLoCo: outer_rate 0.4, outer_momentum 0, and the
+/// compressor block_top_k.
 /// All ranks must have the same options; the constructor of rare_exchange compares and validates them.
 struct rare_exchange_options {
   index_t local_steps = 50;     ///< H: steps between two exchanges of a fragment; at least 1
@@ -37,7 +38,7 @@ struct rare_exchange_options {
   /// plan's buckets are not used: messages are whole fragments.
   exchange_options exchange = {};
 
-  /// Throws value_error, naming option and value, for one out of its range.
+  /// Throws value_error, naming option and value, if an option is out of its range.
   void validate() const {
     at_least("local_steps", local_steps, 1);
     at_least("fragments", fragments, 1);
@@ -77,7 +78,8 @@ struct rare_exchange_options {
   }
 };
 
-/// "every 50 steps, outer rate 0.7, Nesterov momentum 0.9, 4 fragments, delay 2, mixing 0.5".
+/// Text of the options for messages, such as "every 50 steps, outer rate 0.7, Nesterov momentum 0.9, 4
+/// fragments, delay 2, mixing 0.5".
 inline std::string describe(const rare_exchange_options& options) {
   const auto number = detail::shortest_number;
   std::string text =

@@ -21,7 +21,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// \endcode
 class self {
  public:
-  /// Done from the start.
+  /// A collective_request that is done from the start.
   class request {
    public:
     request() = default;
@@ -54,7 +54,7 @@ class self {
     return {};
   }
 
-  /// Throws value_error unless root is 0.
+  /// Leaves the elements as they are. Throws value_error unless root is 0.
   template <class T>
   void broadcast(std::span<T>, int root) {
     detail::check_broadcastable<T>();
@@ -72,7 +72,7 @@ class self {
 
   void barrier() {}
 
-  /// Throws value_error, since there is no other rank.
+  /// Throws value_error, since there is no other rank; so does start_receive.
   template <class T>
   request start_send(std::span<const T>, int to) {
     detail::check_root("self: start_send", to == 0 ? -1 : to, 1);

@@ -23,7 +23,7 @@ namespace detail {
 
 using named_sums = std::vector<std::pair<std::string, output_statistics*>>;
 
-/// For each part of each sum, in order: 1 if memory is allocated for the part, else 0.
+/// Returns, for each part of each sum, in order: 1 if memory is allocated for the part, else 0.
 inline std::vector<std::int64_t> present_parts(const named_sums& sums) {
   std::vector<std::int64_t> present;
   for (const auto& [name, one] : sums) {
@@ -31,8 +31,8 @@ inline std::vector<std::int64_t> present_parts(const named_sums& sums) {
   }
   return present;
 }
-/// Allocates, filled with zeros, the parts whose entry in `present` is not 0. Returns false if the number of
-/// entries of `present` is not the number of parts.
+/// Allocates the parts of sums whose entry in `present` is not 0 and fills them with zeros. Returns false if
+/// the number of entries of `present` is not the number of parts.
 inline bool make_parts(const named_sums& sums, const std::vector<std::int64_t>& present) {
   std::size_t at = 0;
   for (const auto& [name, one] : sums) {
@@ -52,7 +52,7 @@ std::vector<std::int64_t> level_parts(Comm& comm, const named_sums& sums) {
   return present;
 }
 
-/// All sums in one array, and the inverse. `all` has the length that join() returns.
+/// Copies all sums to one array, in order.
 inline std::vector<double> join(const named_sums& sums) {
   std::vector<double> all;
   for (const auto& [name, one] : sums) {
@@ -60,6 +60,7 @@ inline std::vector<double> join(const named_sums& sums) {
   }
   return all;
 }
+/// Copies the elements of an array to all sums: the inverse of join(), whose result has the length of `all`.
 inline void split(const std::vector<double>& all, const named_sums& sums) {
   auto from = all.begin();
   for (const auto& [name, one] : sums) {

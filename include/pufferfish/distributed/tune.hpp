@@ -35,7 +35,7 @@ struct tuned_length {
 inline constexpr std::array<all_reduce_algorithm, 3> tuned_algorithms = {
     all_reduce_algorithm::library, all_reduce_algorithm::ring, all_reduce_algorithm::recursive_doubling};
 
-/// The plan for these measurements; see tune.
+/// Makes the plan from the measured times of all lengths; see tune for the formulas.
 inline exchange_plan plan_from(const std::vector<tuned_length>& lengths, int ranks,
                                const tune_options& options) {
   exchange_plan plan = default_plan(ranks);
@@ -94,12 +94,12 @@ inline std::string option_lines(const tune_options& options) {
 /// the slowest rank's. Stops before a length that would end after `seconds` if it took twice as long as the
 /// last one. The plan has, for each length, the algorithm that was fastest there, and
 ///     bytes of a bucket = latency bytes_per_second / latency_share, in 256 KiB .. 16 MiB,
-///     bytes of the first one = the same, at most 1 MiB,
+///     bytes of the first bucket = the smaller of this number and 1 MiB,
 /// where latency + n / bytes_per_second is fitted to the fastest times (least squares of relative errors).
 /// With one rank nothing is measured. All ranks get rank 0's plan, bit for bit. Collective; no other code may
 /// use the communicator meanwhile. Throws on all ranks: value_error if options are invalid on one of them,
 /// state_error if their options differ.
-/// Memory: largest_bytes, and the scratch of ring_all_reduce. Other errors as the communicator's calls.
+/// Memory: largest_bytes, and the scratch of ring_all_reduce. Throws the errors of the communicator, too.
 /// \code
 ///   exchange_options options;
 ///   options.plan = tune(comm, {.largest_bytes = 1 << 22, .seconds = 1.0});

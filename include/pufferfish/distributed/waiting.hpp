@@ -14,12 +14,12 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Wall-clock time since `start` in ms.
+/// Wall-clock time since `start` in milliseconds.
 inline double milliseconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Processor time of the calling thread in ms; 0 where the system has no such clock.
+/// Processor time of the calling thread in milliseconds; 0 where the system has no such clock.
 inline double thread_processor_ms() {
 #if defined(CLOCK_THREAD_CPUTIME_ID)
   std::timespec time{};

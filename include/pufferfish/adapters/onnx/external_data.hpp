@@ -61,8 +61,8 @@ inline bool nested_external(const onnx::GraphProto& graph, bool nested = false) 
   return found;
 }
 
-/// Bytes of an external tensor of any type: those that a type of whole bytes needs, else those of its entry
-/// "length"; nullopt if neither is known.
+/// Returns the number of bytes of an external tensor of any type: those that a type of whole bytes needs,
+/// else those of its entry "length"; nullopt if neither is known.
 inline std::optional<std::uint64_t> external_bytes(const onnx::TensorProto& tensor, const std::string& path) {
   if (const auto dtype = floating_dtype(tensor)) return byte_size(tensor, *dtype, path);
   for (const auto& entry : tensor.external_data()) {
@@ -93,11 +93,11 @@ inline std::vector<external_place> external_places(const onnx::ModelProto& model
   return all;
 }
 
-/// Writes the external data of a new model.
+/// Writes the file of external data of a new model.
 class data_file_writer {
  public:
-  /// `out`: path of the new model; its data are in OUT.data. Throws io_error as atomic_writer, and if that
-  /// file is one of `sources`.
+  /// Opens the file OUT.data for the new model at the path `out`. Throws the io_error of atomic_writer, and
+  /// io_error if the file is one of `sources`.
   data_file_writer(const std::string& out, const std::vector<external_place>& sources)
       : name_(split_path(out).second + ".data"), path_(split_path(out).first + "/" + name_), writer_(path_) {
     struct stat own {
@@ -143,7 +143,7 @@ class data_file_writer {
     writer_.write(bytes);
     size_ += bytes.size();
   }
-  // To a multiple of 64 bytes, for readers that map the file.
+  // Fills the file up to a multiple of 64 bytes, for readers that map it.
   void align() {
     const std::vector<std::uint8_t> zeros((64 - size_ % 64) % 64);
     append(zeros);

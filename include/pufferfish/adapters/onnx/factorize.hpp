@@ -26,8 +26,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Outcome for a model. `tensors` lists the constants that nodes use as weights, in the order of the nodes;
-/// the sums of parameters are those of all floating-point constants of the main graph.
+/// Report of factorize_onnx. `tensors` lists the constants that nodes use as weights, in the order of the
+/// nodes; the sums of parameters are those of all floating-point constants of the main graph.
 struct onnx_report : weight_report {
   /// Whether ONNX's checker has seen both models. false: their opset is newer than the installed library.
   bool checked = false;
@@ -35,7 +35,8 @@ struct onnx_report : weight_report {
 
 namespace detail {
 
-/// A new folder `near`.work-XXXXXX, removed with the object. Throws io_error if it cannot be made.
+/// Makes a new folder named `near`.work-XXXXXX and removes it in the destructor. The constructor throws
+/// io_error if the folder cannot be made.
 class work_folder {
  public:
   explicit work_folder(const std::string& near) : path_(near + ".work-XXXXXX") {
@@ -53,9 +54,9 @@ class work_folder {
   std::string path_;
 };
 
-/// The weights of a model as a weight file that factorize_weights reads, in a temporary folder in that of the
-/// new model. Weight i is called "<i> NAME.matrix.weight": the order of the names is the order of the nodes,
-/// and no name looks like an embedding's.
+/// Writes the weights of a model to a weight file that factorize_weights reads, in a temporary folder in that
+/// of the new model. Weight i is called "<i> NAME.matrix.weight": the order of the names is the order of the
+/// nodes, and no name looks like an embedding's.
 class onnx_weight_file {
  public:
   onnx_weight_file(const std::string& near, const std::vector<onnx_weight>& weights,
@@ -93,13 +94,13 @@ class onnx_weight_file {
     return std::string(number.size() < 6 ? 6 - number.size() : 0, '0') + number + " " + weights_[i].name +
            ".matrix";
   }
-  /// Number of the weight with this key.
+  /// Number of the weight that is called `key` in the weight file.
   std::size_t number_of(const std::string& key) const {
     std::size_t number = 0;
     std::from_chars(key.data(), key.data() + key.size(), number);
     return number;
   }
-  /// A text with the names of the model in place of those of the file.
+  /// Returns a text with the names of the model in place of those of the weight file.
   std::string in_names_of_model(std::string text, const std::string& path) const {
     const auto replace = [&](const std::string& from, const std::string& to) {
       for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) {
@@ -116,7 +117,7 @@ class onnx_weight_file {
   const std::vector<onnx_weight>& weights_;
 };
 
-/// The policy for the weight file, with the callbacks and the statistics of the model's names.
+/// Converts the caller's policy, whose names are those of the model, to a policy for the weight file.
 struct onnx_policy {
   weight_policy policy;
   network_statistics statistics;
@@ -138,7 +139,7 @@ struct onnx_policy {
     }
     for (const layer_statistics& layer : given.statistics->layers) {
       const auto key = keys.find(layer.name);
-      if (key == keys.end() && constants.count(layer.name) > 0) continue;  // a weight that stays
+      if (key == keys.end() && constants.count(layer.name) > 0) continue;  // the weight is not replaced
       statistics.layers.push_back(layer);
       if (key != keys.end()) statistics.layers.back().name = key->second;
     }
@@ -158,7 +159,7 @@ inline weight_report factorize_file(const onnx_weight_file& file, const weight_p
   PUFFERFISH_DETAIL_CATCH(rank_error, e) { throw_error<rank_error>({text(e)}); }
 }
 
-/// The entries of the report, in the order of the weights.
+/// Fills the entries of the report, in the order of the weights.
 inline void fill_report(onnx_report& report, const std::vector<onnx_weight>& weights,
                         const onnx_weight_file& file, const weight_report& made) {
   for (const onnx_weight& one : weights) {
@@ -197,21 +198,21 @@ inline void fill_report(onnx_report& report, const std::vector<onnx_weight>& wei
 /// NAME.down and NAME.up; those of a node NODE.down and NODE.up. Biases move to the second node. The hidden
 /// side of recurrent layers, layers of two directions, transposed convolutions, embeddings, weights in
 /// subgraphs, weights that other nodes use as well, and inputs with a default value stay; the report says
-/// why. A weight of several nodes is factorized once. Everything else is left as it is, also fields that are
-/// unknown here.
+/// why. A weight of several nodes is factorized once. Everything else is left as it is, also fields that the
+/// installed ONNX library does not know.
 ///
-/// policy: as for factorize_weights; names are those of constants, layers are in the order of the nodes, the
-/// budget counts all floating-point constants of the main graph, and groups are those of the nodes.
-/// Statistics have the names of constants, too; of x W^T and W x, outputs and inputs are those of W
-/// [out][in].
+/// `policy` has the meaning that it has for factorize_weights; names are those of constants, layers are in
+/// the order of the nodes, the budget counts all floating-point constants of the main graph, and groups are
+/// those of the nodes. Statistics have the names of constants, too; of x W^T and W x, outputs and inputs are
+/// those of W [out][in].
 ///
 /// If `in` has external data, so has `out`, in the file OUT.data. Temporary weight files are written to a
 /// folder OUT.work-XXXXXX, which is removed. ONNX's checker runs on both models, unless their opset is newer
 /// than the installed library.
 ///
 /// Throws io_error for a file that is not a model, has cycles, missing or wrong external data, tensors whose
-/// elements do not fit their shapes, or that the checker refuses, and if `out` cannot be written; other
-/// errors as factorize_weights. After an error, `out` is unchanged, but an OUT.data of an earlier
+/// elements do not fit their shapes, or that the checker refuses, and if `out` cannot be written; also throws
+/// the errors of factorize_weights. After an error, `out` is unchanged, but an OUT.data of an earlier
 /// model may be replaced. `out` may be `in` if there are no external data.
 ///
 /// \code

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `onnx_graph`: an ONNX graph in the making, whose weights are views of the parameters of a network. The
-/// same graph serves both directions: to write the parameters to a file, and to read them from one.
+/// `onnx_graph`: builds an ONNX graph whose weights are views of the parameters of a network. The same graph
+/// is used to write the parameters to a file and to read them from a file.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,8 @@ struct onnx_attribute {
   std::variant<std::int64_t, float, std::vector<std::int64_t>, std::string> value;
 };
 
-/// Nodes and weights of a graph for a network of T. All floating-point values are FLOAT, also for a network
-/// of double, because ONNX Runtime has no convolutions of DOUBLE.
+/// Builds the nodes and weights of an ONNX graph for a network of T. All floating-point values are FLOAT,
+/// also for a network of double, because ONNX Runtime has no convolutions of DOUBLE.
 ///
 /// \code
 /// const std::string w = graph.weight("fc.weight", {out, in}, {view});  // view: [out][in][1][1]
@@ -73,7 +73,7 @@ class onnx_graph {
     tensor.set_raw_data(values.data(), values.size() * sizeof(U));
     return tensor.name();
   }
-  /// A constant without dimensions.
+  /// Adds a FLOAT constant without dimensions and returns its name; see constant().
   std::string scalar(const std::string& name, double value) {
     return constant<float>(name, {}, {static_cast<float>(value)});
   }

@@ -53,9 +53,9 @@ onnx::ModelProto onnx_model_of(const onnx_graph<T>& graph, const std::string& pa
   return model;
 }
 
-/// Adds constants for those weights of a graph of which the model has no constant of that name, by the
-/// weights' names: constants whose names no weight has, by shapes in the order of use. Errors as
-/// match_in_order.
+/// Finds constants for those weights of a graph whose name no constant of the model has, and adds them to
+/// `constants` by the weights' names. Candidates are constants whose names no weight has; they are paired by
+/// shapes in the order of use. Throws the errors of match_in_order.
 template <class T>
 void find_unnamed(const onnx_graph<T>& graph, const onnx::GraphProto& model, constant_map& constants,
                   const std::string& path) {
@@ -87,7 +87,8 @@ void find_unnamed(const onnx_graph<T>& graph, const onnx::GraphProto& model, con
   }
 }
 
-/// Fills the weights of a graph from the constants of a model; all or none. Errors are those of read_onnx.
+/// Fills the weights of a graph from the constants of the model at `path`. After an error no weight is
+/// changed. Errors are those of read_onnx.
 template <class T>
 void read_bindings(const onnx_graph<T>& graph, const std::string& path) {
   const onnx::ModelProto model = read_onnx_model(path);

@@ -27,7 +27,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Vectors of a layer by the names of its visit: "weight", "running_mean".
+/// Returns the vectors of a layer by the names that its visit() passes, such as "weight", "running_mean".
 template <class T, class L>
 std::map<std::string, tensor_view<T, 1>> vectors_of(L& layer) {
   std::map<std::string, tensor_view<T, 1>> all;
@@ -36,8 +36,9 @@ std::map<std::string, tensor_view<T, 1>> vectors_of(L& layer) {
   return all;
 }
 
-/// x * weight + bias after the mean and the deviation over `axes` are removed: LayerNormalization of opset 17
-/// in operators of opset 13. `weight`, `bias`: names of constants that broadcast to x; empty: none.
+/// Adds (x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance over `axes`, and returns
+/// its name: LayerNormalization of opset 17 in operators of opset 13. `weight`, `bias`: names of constants
+/// that broadcast to x; empty: none.
 template <class T>
 std::string write_normalization(onnx_graph<T>& to, const std::string& name, const std::string& x,
                                 const std::vector<std::int64_t>& axes, double eps, const std::string& weight,
@@ -54,7 +55,7 @@ std::string write_normalization(onnx_graph<T>& to, const std::string& name, cons
   return bias.empty() ? y : to.node("Add", name, {y, bias});
 }
 
-/// A LayerNorm over axis 1 of an image, or over axis -1 of a matrix or of tokens.
+/// Adds a LayerNorm over axis 1 of an image, or over axis -1 of a matrix or of tokens.
 template <class T>
 std::string write_layer_norm(onnx_graph<T>& to, const std::string& name, LayerNorm<T>& layer,
                              const std::string& x, bool image) {
@@ -66,7 +67,8 @@ std::string write_layer_norm(onnx_graph<T>& to, const std::string& name, LayerNo
   return write_normalization(to, name, x, {image ? 1 : -1}, layer.eps(), weight, bias);
 }
 
-/// GELU: x / 2 (1 + inner), where inner is erf(x / sqrt 2) or tanh(sqrt(2 / pi) (x + 0.044715 x^3)).
+/// Adds GELU, x / 2 (1 + inner), where inner is erf(x / sqrt 2) or, with `tanh`,
+/// tanh(sqrt(2 / pi) (x + 0.044715 x^3)).
 template <class T>
 std::string write_gelu(onnx_graph<T>& to, const std::string& name, const std::string& x, bool tanh) {
   const auto scaled = [&](const std::string& part, const std::string& of, double by) {
@@ -95,13 +97,13 @@ struct sequence_form {
   }
 };
 
-/// The form of a layer that is one node without weights, of any shape.
+/// Adds a layer that is one node `op` without weights, for x of any shape, and returns its output.
 template <class T>
 onnx_value write_elementwise(onnx_walk<T>& to, const char* op, const std::string& name, const onnx_value& x) {
   return to.with(x, to.graph().node(op, name, {x.name}));
 }
 
-/// The form of pooling with windows.
+/// Adds a node `op` of pooling with the windows of `layer`, and returns its output.
 template <class T, class L>
 onnx_value write_pool(onnx_walk<T>& to, const char* op, const std::string& name, const L& layer,
                       const onnx_value& x, std::vector<onnx_attribute> more = {}) {
@@ -210,7 +212,7 @@ struct onnx_form<GELUTanh<T>> {
     return to.with(x, detail::write_gelu(to.graph(), name, x.name, true));
   }
 };
-/// Dropout does nothing in inference and adds no node.
+/// The form of Dropout: it does nothing in inference and adds no node.
 template <class T>
 struct onnx_form<Dropout<T>> {
   static onnx_value write(onnx_walk<T>&, const std::string&, Dropout<T>&, const onnx_value& x) { return x; }

@@ -11,7 +11,7 @@
 #ifndef ONNX_ML
 #define ONNX_ML 1
 #endif
-// An enumerator of ONNX, and a macro of <sys/mman.h>.
+// MAP_TYPE is an enumerator of ONNX and a macro of <sys/mman.h>.
 #pragma push_macro("MAP_TYPE")
 #undef MAP_TYPE
 #include <onnx/checker.h>
@@ -52,7 +52,7 @@ inline std::int64_t newest_checked_opset() {
   return onnx::OpSchemaRegistry::DomainToVersionRange::Instance().Map().at("").second;
 }
 
-/// A node in errors: its name, else its first output, with the operator.
+/// Text about a node for errors: its name, else its first output, with the operator.
 inline std::string describe_node(const onnx::NodeProto& node) {
   const std::string name = !node.name().empty()     ? node.name()
                            : node.output_size() > 0 ? node.output(0)
@@ -87,9 +87,9 @@ inline void check_onnx_order(const onnx::GraphProto& graph, const std::string& p
   }
 }
 
-/// Runs ONNX's checker on the graph; external data are looked for in the folder of `path`. A model of a newer
-/// opset than newest_checked_opset() gets only check_onnx_order, and the function returns false. Throws
-/// io_error with the checker's text.
+/// Runs ONNX's checker on the model and returns true; external data are looked for in the folder of `path`.
+/// For a model of a newer opset than newest_checked_opset() calls only check_onnx_order and returns false.
+/// Throws io_error with the checker's text.
 inline bool check_onnx(const onnx::ModelProto& model, const std::string& path) {
   if (!model.has_graph() || model.ir_version() < 1) throw_error<io_error>({path, ": no ONNX model"});
   check_onnx_order(model.graph(), path);
@@ -127,13 +127,13 @@ inline onnx::ModelProto parse_onnx(std::span<const std::uint8_t> bytes, const st
   return model;
 }
 
-/// Reads a model, without its external data. Throws io_error for a file that cannot be read, that is above
-/// 2 GiB (external data do not count) and as parse_onnx.
+/// Reads a model, without its external data. Throws io_error for a file that cannot be read or is above 2 GiB
+/// (external data do not count), and the errors of parse_onnx.
 inline onnx::ModelProto read_onnx_model(const std::string& path) {
   return parse_onnx(read_file(path, onnx_message_limit), path);
 }
 
-/// The bytes of a model. Throws io_error for a message above 2 GiB.
+/// Serializes a model. Throws io_error, naming `path`, for a message above 2 GiB.
 inline std::vector<std::uint8_t> onnx_bytes(const onnx::ModelProto& model, const std::string& path) {
   const std::size_t size = model.ByteSizeLong();
   if (size > onnx_message_limit) {

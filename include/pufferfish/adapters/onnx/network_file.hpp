@@ -30,7 +30,7 @@ struct onnx_options {
 
 namespace detail {
 
-/// The graph of a network; its weights are views of the network's memory.
+/// Builds the graph of a network; the graph's weights are views of the network's memory.
 template <class T>
 onnx_graph<T> onnx_graph_of(network<T>& net, const onnx_options<T>& options) {
   std::vector<typename onnx_walk<T>::form> forms = options.forms;
@@ -75,18 +75,19 @@ void write_onnx(const std::string& path, const network<T>& net, const onnx_optio
 }
 
 /// Fills a network from the constants of an ONNX model that have the names and shapes with which write_onnx
-/// writes the network's parameters, converted to T; `options` as there. Other constants are not read, so a
-/// model of PyTorch's exporter serves if it kept the names of the state_dict (without its folding of batch
-/// norms). Counters of batches are left as they are.
+/// writes the network's parameters with the same `options`, converted to T. Other constants are not read, so
+/// a model of PyTorch's exporter can be read if it kept the names of the state_dict (without its folding of
+/// batch norms). Counters of batches are left as they are.
 ///
 /// Parameters without a constant of their name are paired with constants of other names: in the order in
 /// which the nodes of the model and those that write_onnx would write use them, such that shapes, operators
-/// and the numbers of the inputs are equal. The order alone tells apart what is equal in all of these.
+/// and the numbers of the inputs are equal. Constants that are equal in all of these are told apart by their
+/// order alone.
 ///
 /// Throws io_error, naming the parameter and its shape, if no constant fits; with both constants, if several
 /// do; with both shapes, if a constant of the name has another shape or no floating-point type; and for a
-/// file or external data that cannot be read; value_error and shape_error as write_onnx. The network is then
-/// unchanged.
+/// file or external data that cannot be read; also the value_error and shape_error of write_onnx. After an
+/// error the network is unchanged.
 template <class T>
 void read_onnx(const std::string& path, network<T>& net, const onnx_options<T>& options) {
   net.on_host([&](any_layer<T>&) { detail::read_bindings(detail::onnx_graph_of(net, options), path); });

@@ -25,7 +25,7 @@ struct onnx_factor {
   std::vector<std::uint8_t> bytes;
 };
 
-/// The transpose of a matrix whose elements have `size` bytes.
+/// Returns the transpose of a matrix [rows][cols] whose elements have `size` bytes.
 inline std::vector<std::uint8_t> transposed_bytes(const std::vector<std::uint8_t>& from, index_t rows,
                                                   index_t cols, std::size_t size) {
   std::vector<std::uint8_t> to(from.size());
@@ -81,7 +81,8 @@ class onnx_rewriter {
     fill(made.up, "up", std::move(second), up, turn_up);
   }
 
-  /// Makes the changes. Returns the names of factors whose weights were external data.
+  /// Makes the changes that replace() has noted. Returns the names of factors whose weights were external
+  /// data.
   std::set<std::string> operator()() {
     onnx::GraphProto& graph = *model_.mutable_graph();
     std::map<int, const change*> by_node;
@@ -159,7 +160,8 @@ class onnx_rewriter {
     one.set_i(value);
   }
 
-  // Adds the two nodes. Both begin as copies, so that fields which are not ours stay.
+  // Adds the two nodes that replace `node`. Both begin as copies of it, so that fields unknown to this
+  // version of ONNX stay.
   void replace_node(const onnx::NodeProto& node, const change& made, onnx::GraphProto& graph) {
     const onnx_weight& weight = *made.weight;
     const std::string between = free_name(names_, node.output(0) + ".down");
@@ -198,7 +200,7 @@ class onnx_rewriter {
     }
   }
 
-  // Adds the third input of a Gemm, which it must have before opset 11.
+  // Adds zeros as the third input of a Gemm, which requires one before opset 11.
   void add_zeros(onnx::NodeProto& first, const onnx::TensorProto& down, onnx::GraphProto& graph) {
     const std::string name = free_name(names_, down.name() + ".zeros");
     onnx::TensorProto& zeros = *graph.add_initializer();
@@ -214,7 +216,8 @@ class onnx_rewriter {
     return node.name().empty() ? "" : free_name(node_names_, node.name() + suffix);
   }
 
-  // Before version 4 of the format, every initializer is an input of the graph, too.
+  // Replaces weights by factors in the graph's inputs: before version 4 of the format, every initializer is
+  // an input of the graph, too.
   void replace_inputs(onnx::GraphProto& graph) {
     if (model_.ir_version() >= 4) return;
     google::protobuf::RepeatedPtrField<onnx::ValueInfoProto> inputs;

@@ -36,8 +36,8 @@ enum class onnx_part { whole, encoder, decoder, step };
 
 namespace detail {
 
-/// The graph of a language model: inputs tokens [steps][batch], h and c [layers][batch][width]; outputs
-/// logits [steps][batch][vocabulary], h_out and c_out.
+/// Builds the graph of a language model: inputs tokens [steps][batch], h and c [layers][batch][width];
+/// outputs logits [steps][batch][vocabulary], h_out and c_out.
 template <class T>
 onnx_graph<T> onnx_graph_of(lstm_lm<T>& net) {
   using axes = std::vector<typename onnx_graph<T>::axis>;
@@ -135,7 +135,8 @@ class onnx_transformer {
     axes shape;
   };
 
-  // -1e30 where a token is padding, else 0: [batch][1][1][length]. Empty if no token is.
+  // Adds the mask [batch][1][1][length] that is -1e30 where a token is padding, else 0, and returns its name;
+  // empty if the model has no padding token.
   std::string padding_mask(const std::string& tokens) {
     if (options_.padding == no_token) return "";
     const std::string padding =
@@ -148,13 +149,14 @@ class onnx_transformer {
     return to_.node("Where", name,
                     {where, to_.scalar(name + ".minus", -1e30), to_.scalar(name + ".zero", 0.0)});
   }
-  // A number of tokens: extent `axis` of a value.
+  // Adds the extent `axis` of a value, a number of tokens, and returns its name.
   std::string extent(const std::string& name, const std::string& value, std::int64_t axis) {
     const std::string shape = to_.node("Shape", name + ".shape", {value});
     return to_.node("Gather", name + ".extent",
                     {shape, to_.template constant<std::int64_t>(name + ".axis", {}, {axis})});
   }
-  // 0, 1, ... of the tokens; in a step P alone.
+  // Adds the positions 0, 1, ... of the tokens and returns their name. The target of onnx_part::step has the
+  // position P only.
   std::string positions(const std::string& tokens) {
     const auto number = [&](std::int64_t n) {
       return to_.template constant<std::int64_t>(tokens + ".number", {}, {n});
@@ -165,7 +167,7 @@ class onnx_transformer {
     return to_.node("Range", tokens + ".positions", {first, end, number(1)});
   }
 
-  // norm(embedding + position) of each token.
+  // Adds norm(embedding + position) of each token.
   void start(const std::string& name, LayerNorm<T>& norm, const std::string& tokens) {
     const PositionalEncoding<T> encoding(options_.width, options_.positions);
     const auto flat = encoding.table().flat();
@@ -236,7 +238,7 @@ class onnx_transformer {
   std::vector<onnx_table<T>> table_;
   std::vector<output> outputs_;
   std::string x_, encoded_, source_mask_, causal_mask_;
-  std::size_t layer_ = 0;  // attention blocks of the decoder so far
+  std::size_t layer_ = 0;  // number of attention blocks of the decoder so far
 };
 
 }  // namespace detail
@@ -266,8 +268,8 @@ void write_onnx(const std::string& path, const model<transformer<T>>& net,
   write_file_atomically(path, detail::onnx_bytes(detail::onnx_model_of(graph, path), path));
 }
 
-/// Fills a model from a file with the constants that write_onnx (of the whole model) writes. Errors and
-/// guarantees as read_onnx of a network.
+/// Fills a model from a file with the constants that write_onnx (of the whole model) writes. Errors are those
+/// of read_onnx of a network; after an error the model is unchanged.
 template <class T>
 void read_onnx(const std::string& path, model<lstm_lm<T>>& net) {
   net.on_host([&](lstm_lm<T>& root) { detail::read_bindings(detail::onnx_graph_of(root), path); });

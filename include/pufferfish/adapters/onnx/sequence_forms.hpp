@@ -22,21 +22,22 @@ namespace detail {
 
 using onnx_ints = std::vector<std::int64_t>;
 
-/// A constant vector of integers: a shape, axes or indices.
+/// Adds a constant vector of integers (a shape, axes or indices) and returns its name.
 template <class T>
 std::string onnx_list(onnx_graph<T>& to, const std::string& name, const onnx_ints& values) {
   return to.template constant<std::int64_t>(name, {static_cast<index_t>(values.size())}, values);
 }
 
-/// Throws value_error for a layer that the caller cannot write.
+/// Throws value_error, naming the layer, for a layer that has no ONNX form.
 template <class T>
 [[noreturn]] void no_form(const std::string& name, const any_layer<T>& layer) {
   throw_error<value_error>(
       {"write_onnx: layer ", quote_name(name), " (", layer.describe(), ") has no form in ONNX"});
 }
 
-/// y = W x + b over the last dimension of x, dense or low-rank: one MatMul or two, then Add. Weights have the
-/// names of the network's parameters and are stored as [in][out], [in][rank] and [rank][out].
+/// Adds y = W x + b over the last dimension of x, dense or low-rank, and returns the name of y: one MatMul or
+/// two, then Add. Weights have the names of the network's parameters and are stored as [in][out], [in][rank]
+/// and [rank][out].
 template <class T>
 std::string write_linear(onnx_graph<T>& to, const std::string& name, any_layer<T>& layer,
                          const std::string& x) {
@@ -89,12 +90,12 @@ class onnx_table {
     }
   }
 
-  /// Rows of the table: tokens [..] to [..][width].
+  /// Adds the lookup of rows of the table, for tokens [..], and returns the name of the rows [..][width].
   std::string look_up(const std::string& node, const std::string& tokens) {
     const std::string rows = to_.node("Gather", node, {rows_, tokens});
     return up_.empty() ? rows : to_.node("MatMul", node + ".up", {rows, transposed(up_)});
   }
-  /// Products of h [..][width] with all rows: [..][vocabulary].
+  /// Adds the products of h [..][width] with all rows and returns their name: [..][vocabulary].
   std::string logits(const std::string& node, std::string h) {
     if (!up_.empty()) h = to_.node("MatMul", node + ".up", {h, up_});
     return to_.node("MatMul", node, {h, transposed(rows_)});
@@ -109,7 +110,7 @@ class onnx_table {
   std::string name_, rows_, up_;
 };
 
-/// Output [steps][batch][hidden] and final state [1][batch][hidden] of a recurrent layer.
+/// Names of the output [steps][batch][hidden] and the state h, c [1][batch][hidden] of a recurrent layer.
 struct onnx_sequence {
   std::string y, h, c;
 };
@@ -117,8 +118,9 @@ struct onnx_sequence {
 /// The order of the gates in an ONNX LSTM, i, o, f, g, as indices into i, f, g, o.
 inline constexpr std::array<std::size_t, 4> onnx_gates{0, 3, 1, 2};
 
-/// An LSTM node. `weights`: names of the input side's matrix [1][4 hidden][input], of the hidden side's, and
-/// of both biases [1][8 hidden] or empty. Empty names of states: zeros.
+/// Adds an LSTM node and returns its results. `weights`: names of the input side's matrix
+/// [1][4 hidden][input], of the hidden side's, and of both biases [1][8 hidden] or empty. Empty names of
+/// states: zeros.
 template <class T>
 onnx_sequence write_lstm_node(onnx_graph<T>& to, const std::string& name, index_t hidden,
                               const std::array<std::string, 3>& weights, const onnx_sequence& from) {
@@ -128,7 +130,7 @@ onnx_sequence write_lstm_node(onnx_graph<T>& to, const std::string& name, index_
   return {out[0], out[1], out[2]};
 }
 
-/// A dense LSTM: one LSTM node, whose bias is the sum of two. The second is zero.
+/// Adds a dense LSTM as one LSTM node. ONNX adds two biases; the first is the layer's, the second zero.
 template <class T>
 onnx_sequence write_dense_lstm(onnx_graph<T>& to, const std::string& name, const layer_weights<T>& w,
                                const onnx_sequence& from) {
@@ -151,13 +153,13 @@ onnx_sequence write_dense_lstm(onnx_graph<T>& to, const std::string& name, const
   return write_lstm_node(to, name, hidden, {input_weight, hidden_weight, both}, from);
 }
 
-/// Names of the weights of a low-rank LSTM. An empty bias: the layer has none.
+/// Names of the weights of a low-rank LSTM; the bias is empty if the layer has none.
 struct onnx_lstm_names {
   std::string input_down, input_up, hidden_down, hidden_up, bias;
 };
 
-/// A low-rank LSTM. The input side is two MatMul over all steps at once, with the factors of the four gates
-/// as batches [4][..]. A Scan node runs the steps: two MatMul of the hidden side, then the gates.
+/// Adds a low-rank LSTM. The input side is two MatMul over all steps at once, with the factors of the four
+/// gates as batches [4][..]. A Scan node runs the steps: two MatMul of the hidden side, then the gates.
 template <class T>
 onnx_sequence write_low_rank_lstm(onnx_graph<T>& to, const std::string& name, const onnx_lstm_names& names,
                                   const low_rank_parts<T>& parts, const onnx_sequence& from) {
@@ -220,7 +222,8 @@ onnx_sequence write_low_rank_lstm(onnx_graph<T>& to, const std::string& name, co
   return {out[2], out[0], out[1]};
 }
 
-/// A recurrent layer over from.y [steps][batch][input] with the state from.h, from.c [1][batch][hidden].
+/// Adds a dense or low-rank LSTM over from.y [steps][batch][input] with the state from.h, from.c
+/// [1][batch][hidden].
 template <class T>
 onnx_sequence write_lstm(onnx_graph<T>& to, const std::string& name, any_layer<T>& layer,
                          const onnx_sequence& from) {
@@ -240,7 +243,7 @@ onnx_sequence write_lstm(onnx_graph<T>& to, const std::string& name, any_layer<T
   return made;
 }
 
-/// Keys and values of one attention block, [batch][heads][length][width of a head].
+/// Names of the keys and values of one attention block, [batch][heads][length][width of a head].
 struct onnx_memory {
   std::string keys, values;
 };
@@ -263,7 +266,8 @@ class onnx_attention {
   onnx_memory project(const std::string& memory) {
     return {heads(1, memory, shape_.key), heads(2, memory, shape_.value)};
   }
-  /// x: [batch][queries][model]. mask: added to the scores [batch][heads][queries][keys]; empty: no mask.
+  /// Adds the attention of x, [batch][queries][model], to `memory`, and returns the name of y. `mask` is
+  /// added to the scores [batch][heads][queries][keys]; empty: no mask.
   std::string attend(const std::string& x, const onnx_memory& memory, const std::string& mask) {
     const std::string q = heads(0, x, shape_.key);
     const std::string turned =
@@ -302,7 +306,7 @@ class onnx_attention {
   LayerNorm<T>* norm_ = nullptr;
 };
 
-/// y = norm(x + w_2 relu(w_1 x)).
+/// Adds y = norm(x + w_2 relu(w_1 x)) and returns the name of y.
 template <class T>
 std::string write_feed_forward(onnx_graph<T>& to, const std::string& name, FeedForward<T>& block,
                                const std::string& x) {

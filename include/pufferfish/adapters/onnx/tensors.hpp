@@ -25,7 +25,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The dtype of a tensor of FLOAT, DOUBLE, FLOAT16 or BFLOAT16; nullopt for all others.
+/// Returns the dtype of a tensor of FLOAT, DOUBLE, FLOAT16 or BFLOAT16; nullopt for all other tensors.
 inline std::optional<tensor_dtype> floating_dtype(const onnx::TensorProto& tensor) {
   switch (tensor.data_type()) {
     case onnx::TensorProto::FLOAT:
@@ -45,8 +45,8 @@ inline std::vector<index_t> shape_of(const onnx::TensorProto& tensor) {
   return {tensor.dims().begin(), tensor.dims().end()};
 }
 
-/// Bytes of the elements of a floating-point tensor. Throws io_error, naming file and tensor, for extents
-/// that are negative or too large.
+/// Number of bytes of the elements of a floating-point tensor. Throws io_error, naming file and tensor, for
+/// extents that are negative or too large.
 inline std::uint64_t byte_size(const onnx::TensorProto& tensor, tensor_dtype dtype, const std::string& path) {
   const std::vector<index_t> shape = shape_of(tensor);
   const std::optional<std::uint64_t> bytes = tensor_bytes(dtype, shape);
@@ -67,9 +67,9 @@ inline bool is_external(const onnx::TensorProto& tensor) {
   return tensor.data_location() == onnx::TensorProto::EXTERNAL;
 }
 
-/// The place of an external tensor of the model at `path`; `bytes`: what its shape needs. Throws io_error,
-/// naming model, tensor and file: for a location that is empty, absolute or leaves the folder of the model,
-/// for a file that is missing or too short, and for a length other than `bytes`.
+/// Finds the place of an external tensor of the model at `path`; `bytes` is the size that its shape requires.
+/// Throws io_error, naming model, tensor and file: for a location that is empty, absolute or outside of the
+/// folder of the model, for a file that is missing or too short, and for a length other than `bytes`.
 inline external_place place_of(const onnx::TensorProto& tensor, std::uint64_t bytes,
                                const std::string& path) {
   external_place place;
@@ -156,7 +156,7 @@ void visit_elements(const onnx::TensorProto& tensor, tensor_dtype dtype, const s
   }
 }
 
-/// All elements of a floating-point tensor as bytes. Errors are those of visit_elements.
+/// Returns all elements of a floating-point tensor as bytes. Errors are those of visit_elements.
 inline std::vector<std::uint8_t> elements_of(const onnx::TensorProto& tensor, tensor_dtype dtype,
                                              const std::string& path) {
   std::vector<std::uint8_t> all;

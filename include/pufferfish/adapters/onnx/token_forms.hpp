@@ -54,7 +54,7 @@ std::optional<onnx_value> write_lstm_layer(onnx_walk<T>& to, const std::string& 
 
 }  // namespace detail
 
-/// The rows of the table for positions 0 .. H W - 1 are one constant.
+/// The form of PositionalEncoding: the rows of its table for positions 0 .. H W - 1 are one constant.
 template <class T>
 struct onnx_form<PositionalEncoding<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, PositionalEncoding<T>& layer,
@@ -70,7 +70,7 @@ struct onnx_form<PositionalEncoding<T>> {
   }
 };
 
-/// Self attention without a mask over the pixels of each image.
+/// The form of MultiHeadAttention in a network: self attention without a mask over the pixels of each image.
 template <class T>
 struct onnx_form<MultiHeadAttention<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, MultiHeadAttention<T>& layer,
@@ -94,7 +94,7 @@ struct onnx_form<FeedForward<T>> {
   }
 };
 
-/// The forms of all layers of the library: the one list of them.
+/// Returns the forms of all layers of the library.
 template <class T>
 std::vector<typename onnx_walk<T>::form> onnx_forms() {
   return {onnx_form_of<Sequential<T>>(),

@@ -32,8 +32,8 @@ struct onnx_value {
   bool reordered() const { return rows && pixels[0] * pixels[1] > 1 && pixels[2] > 1; }
 };
 
-/// How a layer of type L is written as nodes. Specialise it for a layer of your own, and name the layer in
-/// onnx_options::forms:
+/// Writes a layer of type L as ONNX nodes. Specialise this template for a layer of your own, and name the
+/// layer in onnx_options::forms:
 ///
 ///     template <>
 ///     struct pufferfish::onnx_form<Square> {
@@ -57,7 +57,8 @@ inline std::vector<onnx_attribute> onnx_window(std::vector<onnx_attribute> to, c
   return to;
 }
 
-/// Adds a Conv node of the given geometry. `inputs`: image, weight and, if there is one, bias.
+/// Adds a Conv node of the given geometry and returns the name of its output. `inputs`: names of image,
+/// weight and, if there is one, bias.
 template <class T>
 std::string write_conv(onnx_graph<T>& to, const std::string& name, const conv_shape& shape,
                        const std::vector<std::string>& inputs) {
@@ -76,11 +77,13 @@ template <class T>
 class onnx_walk {
  public:
   using layer_type = any_layer<T>;
-  /// Writes a layer if its type is the one that the function is made for; see onnx_form_of.
+  /// A function that writes a layer if the layer has the type that the function is made for, and else returns
+  /// nullopt; see onnx_form_of.
   using form = std::function<std::optional<onnx_value>(onnx_walk&, const std::string&, layer_type&,
                                                        const onnx_value&)>;
 
-  /// `forms` are tried in order; they must outlive the object.
+  /// Makes an object that adds nodes to `graph`. `forms` are tried in order. Graph and forms must outlive the
+  /// object.
   onnx_walk(onnx_graph<T>& graph, const std::vector<form>& forms) : graph_(graph), forms_(forms) {}
 
   onnx_graph<T>& graph() { return graph_; }
@@ -96,13 +99,13 @@ class onnx_walk {
                                       ") has no form in ONNX; onnx_options::forms may define one"});
   }
 
-  /// x under another name, for layers that keep shape and order.
+  /// Returns x with another name, for layers that keep shape and order.
   onnx_value with(onnx_value x, std::string name) const {
     x.name = std::move(name);
     return x;
   }
 
-  /// x as an image [N][C][H][W].
+  /// Returns x as an image [N][C][H][W]; adds nodes if x is a matrix.
   onnx_value image(const std::string& name, const onnx_value& x) {
     if (!x.rows) return x;
     const onnx_value plain = in_order(name, x);
@@ -110,7 +113,8 @@ class onnx_walk {
         graph_.template constant<std::int64_t>(name + ".shape", {4}, {0, plain.shape[3], 1, 1});
     return {graph_.node("Reshape", name + ".image", {plain.name, shape}), plain.shape};
   }
-  /// x as a matrix [N][columns]. Throws shape_error for an image of more than one pixel: see Flatten.
+  /// Returns x as a matrix [N][columns]; adds a node if x is an image. Throws shape_error for an image of
+  /// more than one pixel: see Flatten.
   onnx_value matrix(const std::string& name, const onnx_value& x) {
     if (x.rows) return x;
     if (x.shape[1] * x.shape[2] != 1) {
@@ -119,7 +123,7 @@ class onnx_walk {
     }
     return flatten(name, x);
   }
-  /// The pixels of an image as columns of a matrix.
+  /// Returns the pixels of an image as columns of a matrix.
   onnx_value flatten(const std::string& name, const onnx_value& x) {
     if (x.rows) return x;
     const auto [n, h, w, c] = x.shape;
@@ -128,7 +132,7 @@ class onnx_walk {
             true,
             {h, w, c}};
   }
-  /// x with its columns in the order of the network.
+  /// Returns x with its columns in the order of the network, [height][width][channels].
   onnx_value in_order(const std::string& name, const onnx_value& x) {
     if (!x.reordered()) return x;
     const auto [h, w, c] = x.pixels;
@@ -148,7 +152,7 @@ class onnx_walk {
     std::string weight, bias;              // names; no bias: ""
   };
 
-  // One product, or two for a low-rank layer: `down`, then `up` over single pixels with the same groups.
+  // Adds one product, or two for a low-rank layer: `down`, then `up` over single pixels with the same groups.
   onnx_value write_weights(const std::string& name, layer_type& layer, const onnx_value& x) {
     const conv_shape shape = *layer.geometry();
     const auto named = [&](const char* last) { return detail::join_name(name, last); };
@@ -187,7 +191,7 @@ class onnx_walk {
     return !biases.empty() && !biases.front().view.is_null();
   }
 
-  // A matrix product for single pixels, a convolution for images.
+  // Adds a matrix product for single pixels, a convolution for images.
   onnx_value product(const std::string& name, const conv_shape& shape, const pair& one, const onnx_value& x,
                      const extents<4>& output) {
     const std::vector<index_t> oihw{shape.out_channels, shape.group_inputs(), shape.kernel.height,
@@ -205,7 +209,7 @@ class onnx_walk {
     return {detail::write_conv(graph_, name, shape, inputs), output};
   }
 
-  // The columns of a weight [out][in][1][1] in the order of x: [out][channels][height][width].
+  // Returns the columns of a weight [out][in][1][1] in the order of x: [out][channels][height][width].
   static tensor_view<T, 4> columns_of(const tensor_view<T, 4>& weight, const onnx_value& x) {
     if (!x.reordered()) return weight;
     const auto [h, w, c] = x.pixels;
@@ -217,7 +221,7 @@ class onnx_walk {
   const std::vector<form>& forms_;
 };
 
-/// The form of layers of type L, by onnx_form<L>.
+/// Returns the form of layers of type L, which calls onnx_form<L>::write.
 template <class L, class T = typename L::value_type>
 typename onnx_walk<T>::form onnx_form_of() {
   return [](onnx_walk<T>& to, const std::string& name, any_layer<T>& layer,

@@ -169,7 +169,8 @@ class weight_finder {
     return found;
   }
 
-  // The third input, if it is a constant vector of this many elements and of the type of the weight.
+  // Returns the name of the node's third input if it is a constant vector of `outputs` elements and of the
+  // type of the weight, else an empty name.
   std::string bias(const onnx::NodeProto& node, index_t outputs) const {
     const onnx::TensorProto* const b = constant(node, 2);
     const bool fits = b != nullptr && b->dims_size() == 1 && b->dims(0) == outputs &&

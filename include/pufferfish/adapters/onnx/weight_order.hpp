@@ -15,7 +15,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A constant at the first node that reads it.
+/// The first use of a constant: its name, its shape, and the place in the first node that reads it.
 struct onnx_use {
   std::string name;
   std::vector<index_t> shape;

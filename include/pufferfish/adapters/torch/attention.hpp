@@ -28,9 +28,10 @@ namespace host_torch {
 ///     auto [y, weights] = attention->forward(x, x, x);     // x: [steps][batch][512]
 class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultiheadAttentionImpl> {
  public:
-  /// Sets one rank for all four projections, or one for each (query, key, value, output). Throws value_error
-  /// for a width that the heads do not divide and for options that low-rank attention does not have (kdim or
-  /// vdim other than embed_dim, add_bias_kv, add_zero_attn), rank_error unless 1 <= rank <= embed_dim.
+  /// Makes a module with one rank for all four projections (second form: one for each of query, key, value,
+  /// output) and random weights. Throws value_error for a width that the heads do not divide and for options
+  /// that low-rank attention does not have (kdim or vdim other than embed_dim, add_bias_kv, add_zero_attn),
+  /// rank_error unless 1 <= rank <= embed_dim.
   LowRankMultiheadAttentionImpl(const torch::nn::MultiheadAttentionOptions& given, std::int64_t rank)
       : LowRankMultiheadAttentionImpl(given, rank_list(4, rank)) {}
   LowRankMultiheadAttentionImpl(const torch::nn::MultiheadAttentionOptions& given, const rank_list& ranks)
@@ -51,7 +52,8 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
     }
     reset();
   }
-  /// A module with the sizes and requires_grad of a dense layer, and random weights.
+  /// Makes a module with the sizes and requires_grad of a dense layer, and random weights. `ranks`: of query,
+  /// key, value, output.
   LowRankMultiheadAttentionImpl(const torch::nn::MultiheadAttentionImpl& dense, const rank_list& ranks)
       : LowRankMultiheadAttentionImpl(dense.options, ranks) {
     const Tensor &in = dense.in_proj_weight, &in_bias = dense.in_proj_bias, &out = dense.out_proj->weight;
@@ -92,11 +94,12 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
     stream << ")";
   }
 
-  /// As torch::nn::MultiheadAttention. q: steps x batch x embed_dim; k, v: sources x batch x embed_dim.
-  /// key_padding_mask: batch x sources, true where a source is left out. attn_mask: steps x sources, added to
-  /// the scores. Returns the output and the attention weights after dropout: batch x steps x sources,
-  /// averaged over the heads, or batch x heads x steps x sources; undefined unless need_weights. Throws
-  /// shape_error, and value_error for a mask of another type.
+  /// Computes attention as torch::nn::MultiheadAttention does. q: steps x batch x embed_dim; k, v: sources x
+  /// batch x embed_dim. key_padding_mask: batch x sources, true where a source is left out. attn_mask: steps
+  /// x sources, added to the scores. Returns the output and the attention weights after dropout: batch x
+  /// steps x sources, averaged over the heads, or batch x heads x steps x sources; undefined unless
+  /// need_weights. Throws shape_error for tensors of other shapes, and value_error for a mask of another
+  /// type.
   std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v,
                                      const Tensor& key_padding_mask = {}, bool need_weights = true,
                                      const Tensor& attn_mask = {}, bool average_attn_weights = true) {
@@ -129,7 +132,7 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
  private:
   static constexpr std::array names{"query", "key", "value", "output"};
 
-  // Throws as forward() says.
+  // Throws the errors of forward() for arguments that do not fit.
   void check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& padding,
              const Tensor& mask) const {
     if (q.dim() != 3 || q.size(2) != options.embed_dim() || k.dim() != 3 || k.sizes() != v.sizes() ||

@@ -14,7 +14,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// The geometry of `down`, whose out_channels are groups * rank, and the layer's counters.
+/// The geometry of the convolution `down`, whose out_channels are groups * rank, and the layer's counters.
 struct conv_geometry : torch::CustomClassHolder {
   conv_shape shape;
   counters_ptr counters;
@@ -27,7 +27,8 @@ inline Tensor torch_conv(const conv_shape& shape, const Tensor& x, const Tensor&
                        {shape.dilation.height, shape.dilation.width}, shape.groups);
 }
 
-/// Both convolutions by libtorch. down: [groups rank][in / groups][height][width], up: [out][rank][1][1].
+/// Computes both convolutions by libtorch. down: [groups rank][in / groups][height][width],
+/// up: [out][rank][1][1].
 inline Tensor torch_low_rank_conv(const conv_shape& shape, const Tensor& x, const Tensor& down,
                                   const Tensor& up, const Tensor& bias) {
   constexpr std::array<std::int64_t, 2> ones{1, 1}, zeros{0, 0};
@@ -69,7 +70,7 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
     return y;
   }
 
-  /// libtorch's interface of autograd functions.
+  /// Returns y and saves tensors for backward(): libtorch's interface of autograd functions.
   static Tensor forward(context* kept, const Tensor& x, const Tensor& down, const Tensor& up,
                         const torch::optional<Tensor>& given_bias, const geometry_ptr& geometry) {
     kept->set_materialize_grads(false);
@@ -81,8 +82,8 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
     return y;
   }
 
-  /// Gradients of x, down, up and bias in this order (undefined: not wanted); the last, for `geometry`, is
-  /// none.
+  /// Returns the gradients of x, down, up and bias in this order, undefined ones if they are not wanted, and
+  /// an undefined tensor for `geometry`.
   static variables backward(context* kept, const variables& from) {
     const variables saved = kept->get_saved_variables();
     const Tensor &x = saved[0], &down = saved[1], &up = saved[2], &bias = saved[3], &t = saved[4];
@@ -150,18 +151,20 @@ class low_rank_conv_function : public torch::autograd::Function<low_rank_conv_fu
 ///     torch::Tensor y = conv->forward(x.contiguous(torch::MemoryFormat::ChannelsLast));
 class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
  public:
-  /// Throws value_error for options that conv_shape has no fields for (padding other than zeros), rank_error
-  /// unless 1 <= rank <= min(out / groups, in / groups kernel height kernel width).
+  /// Makes a layer with random weights. Throws value_error for options that conv_shape has no fields for
+  /// (padding other than zeros), rank_error unless 1 <= rank <= min(out / groups, in / groups kernel height
+  /// kernel width).
   LowRankConv2dImpl(const torch::nn::Conv2dOptions& given, std::int64_t rank)
       : LowRankConv2dImpl(detail::shape_of(given, "LowRankConv2d"), rank, given.bias()) {}
-  /// Throws shape_error for a geometry that is not valid (conv_shape::validate).
+  /// Makes a layer from the geometry of the dense convolution. Throws shape_error for a geometry that is not
+  /// valid (conv_shape::validate), and rank_error as the other constructor.
   LowRankConv2dImpl(const conv_shape& dense, std::int64_t rank, bool with_bias)
       : shape_(dense), rank_(rank), with_bias_(with_bias) {
     dense.validate("LowRankConv2d");
     check_rank("LowRankConv2d, " + dense.describe(), dense.group_outputs(), dense.patch(), rank);
     reset();
   }
-  /// A module with the sizes and requires_grad of a dense layer, and random weights.
+  /// Makes a module with the sizes and requires_grad of a dense layer, rank ranks.at(0), and random weights.
   LowRankConv2dImpl(const torch::nn::Conv2dImpl& dense, const rank_list& ranks)
       : LowRankConv2dImpl(detail::module_traits<torch::nn::Conv2dImpl>::shape(dense), ranks.at(0),
                           dense.bias.defined()) {
@@ -200,7 +203,8 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
            << ", bias=" << (with_bias_ ? "true" : "false") << ")";
   }
 
-  /// x: [batch][in][height][width], or without the batch dimension. Throws shape_error for other shapes.
+  /// Computes the convolution of x, [batch][in][height][width] or without the batch dimension. Throws
+  /// shape_error for other shapes.
   Tensor forward(const Tensor& x) {
     if (x.dim() == 3) return forward(x.unsqueeze(0)).squeeze(0);
     if (x.dim() != 4) {
@@ -215,8 +219,8 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
     return x.scalar_type() == torch::kFloat ? run<float>(x) : run<double>(x);
   }
 
-  /// The products up down of the groups: the dense convolution's weight [out][in / groups][height][width].
-  /// Differentiable; does not include the bias.
+  /// Computes the products up down of the groups: the dense convolution's weight
+  /// [out][in / groups][height][width], without the bias. The result is differentiable.
   Tensor to_dense() const {
     return up.reshape({shape_.groups, shape_.group_outputs(), rank_})
         .bmm(down.reshape({shape_.groups, rank_, shape_.patch()}))

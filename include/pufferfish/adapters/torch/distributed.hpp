@@ -104,9 +104,9 @@ class distributed {
   }
 
   /// Waits until every gradient is the mean over all ranks. Gradients that no backward pass has written are
-  /// averaged as zeros. Collective. Returns and throws as gradient_exchange::finish: false, on all ranks, if
-  /// the step must be left out. Also starts the exchange of a step in which no gradient was written. Work of
-  /// the compressor runs here, unless exchange_options::compress_by_bucket is set.
+  /// averaged as zeros. Also starts the exchange of a step in which no gradient was written. Work of the
+  /// compressor runs in this call, unless exchange_options::compress_by_bucket is set. Returns false, on all
+  /// ranks, if the step must be left out. Collective. Throws the errors of gradient_exchange::finish.
   bool finish() {
     if (!running_) begin();
     running_ = false;
@@ -159,8 +159,8 @@ class distributed {
 
   /// Replaces the exchange: from the next step on, it has these options and this compressor, as in a new
   /// object. The compressor begins without memory and report() at 0; the step count goes on. Views, hooks
-  /// and parameters stay. Collective. Throws state_error during a step, and as the constructor; the
-  /// exchange then stays as it was.
+  /// and parameters stay. Collective. Throws state_error during a step, and the errors of the constructor;
+  /// the exchange then stays as it was.
   void set_exchange(const exchange_options& options,
                     const compression_options& compression = no_compression{}) {
     set_exchange(options, compressor_of_options(compression));
@@ -183,7 +183,7 @@ class distributed {
   /// Number of gradients that were not written to the arena directly but copied there.
   std::int64_t copied_gradients() const { return copied_; }
   const exchange_report& report() const { return exchange_->report(); }
-  /// Valid until the next set_exchange.
+  /// The exchange of the gradients; the reference is valid until the next set_exchange.
   gradient_exchange<T, Comm>& exchange() { return *exchange_; }
   torch::nn::Module& module() const { return *module_; }
   Comm& comm() const { return *comm_; }
@@ -198,7 +198,7 @@ class distributed {
   using arena = parameter_store<T>;
 
   struct member : detail::trained_parameter<T> {
-    Tensor view{};  // its gradient in the arena
+    Tensor view{};  // the parameter's gradient in the arena
     decltype(torch::autograd::impl::grad_accumulator(std::declval<const Tensor&>())) node{};
     std::uintptr_t hook = 0;
     bool ready = false;
@@ -208,7 +208,7 @@ class distributed {
     return [compression](const parameter_store<T>& store) { return new_compressor<T>(store, compression); };
   }
 
-  // Collective.
+  // Makes an exchange of the store. Collective.
   std::unique_ptr<gradient_exchange<T, Comm>> new_exchange(const exchange_options& options,
                                                            const make_compressor_function& compressor) {
     return std::make_unique<gradient_exchange<T, Comm>>(
@@ -269,7 +269,7 @@ class distributed {
 
   torch::nn::Module* module_;
   Comm* comm_;
-  cpu_context ctx_;  // of its own: the module's layers may use the thread's
+  cpu_context ctx_;  // not thread_context(), which the module's layers may use
   std::vector<member> members_;
   std::shared_ptr<arena> store_;
   exchange_options options_;

@@ -26,8 +26,9 @@ struct LowRankEmbeddingOptions {
   TORCH_ARG(torch::optional<std::int64_t>, padding_idx) = torch::nullopt;
 };
 
-/// y = up down[token]: a row of a thin table, then a product with a matrix. Parameters: `down`
-/// [num_embeddings][rank] and `up` [embedding_dim][rank]; the table of the dense layer is down up^T.
+/// An embedding of rank r, y = up down[token]: a row of a thin table, then a product with a matrix.
+/// Parameters: `down` [num_embeddings][rank] and `up` [embedding_dim][rank]; the table of the dense layer is
+/// down up^T.
 ///
 ///     host_torch::LowRankEmbedding word(host_torch::LowRankEmbeddingOptions(32000, 512, 64).padding_idx(0));
 ///     auto rows = word->forward(tokens);   // [..., 512]
@@ -36,11 +37,13 @@ struct LowRankEmbeddingOptions {
 /// them. Gradients are dense tensors. Positions of the padding token contribute to the gradient of `up`.
 class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
  public:
-  /// Throws rank_error unless 1 <= rank <= min(num_embeddings, embedding_dim), value_error for a padding_idx
-  /// outside -num_embeddings .. num_embeddings - 1; a negative one counts from the end.
+  /// Makes a layer with random weights. Throws rank_error unless
+  /// 1 <= rank <= min(num_embeddings, embedding_dim).
   LowRankEmbeddingImpl(std::int64_t num_embeddings, std::int64_t embedding_dim, std::int64_t rank)
       : LowRankEmbeddingImpl(LowRankEmbeddingOptions(num_embeddings, embedding_dim, rank)) {}
-  /// Stores a negative padding_idx as the row that it denotes.
+  /// Makes a layer with random weights. A negative padding_idx counts from the end of the table; options then
+  /// has the row's number. Throws the errors of the other constructor, and value_error for a padding_idx
+  /// outside -num_embeddings .. num_embeddings - 1.
   explicit LowRankEmbeddingImpl(const LowRankEmbeddingOptions& given) : options(given) {
     const std::int64_t tokens = given.num_embeddings();
     check_rank(describe(), given.embedding_dim(), tokens, given.rank());
@@ -53,7 +56,7 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
     }
     reset();
   }
-  /// A module with the sizes and requires_grad of a dense layer, and random weights.
+  /// Makes a module with the sizes and requires_grad of a dense layer, rank ranks.at(0), and random weights.
   LowRankEmbeddingImpl(const torch::nn::EmbeddingImpl& dense, const rank_list& ranks)
       : LowRankEmbeddingImpl(LowRankEmbeddingOptions(dense.options.num_embeddings(),
                                                      dense.options.embedding_dim(), ranks.at(0))
@@ -75,8 +78,8 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
     reset_parameters();
   }
 
-  /// `down` is normal with variance 1, like libtorch's table; `up` is uniform with variance 1 / rank. The
-  /// elements of the output then have variance 1.
+  /// Sets random values: `down` is normal with variance 1, like libtorch's table; `up` is uniform with
+  /// variance 1 / rank. The elements of the output then have variance 1.
   void reset_parameters() {
     const torch::NoGradGuard no_grad;
     down.normal_();
@@ -96,9 +99,9 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
     stream << ")";
   }
 
-  /// tokens: int64 or int32, any shape. Returns [..., embedding_dim]. Throws value_error for another type
-  /// and, on the CPU, for a token outside the vocabulary. On the CPU the tokens are read twice more, for
-  /// their minimum and maximum.
+  /// Returns the rows of `tokens` (int64 or int32, any shape [...]) as [..., embedding_dim]. Throws
+  /// value_error for another type and, on the CPU, for a token outside the vocabulary. On the CPU the tokens
+  /// are read twice more, for their minimum and maximum.
   Tensor forward(const Tensor& tokens) {
     if (tokens.scalar_type() != torch::kLong && tokens.scalar_type() != torch::kInt) {
       detail::throw_error<value_error>(
@@ -115,7 +118,8 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
                                          up);
   }
 
-  /// The product down up^T, the dense layer's table [num_embeddings][embedding_dim]. Differentiable.
+  /// Computes down up^T, the dense layer's table [num_embeddings][embedding_dim]. The result is
+  /// differentiable.
   Tensor to_dense() const { return down.matmul(up.t()); }
 };
 TORCH_MODULE(LowRankEmbedding);

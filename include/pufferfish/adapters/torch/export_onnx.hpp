@@ -43,8 +43,8 @@ struct onnx_export_options {
 /// ONNX's checker runs before the file is written. Throws value_error, with path and type of the module, for
 /// a module without a form, for options that ONNX's operators do not have (padding other than zeros,
 /// ceil_mode with a partial window, two directions), and for tensors that are sparse, quantized or undefined;
-/// shape_error, likewise, for an input that does not fit; io_error if the file cannot be written or has more
-/// than 2 GiB. After an error, the file is unchanged.
+/// shape_error, with path and type of the module, for an input that does not fit; io_error if the file cannot
+/// be written or has more than 2 GiB. After an error, the file is unchanged.
 ///
 /// \code
 /// host_torch::export_onnx(*net, "net.onnx", {.shape = {"batch", 3, 32, 32}});

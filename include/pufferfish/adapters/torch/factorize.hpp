@@ -36,8 +36,8 @@ struct factorization : pufferfish::factorization {
 
 namespace detail {
 
-/// The description of a layer for `select`. A layer that cannot be factorized gets an obstacle and the size
-/// of its first weight. Sets place.obstacle in that case.
+/// Returns the description of a place's layer for `select`. For a layer that cannot be factorized, sets
+/// place.obstacle to the reason and describes the size of the first weight.
 inline layer_info info_of(module_place& place) {
   layer_info info{place.name, {}};
   with_dense_layer(*place.layer, [&]<class Dense>(const Dense& dense) {
@@ -93,7 +93,7 @@ inline std::vector<layer_choice> choose(const std::vector<module_place>& places,
   return select(infos, policy, "host_torch::factorize");
 }
 
-/// A module's parameters, each tensor once.
+/// Returns a module's parameters, each tensor once.
 inline std::vector<Tensor> parameters_of(const torch::nn::Module& m) {
   std::vector<Tensor> found;
   std::set<const void*> seen;

@@ -58,9 +58,9 @@ struct find_kind<Dense, std::tuple<First, Rest...>>
 template <class Dense>
 struct find_kind<Dense, std::tuple<>> {};
 
-/// The destructor restores libtorch's random state: constructing a module draws random weights, which must
-/// not change the program's random numbers if the module is then filled with factors. The state is that of
-/// the default CPU generator.
+/// Keeps libtorch's random state (of the default CPU generator) and restores it in the destructor.
+/// Constructing a module draws random weights, which must not change the program's random numbers if the
+/// module is then filled with factors.
 class keep_random_state {
  public:
   keep_random_state() : generator_(at::detail::getDefaultCPUGenerator()), state_(generator_.get_state()) {}
@@ -87,8 +87,8 @@ struct layer_factors {
   std::vector<factors<T>> made;
 };
 
-/// Layer `layer` of a low-rank module of `layers` layers, as views for writing factors. Tensors with fewer
-/// than four dimensions get trailing dimensions of size 1. The views write to the tensors' memory.
+/// Returns layer `layer` of a low-rank module of `layers` layers, as views for writing factors. Tensors with
+/// fewer than four dimensions get trailing dimensions of size 1. The views write to the tensors' memory.
 template <class T>
 low_rank_parts<T> parts_of(const std::vector<factor_tensors>& factors, const std::vector<Tensor>& biases,
                            std::size_t layer, std::size_t layers) {
@@ -114,7 +114,7 @@ low_rank_parts<T> parts_of(const std::vector<factor_tensors>& factors, const std
 /// statistics. The options of a module of one layer are those of the module.
 class options_of_layer {
  public:
-  /// Throws shape_error for statistics of another number of matrices.
+  /// Makes the options for one layer. Throws shape_error for statistics of another number of matrices.
   template <class Module>
   options_of_layer(const Module& module, const factorize_options& given, std::int64_t layer)
       : options(given) {
@@ -229,7 +229,7 @@ decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Den
   return result;
 }
 
-/// The decomposition of a module of any kind. `dense` must live until the module is built.
+/// Decomposes a module of any kind. `dense` must live until the module is built.
 template <class Dense>
 decomposition decompose(const Dense& dense, const layer_choice& choice, const factorize_options& options) {
   return with_numbers(dense, [&](const auto& source, auto scalar) {

@@ -51,8 +51,8 @@ class low_rank_linear_function : public torch::autograd::Function<low_rank_linea
     return y;
   }
 
-  /// Gradients of x, down, up and bias in this order (undefined: not wanted); the last, for `counters`, is
-  /// none.
+  /// Returns the gradients of x, down, up and bias in this order, undefined ones if they are not wanted, and
+  /// an undefined tensor for `counters`.
   static variables backward(context* kept, const variables& from) {
     const variables saved = kept->get_saved_variables();
     const Tensor &x = saved[0], &down = saved[1], &up = saved[2], &bias = saved[3], &t = saved[4];
@@ -102,8 +102,9 @@ class counted_module : public torch::nn::Cloneable<Derived> {
   /// How often the layer had to copy a tensor into the kernels' memory order.
   layout_statistics statistics() const { return counters_.own->read(); }
 
-  /// Reads an archive written by `save`, or any other one with the same names and shapes. Throws libtorch's
-  /// c10::Error for missing names. Afterwards the parameters are in the kernels' memory order again.
+  /// Reads the parameters from an archive written by `save`, or from any other archive with the same names
+  /// and shapes. Throws libtorch's c10::Error for missing names. Afterwards the parameters are in the
+  /// kernels' memory order again.
   void load(torch::serialize::InputArchive& archive) override {
     torch::nn::Module::load(archive);
     const torch::NoGradGuard no_grad;
@@ -136,11 +137,11 @@ class low_rank_module : public counted_module<Derived> {
 
   /// The factors of the layer's matrices, in the order of its layer_traits.
   std::vector<factor_tensors> factors() const { return {{down, up}}; }
-  /// The biases in that order.
+  /// The biases of the layer's matrices, in the order of factors(); undefined tensors for no bias.
   std::vector<Tensor> biases() const { return {bias}; }
 
  protected:
-  /// The elements are not initialized.
+  /// Makes and registers factors of these shapes and a bias, whose elements are not initialized.
   void register_factors(torch::IntArrayRef down_shape, torch::IntArrayRef up_shape, bool with_bias) {
     down = this->register_parameter("down", empty_parameter(down_shape, {}));
     up = this->register_parameter("up", empty_parameter(up_shape, {}));
@@ -161,8 +162,8 @@ struct LowRankLinearOptions {
   TORCH_ARG(bool, bias) = true;
 };
 
-/// y = up (down x) + b, over the last dimension of x. Parameters: `down` [rank][in], `up` [out][rank] and
-/// `bias` [out], the matrices with the strides of the kernels' memory order.
+/// A linear layer of rank r: y = up (down x) + b, over the last dimension of x. Parameters: `down`
+/// [rank][in], `up` [out][rank] and `bias` [out], the matrices with the strides of the kernels' memory order.
 ///
 /// Dense float and double tensors on the CPU are computed by pufferfish's kernels, forward and backward; all
 /// others by libtorch's operations. Everything that a backward pass needs is in autograd's saved variables,
@@ -173,7 +174,7 @@ struct LowRankLinearOptions {
 ///     torch::Tensor weight = fc->to_dense();                             // [256][512]
 class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
  public:
-  /// Throws rank_error unless 1 <= rank <= min(in, out).
+  /// Makes a layer with random weights. Throws rank_error unless 1 <= rank <= min(in, out).
   LowRankLinearImpl(std::int64_t in_features, std::int64_t out_features, std::int64_t rank,
                     bool with_bias = true)
       : LowRankLinearImpl(LowRankLinearOptions(in_features, out_features, rank).bias(with_bias)) {}
@@ -182,7 +183,7 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
     reset();
   }
 
-  /// A module with the sizes and requires_grad of a dense layer, and random weights.
+  /// Makes a module with the sizes and requires_grad of a dense layer, rank ranks.at(0), and random weights.
   LowRankLinearImpl(const torch::nn::LinearImpl& dense, const rank_list& ranks)
       : LowRankLinearImpl(dense.options.in_features(), dense.options.out_features(), ranks.at(0),
                           dense.bias.defined()) {
@@ -218,8 +219,8 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
            << ", bias=" << (options.bias() ? "true" : "false") << ")";
   }
 
-  /// Throws shape_error if the last dimension of x is not in_features. Returns a tensor of x's shape with
-  /// out_features as the last dimension. A tensor that is not contiguous is copied first.
+  /// Returns up (down x) + b: a tensor of x's shape with out_features as the last dimension. A tensor that is
+  /// not contiguous is copied first. Throws shape_error if the last dimension of x is not in_features.
   Tensor forward(const Tensor& x) {
     if (x.dim() == 0 || x.size(-1) != options.in_features()) {
       detail::throw_error<shape_error>({describe(), ": input ", detail::shape_text(x),
@@ -231,7 +232,7 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
     return x.scalar_type() == torch::kFloat ? run<float>(x) : run<double>(x);
   }
 
-  /// The product up down, the dense layer's weight [out][in]. Differentiable; does not include the bias.
+  /// Computes up down, the dense layer's weight [out][in], without the bias. The result is differentiable.
   Tensor to_dense() const { return up.matmul(down).contiguous(); }
 
  private:

@@ -45,7 +45,7 @@ class local_training {
   /// Module and communicator must outlive the object. Collective: sends rank 0's parameters and buffers
   /// to all ranks. Throws value_error, naming it, for a trained parameter that is not dense, not on the
   /// CPU or not of scalar T; state_error, on all ranks, if the ranks' modules, options or compressors
-  /// differ; and as rare_exchange.
+  /// differ; and the errors of rare_exchange's constructor.
   local_training(torch::nn::Module& module, Comm& comm, const rare_exchange_options& options = {},
                  const compression_options& compression = no_compression{})
       : module_(&module),
@@ -67,9 +67,9 @@ class local_training {
   local_training(const local_training&) = delete;
   local_training& operator=(const local_training&) = delete;
 
-  /// Performs the exchanges that are due; call it after each optimizer step of this rank. Throws as
-  /// rare_exchange::step_done, and state_error if a parameter's values are no longer in the arena: call
-  /// restart() after torch::load or `to`.
+  /// Performs the exchanges that are due; call it after each optimizer step of this rank. Collective. Throws
+  /// the errors of rare_exchange::step_done, and state_error if a parameter's values are no longer in the
+  /// arena: call restart() after torch::load or `to`.
   void step_done() {
     check_arena();
     exchange_->step_done(ctx_);
@@ -127,14 +127,15 @@ class local_training {
   void move_into_arena(const detail::trained_parameter<T>& p) {
     if (p.tensor.numel() > 0) Tensor(p.tensor).set_data(p.view_at(p.shown->data(), store_));
   }
-  // autograd then refuses backward passes of graphs that were made before the exchange.
+  // Marks the parameters as changed: autograd then refuses backward passes of graphs that were made before
+  // the exchange.
   void mark_changed() const {
     for (const auto& p : parameters_) p.changed();
   }
 
   torch::nn::Module* module_;
   Comm* comm_;
-  cpu_context ctx_;  // of its own: the module's layers may use the thread's
+  cpu_context ctx_;  // not thread_context(), which the module's layers may use
   std::vector<detail::trained_parameter<T>> parameters_;
   std::shared_ptr<parameter_store<T>> store_;
   std::optional<rare_exchange<T, Comm>> exchange_;

@@ -40,9 +40,10 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
   using state = std::tuple<Tensor, Tensor>;
 
  public:
-  /// Throws value_error for two directions or a projection, rank_error for a rank outside 1 .. min(in,
-  /// hidden) on the input side or outside 1 .. hidden on the hidden side. Two forms: one rank for both sides
-  /// of all layers, or a pair of ranks for each layer. Throws value_error for another number of pairs.
+  /// Makes a module with random weights and one rank for both sides of all layers (second form: a pair of
+  /// ranks for each layer). Throws value_error for two directions, a projection or another number of pairs,
+  /// rank_error for a rank outside 1 .. min(in, hidden) on the input side or outside 1 .. hidden on the
+  /// hidden side.
   LowRankLSTMImpl(const torch::nn::LSTMOptions& given, std::int64_t rank)
       : LowRankLSTMImpl(given, std::vector<lstm_ranks>(static_cast<std::size_t>(given.num_layers()),
                                                        lstm_ranks{rank, rank})) {}
@@ -62,7 +63,7 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     }
     reset();
   }
-  /// A module with the sizes and requires_grad of a dense layer, and random weights. `ranks`: input and
+  /// Makes a module with the sizes and requires_grad of a dense layer, and random weights. `ranks`: input and
   /// hidden side of layer 0, of layer 1, ...
   LowRankLSTMImpl(const torch::nn::LSTMImpl& dense, const rank_list& ranks)
       : LowRankLSTMImpl(dense.options, pairs_of(ranks)) {
@@ -125,7 +126,7 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     reset_parameters();
   }
 
-  /// Each factor of each gate is Xavier uniform; biases are zero.
+  /// Sets random values: each factor of each gate is Xavier uniform; biases are zero.
   void reset_parameters() {
     const torch::NoGradGuard no_grad;
     for (layer& l : layers_) {

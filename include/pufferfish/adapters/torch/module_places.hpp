@@ -28,7 +28,8 @@ struct module_place {
   std::string obstacle;  ///< why the layer cannot be replaced; empty: it can
 };
 
-/// `m` as a Module if that is its exact type: a class derived from libtorch's may compute another function.
+/// Returns `m` as a Module if that is its exact type, else nullptr: a class derived from libtorch's may
+/// compute another function.
 template <class Module>
 const Module* exactly(const torch::nn::Module& m) {
   return typeid(m) == typeid(Module) ? dynamic_cast<const Module*>(&m) : nullptr;
@@ -50,7 +51,7 @@ inline bool is_dense_layer(const torch::nn::Module& m) {
   return with_dense_layer(m, [](const auto&) {});
 }
 
-/// A low-rank layer as an element of a Sequential.
+/// Wraps a low-rank layer as an element of a Sequential.
 inline torch::nn::AnyModule any_module(const std::shared_ptr<torch::nn::Module>& m) {
   torch::nn::AnyModule made;
   any_kind([&]<class Kind>(Kind) {
@@ -106,7 +107,7 @@ class place_finder {
     }
   }
 
-  // The place of a dense layer that no slot holds: an element of a container, or a child of another module.
+  // Makes the place of a dense layer that no slot holds: an element of a container, or a child of a module.
   module_place place_in(torch::nn::Module& parent, const std::string& key,
                         const std::shared_ptr<torch::nn::Module>& child, const std::string& name,
                         std::size_t index) const {

@@ -66,7 +66,7 @@ export_form export_form_of(Write write) {
 /// as the graph is used.
 class onnx_exporter {
  public:
-  /// `forms` are tried in order; they must outlive the object.
+  /// Makes an exporter with an empty graph. `forms` are tried in order; they must outlive the object.
   explicit onnx_exporter(const std::vector<export_form>& forms) : forms_(forms) {}
 
   onnx_graph<float>& graph() { return graph_; }
@@ -106,8 +106,8 @@ class onnx_exporter {
   std::string optional_weight(const std::string& name, const Tensor& values) {
     return values.defined() ? weight(name, values) : std::string();
   }
-  /// The elements of a tensor as FLOAT on the CPU, valid as long as this object. Throws value_error, with
-  /// `name`, for an undefined tensor, and for one that is not dense or not of floating-point numbers.
+  /// Returns the elements of a tensor as FLOAT on the CPU, valid as long as this object. Throws value_error,
+  /// with `name`, for an undefined tensor, and for one that is not dense or not of floating-point numbers.
   tensor_view<float, 4> view(const std::string& name, const Tensor& values) {
     if (!values.defined() || values.layout() != torch::kStrided || !values.is_floating_point() ||
         values.dim() > 4) {
@@ -126,7 +126,7 @@ class onnx_exporter {
     return {own.data_ptr<float>(), shape, strides};
   }
 
-  /// "module 'features.0' (torch::nn::Conv2dImpl)", for errors.
+  /// Text about a module for errors, such as "module 'features.0' (torch::nn::Conv2dImpl)".
   static std::string describe(const std::string& path, const torch::nn::Module& module) {
     const std::string place =
         path.empty() ? std::string("the root module") : "module " + pufferfish::detail::quote_name(path);
@@ -137,8 +137,8 @@ class onnx_exporter {
     detail::throw_error<value_error>({describe(path, module), " ", why});
   }
 
-  /// Throws shape_error unless x is of floating-point numbers, has `dimensions` of them (0: at least one),
-  /// and extent `axis`, negative from the end, is `extent` or free.
+  /// Throws shape_error unless x is a tensor of floating-point numbers with `dimensions` dimensions (0: at
+  /// least one) whose extent `axis` (negative: counted from the end) is `extent` or free.
   static void check(const std::string& path, const torch::nn::Module& module, const onnx_tensor& x,
                     std::size_t dimensions, std::int64_t axis, index_t extent) {
     const auto size = static_cast<std::int64_t>(x.shape.size());
@@ -154,7 +154,7 @@ class onnx_exporter {
                                       axis, dimensions == 0 ? "" : detail::message({" of ", dimensions}),
                                       " is ", extent});
   }
-  /// Extent `axis` of x as a number. Throws shape_error if it is free.
+  /// Returns extent `axis` of x as a number. Throws shape_error if the extent is free.
   static index_t extent(const std::string& path, const torch::nn::Module& module, const onnx_tensor& x,
                         std::size_t axis) {
     if (axis < x.shape.size()) {
@@ -164,7 +164,7 @@ class onnx_exporter {
         {describe(path, module), ": input ", shape_text(x), " where extent ", axis, " is a number"});
   }
 
-  /// "tokens [batch x 35]", for errors.
+  /// Text of the type and shape of x for errors, such as "tokens [batch x 35]".
   static std::string shape_text(const onnx_tensor& x) {
     std::string text = x.tokens ? "tokens [" : "[";
     for (std::size_t d = 0; d < x.shape.size(); ++d) {
@@ -181,9 +181,10 @@ class onnx_exporter {
   std::vector<Tensor> kept_;
 };
 
-/// The form of containers of type Module, derived from torch::nn::SequentialImpl, whose forward function runs
-/// the elements in order. libtorch's own Sequential cannot be an element of another one, because its forward
-/// function is a template; a class derived from it can. Elements are called by their keys.
+/// Returns the form of containers of type Module, derived from torch::nn::SequentialImpl, whose forward
+/// function runs the elements in order. libtorch's own Sequential cannot be an element of another Sequential,
+/// because its forward function is a template; a class derived from it can. Elements are called by their
+/// keys.
 ///
 /// \code
 /// struct StackImpl : torch::nn::SequentialImpl {

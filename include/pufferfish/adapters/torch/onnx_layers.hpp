@@ -21,8 +21,9 @@ namespace detail {
 
 using pufferfish::detail::join_name;
 
-/// y = x weight^T + bias over the last dimension of x. weight: [out][in]. One Gemm for a matrix, else MatMul
-/// with the weight stored as [in][out], and Add. An empty bias_name: no bias.
+/// Adds y = x weight^T + bias over the last dimension of x and returns y. weight: [out][in]. The nodes are
+/// one Gemm if x is a matrix, else MatMul with the weight stored as [in][out], and Add. An empty bias_name:
+/// no bias.
 inline onnx_tensor write_product(onnx_exporter& to, const std::string& node, const onnx_tensor& x,
                                  const std::string& weight_name, const Tensor& weight,
                                  const std::string& bias_name = "") {
@@ -55,7 +56,8 @@ inline onnx_tensor write_low_rank_linear(onnx_exporter& to, const std::string& p
                        to.optional_weight(join_name(path, "bias"), m.bias));
 }
 
-/// A Conv node over images of numbered height and width. An empty bias_name: no bias.
+/// Adds a Conv node and returns its output. Height and width of the images x must be numbers. An empty
+/// bias_name: no bias.
 inline onnx_tensor write_convolution(onnx_exporter& to, const std::string& node, const torch::nn::Module& m,
                                      const conv_shape& shape, const onnx_tensor& x, const Tensor& weight,
                                      const std::string& weight_name, const std::string& bias_name) {
@@ -130,8 +132,9 @@ inline onnx_tensor write_layer_norm(onnx_exporter& to, const std::string& path,
           x.shape};
 }
 
-/// Pooling with windows. `window`: kernel, stride, padding and dilation; channels are those of x. With
-/// `ceil_mode`, libtorch and ONNX Runtime differ in the last window unless the windows end with the image.
+/// Adds a node of pooling with windows and returns its output. `window`: kernel, stride, padding and
+/// dilation; channels are those of x. With `ceil_mode`, libtorch and ONNX Runtime differ in the last window
+/// unless the windows end with the image.
 inline onnx_tensor write_pool(onnx_exporter& to, const char* op, const std::string& path,
                               const torch::nn::Module& m, const onnx_tensor& x, conv_shape window,
                               bool ceil_mode, std::vector<onnx_attribute> more) {
@@ -175,7 +178,8 @@ inline onnx_tensor write_avg_pool(onnx_exporter& to, const std::string& path,
                     {{"count_include_pad", std::int64_t{o.count_include_pad() ? 1 : 0}}});
 }
 
-/// Adaptive pooling to one pixel, or to extents that divide those of the image.
+/// Adds a node of adaptive pooling to one pixel, or to extents that divide those of the image, and returns
+/// its output.
 template <class Module>
 onnx_tensor write_adaptive_pool(onnx_exporter& to, const char* op, const std::string& path, const Module& m,
                                 const onnx_tensor& x) {
@@ -198,7 +202,8 @@ onnx_tensor write_adaptive_pool(onnx_exporter& to, const char* op, const std::st
   return write_pool(to, op, path, m, x, window, false, {});
 }
 
-/// Joins the dimensions start_dim .. end_dim of x. Those after end_dim must be numbers.
+/// Adds a node that joins the dimensions start_dim .. end_dim of x, and returns its output. Extents after
+/// end_dim must be numbers.
 inline onnx_tensor write_flatten(onnx_exporter& to, const std::string& path, const torch::nn::FlattenImpl& m,
                                  const onnx_tensor& x) {
   const auto rank = static_cast<std::int64_t>(x.shape.size());

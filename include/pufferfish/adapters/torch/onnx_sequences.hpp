@@ -16,7 +16,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// Throws value_error unless x are tokens.
+/// Throws value_error, naming the module, unless x holds tokens.
 inline void check_tokens(onnx_exporter& to, const std::string& path, const torch::nn::Module& m,
                          const onnx_tensor& x) {
   if (!x.tokens) to.refuse(path, m, "has tokens as input: set onnx_export_options::tokens");
@@ -32,7 +32,7 @@ inline onnx_tensor write_embedding(onnx_exporter& to, const std::string& path,
   return y;
 }
 
-/// Rows of the thin table, then their product with `up`.
+/// Adds a lookup of rows of the thin table, then their product with `up`, and returns the output.
 inline onnx_tensor write_low_rank_embedding(onnx_exporter& to, const std::string& path,
                                             const LowRankEmbeddingImpl& m, const onnx_tensor& x) {
   check_tokens(to, path, m, x);
@@ -42,8 +42,8 @@ inline onnx_tensor write_low_rank_embedding(onnx_exporter& to, const std::string
   return write_product(to, up, rows, up, m.up);
 }
 
-/// The output of all steps of an LSTM whose first state is zero. layer(number, name, x) adds the nodes of one
-/// layer, x: [steps][batch][input].
+/// Adds the layers of an LSTM whose first state is zero, and returns the output of all steps. layer(number,
+/// name, x) adds the nodes of one layer, x: [steps][batch][input].
 template <class Module, class Layer>
 onnx_tensor write_lstm_layers(onnx_exporter& to, const std::string& path, const Module& m,
                               const onnx_tensor& x, Layer&& layer) {
@@ -137,7 +137,7 @@ inline onnx_tensor write_low_rank_lstm(onnx_exporter& to, const std::string& pat
       });
 }
 
-/// The forms of all modules that export_onnx knows: the one list of them.
+/// Returns the forms of all modules that export_onnx knows.
 inline std::vector<export_form> onnx_export_forms() {
   return {sequence_form<torch::nn::SequentialImpl>(),
           export_form_of<torch::nn::LinearImpl>(write_linear),

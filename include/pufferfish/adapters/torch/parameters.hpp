@@ -21,15 +21,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch::detail {
 
-/// The elements of a dense tensor in the order of its memory. The tensor is of scalar T and must outlive the
-/// span.
+/// Returns the elements of a dense tensor of scalar T, in the order of its memory. The tensor must outlive
+/// the span.
 template <class T>
 std::span<T> elements_of(const Tensor& t) {
   return {t.data_ptr<T>(), static_cast<std::size_t>(t.numel())};
 }
 
-/// A tensor's layout for compressors: a matrix of outputs x everything else if one of these two dimensions is
-/// innermost in memory, else a vector.
+/// Returns a tensor's layout for compressors: a matrix of outputs x everything else if one of these two
+/// dimensions is innermost in memory, else a vector.
 inline logical_layout layout_of(const Tensor& t) {
   const std::int64_t size = t.numel();
   if (t.dim() >= 2 && size > 0) {
@@ -49,8 +49,8 @@ inline std::string describe_tensor(const std::string& name, const Tensor& t) {
   return text + (t.requires_grad() ? ", trained\n" : "\n");
 }
 
-/// The lines of all parameters, then of all buffers. If ranks have equal lines, everything that follows from
-/// kinds, shapes and strides alone is the same on these ranks.
+/// Returns the lines of describe_tensor for all parameters, then for all buffers. If ranks have equal lines,
+/// everything that follows from kinds, shapes and strides alone is the same on these ranks.
 inline std::string describe_module(const torch::nn::Module& module) {
   std::string lines;
   for (const auto& p : module.named_parameters()) lines += describe_tensor(p.key(), p.value());
@@ -83,7 +83,8 @@ struct trained_parameter {
     throw_error<state_error>({user, ": ", name, " is now ", kind_text(tensor), ", ", shape_text(tensor),
                               ": its scalar, shape or strides have changed; make a new object"});
   }
-  /// A tensor of the parameter's shape and strides at `place`. It shares ownership of `keep`.
+  /// Returns a tensor of the parameter's shape and strides with the memory at `place`. It shares ownership of
+  /// `keep`.
   Tensor view_at(T* place, std::shared_ptr<const void> keep) const {
     return torch::from_blob(
         place, tensor.sizes(), tensor.strides(), [keep = std::move(keep)](void*) {},
@@ -93,9 +94,9 @@ struct trained_parameter {
   void changed() const { tensor.unsafeGetTensorImpl()->bump_version(); }
 };
 
-/// The parameters that require a gradient, in the order of registration, each tensor once. Throws
-/// value_error, naming the parameter, for one that a store of T cannot refer to. `user`: the name of the
-/// caller for error texts. Changes nothing.
+/// Returns the parameters that require a gradient, in the order of registration, each tensor once. The module
+/// is not changed. `user`: the name of the caller for error texts. Throws value_error, naming the parameter,
+/// for one that a store of T cannot refer to.
 template <class T>
 std::vector<trained_parameter<T>> trained_parameters(const torch::nn::Module& module, const char* user) {
   std::vector<trained_parameter<T>> found;
@@ -113,8 +114,8 @@ std::vector<trained_parameter<T>> trained_parameters(const torch::nn::Module& mo
   return found;
 }
 
-/// Sends rank 0's values to all ranks. Any scalar and device: through a dense copy on the CPU if needed.
-/// Collective; shape and scalar must be equal on all ranks.
+/// Overwrites `t` with rank 0's values on all ranks. Any scalar and device: through a dense copy on the CPU
+/// if needed. Collective; shape and scalar must be equal on all ranks.
 template <class Comm>
 void broadcast_tensor(Comm& comm, const Tensor& t) {
   if (t.numel() == 0) return;

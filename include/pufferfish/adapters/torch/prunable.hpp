@@ -23,7 +23,8 @@ bool is_any_of(const torch::nn::Module& m) {
   return ((dynamic_cast<const Layers*>(&m) != nullptr) || ...);
 }
 
-/// Whether a layer's parameters of 2 and more dimensions are weights of convolutions or linear matrices.
+/// Whether the parameters with two or more dimensions of this layer are weights of convolutions or linear
+/// matrices.
 inline bool has_matrices(const torch::nn::Module& m) {
   return is_any_of<torch::nn::LinearImpl, torch::nn::BilinearImpl, torch::nn::Conv1dImpl,
                    torch::nn::Conv2dImpl, torch::nn::Conv3dImpl, torch::nn::ConvTranspose1dImpl,
@@ -72,8 +73,9 @@ Key state_key(const Tensor& parameter) {
   }
 }
 
-/// An optimizer's tensors for a parameter, of its shape; none before its first step. Undefined tensors: not
-/// needed with these options. Throws value_error for an optimizer that is not listed here.
+/// Returns an optimizer's tensors for a parameter, of its shape; none before the first step. A tensor that
+/// the optimizer's options do not need is undefined. Throws value_error for the state of an optimizer other
+/// than SGD, Adam, AdamW, RMSprop and Adagrad.
 inline std::vector<Tensor> states_of(torch::optim::Optimizer& optimizer, const Tensor& parameter) {
   using key = std::remove_cvref_t<decltype(optimizer.state().begin()->first)>;
   const auto found = optimizer.state().find(state_key<key>(parameter));
@@ -97,10 +99,10 @@ inline std::vector<Tensor> states_of(torch::optim::Optimizer& optimizer, const T
 
 }  // namespace detail
 
-/// The default choice for masks of a module: weights of linear, bilinear, (transposed) convolutional,
-/// recurrent and attention layers, and the factors of low-rank ones. It excludes embeddings (low-rank or
-/// not), normalizations, biases, parameters registered by the user's own classes, and a tensor that is also
-/// an embedding's table (tied weights). Another choice by name:
+/// Returns the default choice of weights for masks of a module: those of linear, bilinear, (transposed)
+/// convolutional, recurrent and attention layers, and the factors of low-rank layers. It excludes embeddings
+/// (low-rank or not), normalizations, biases, parameters registered by the user's own classes, and a tensor
+/// that is also an embedding's table (tied weights). Another choice by name:
 ///
 ///     module_mask pruned(*net, [all = prunable_weights(*net)](const coded_tensor& tensor) {
 ///       return all(tensor) && tensor.name != "head.weight";

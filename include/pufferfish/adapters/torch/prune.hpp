@@ -27,7 +27,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// The destructor restores the values of a module's trained parameters and all its buffers.
+/// Keeps the values of a module's trained parameters and of all its buffers, and restores them in the
+/// destructor.
 template <class T>
 class restored_module {
  public:
@@ -57,9 +58,9 @@ class arena_gradients {
     for (const trained_parameter<T>& p : copies) tensors_.push_back(p.tensor);
   }
 
-  /// Uses the same random numbers in every call, so that differences of gradients do not depend on dropout.
-  /// Does not change .grad of the module's tensors and does not call hooks on them. `loss(which)` returns a
-  /// tensor of one element. A parameter that the loss does not depend on gets zeros.
+  /// Computes the gradients of `loss(which)`, a tensor of one element. Uses the same random numbers in every
+  /// call, so that differences of gradients do not depend on dropout. Does not change .grad of the module's
+  /// tensors and does not call hooks on them. A parameter that the loss does not depend on gets zeros.
   template <class Loss>
   void compute(const Loss& loss, int which) const {
     for (const trained_parameter<T>& p : *copies_) {
@@ -86,8 +87,8 @@ class arena_gradients {
 
 }  // namespace detail
 
-/// Options of an exchange of the remaining weights' gradients (compact_sum): those of a full exchange, but
-/// compressed bucket by bucket during the backward pass, and not rounded to 16 bits.
+/// Returns the options of an exchange of the remaining weights' gradients (compact_sum): those of a full
+/// exchange, but compressed bucket by bucket during the backward pass, and not rounded to 16 bits.
 inline exchange_options compact_options(exchange_options full = {}) {
   full.compress_by_bucket = true;
   full.wire = exchange_wire::same;
@@ -121,8 +122,9 @@ inline exchange_options compact_options(exchange_options full = {}) {
 template <class T = float>
 class module_mask {
  public:
-  /// The module must outlive the object. Throws value_error, naming it, for a trained parameter that is not
-  /// dense, not on the CPU or not of scalar T.
+  /// Makes a mask of prunable_weights(module) that keeps all weights. The module must outlive the object.
+  /// Throws value_error, naming it, for a trained parameter that is not dense, not on the CPU or not of
+  /// scalar T.
   explicit module_mask(torch::nn::Module& module) : module_mask(module, prunable_weights(module)) {}
   /// Makes the mask of the tensors that `choice` selects; their names are those of module.named_parameters().
   module_mask(torch::nn::Module& module, const prunable_choice& choice)
@@ -134,8 +136,8 @@ class module_mask {
     mask_ = std::make_shared<const weight_mask>(store, choice);
   }
 
-  /// The present bits. Later changes of the mask make a new object, so that an exchange made with this one
-  /// does not change; pass the new one to distributed::set_exchange.
+  /// The present bits. Later changes of the mask make a new weight_mask, so that an exchange made with this
+  /// one does not change; pass the new mask to distributed::set_exchange.
   const std::shared_ptr<const weight_mask>& mask() const { return mask_; }
   mask_report report() const { return mask_->report(); }
 
@@ -160,7 +162,7 @@ class module_mask {
   /// The samples should be class-balanced (balanced_halves) and the module in training mode. Computes six
   /// gradients, each with the same random numbers. Afterwards parameters and buffers have their old bits,
   /// also if `loss` throws; .grad does not change. Either all ranks score the same samples, or broadcast()
-  /// must be called afterwards. Needs memory for ten arrays of the parameters' size. Throws as
+  /// must be called afterwards. Needs memory for ten arrays of the parameters' size. Throws the errors of
   /// prune_by_magnitude; value_error if a norm or a score is not finite, and for fresh_linear, because the
   /// mask does not distinguish linear layers from convolutions.
   template <class Loss>
@@ -185,7 +187,7 @@ class module_mask {
     });
   }
 
-  /// Sends the mask of rank `root` to all ranks. Collective. Throws the errors of the communicator, and as
+  /// Sends the mask of rank `root` to all ranks. Collective. Throws the errors of the communicator and of
   /// pufferfish::broadcast_mask.
   template <class Comm>
   void broadcast(Comm& comm, int root = 0) {
@@ -230,8 +232,9 @@ class module_mask {
     if (!words.empty()) std::memcpy(bits.data_ptr(), words.data(), words.size_bytes());
     return bits;
   }
-  /// The inverse of to_tensor, for a module of the same parameters. Throws value_error, without changing the
-  /// mask, for another number of words or for bits set after the last element of a parameter.
+  /// Reads the bits that to_tensor has returned for a module of the same parameters. Throws value_error,
+  /// without changing the mask, for another number of words or for bits set after the last element of a
+  /// parameter.
   void from_tensor(const Tensor& bits) {
     const Tensor own = bits.to(torch::kCPU, torch::kLong).contiguous();
     std::vector<std::uint64_t> words(static_cast<std::size_t>(own.numel()));

@@ -21,8 +21,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// A tensor as float or double rows on the CPU; dimension `dimension`, of size `columns`, becomes the last.
-/// The result is a copy unless the tensor has this form already.
+/// Converts a tensor to float or double rows on the CPU; dimension `dimension`, of size `columns`, becomes
+/// the last. The result is a copy unless the tensor has this form already.
 inline Tensor as_rows(const Tensor& t, std::int64_t dimension, std::int64_t columns) {
   Tensor rows = t.detach().movedim(dimension, -1).reshape({-1, columns}).to(torch::kCPU);
   if (rows.scalar_type() != torch::kDouble) rows = rows.to(torch::kFloat);
@@ -72,11 +72,11 @@ class recorded_weight {
   mutable std::mutex mutex;
 
   std::size_t count() const { return matrices_.size(); }
-  /// Sizes of each matrix.
+  /// Number of outputs (rows) of each matrix; inputs(): number of columns.
   index_t outputs() const { return matrices_.front().outputs(); }
   index_t inputs() const { return matrices_.front().inputs(); }
 
-  /// Whether inputs and outputs are narrow enough to be summed.
+  /// Whether inputs are narrow enough to be summed; sums_outputs(): whether outputs are.
   bool sums_inputs() const { return inputs() <= output_statistics::largest_moment; }
   bool sums_outputs() const { return outputs() <= output_statistics::largest_moment; }
 
@@ -111,7 +111,7 @@ class recorded_weight {
     matrices_[0].add_tokens({tokens.data_ptr<std::int32_t>(), static_cast<std::size_t>(tokens.numel())});
   }
 
-  /// The statistics of matrix i.
+  /// Returns the statistics of matrix i of the weight.
   output_statistics statistics(std::size_t i) const {
     output_statistics all = matrices_[i];
     for (const auto& [range, sums] : shared_inputs_) {
@@ -199,7 +199,7 @@ class recorded_layers {
     std::string name;
     std::vector<weight_ptr> weights;
   };
-  /// Some matrices of a weight; no weight: none.
+  /// Some matrices of a weight; the weight is null if there are none.
   struct weight_part {
     weight_ptr weight;
     std::size_t first = 0, count = 0;

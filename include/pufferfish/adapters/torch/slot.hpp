@@ -55,8 +55,9 @@ class slot : public torch::nn::Module, public slot_base {
   requires std::is_constructible_v<Dense, Args...>
   explicit slot(Args&&... args) { put(std::make_shared<Dense>(std::forward<Args>(args)...)); }
 
-  /// The layer in the slot; nullptr if it is of the other type.
+  /// The dense layer in the slot; nullptr after factorize() has replaced it.
   std::shared_ptr<Dense> dense() const { return dense_; }
+  /// The low-rank layer in the slot; nullptr if the slot holds a dense layer.
   std::shared_ptr<LowRank> low_rank() const { return low_rank_; }
 
   std::shared_ptr<torch::nn::Module> held() const override {
@@ -81,7 +82,7 @@ class slot : public torch::nn::Module, public slot_base {
   void load(torch::serialize::InputArchive& archive) override { held()->load(archive); }
   void pretty_print(std::ostream& stream) const override { held()->pretty_print(stream); }
 
-  /// A deep copy with the same kind of layer.
+  /// Makes a deep copy of the slot, with a layer of the same type.
   std::shared_ptr<torch::nn::Module> clone(
       const torch::optional<torch::Device>& device = torch::nullopt) const override {
     auto copy = std::make_shared<Derived>(static_cast<const Derived&>(*this));
@@ -113,15 +114,18 @@ class unary_slot final : public slot<unary_slot<Dense, LowRank>, Dense, LowRank>
 
 }  // namespace detail
 
-/// torch::nn::Linear until factorize() replaces it by a LowRankLinear; the other slots likewise.
+/// A slot that holds a torch::nn::Linear until factorize() replaces it by a LowRankLinear.
 using LinearImpl = detail::unary_slot<torch::nn::LinearImpl, LowRankLinearImpl>;
 TORCH_MODULE(Linear);
+/// A slot that holds a torch::nn::Conv2d until factorize() replaces it by a LowRankConv2d.
 using Conv2dImpl = detail::unary_slot<torch::nn::Conv2dImpl, LowRankConv2dImpl>;
 TORCH_MODULE(Conv2d);
+/// A slot that holds a torch::nn::Embedding until factorize() replaces it by a LowRankEmbedding.
 using EmbeddingImpl = detail::unary_slot<torch::nn::EmbeddingImpl, LowRankEmbeddingImpl>;
 TORCH_MODULE(Embedding);
 
-/// A slot for LSTMs. forward has the arguments of both layers.
+/// A slot that holds a torch::nn::LSTM until factorize() replaces it by a LowRankLSTM. forward has the
+/// arguments of both layers.
 class LSTMImpl : public detail::slot<LSTMImpl, torch::nn::LSTMImpl, LowRankLSTMImpl> {
   using state = std::tuple<Tensor, Tensor>;
 
@@ -137,7 +141,8 @@ class LSTMImpl : public detail::slot<LSTMImpl, torch::nn::LSTMImpl, LowRankLSTMI
 };
 TORCH_MODULE(LSTM);
 
-/// A slot for attention. forward has the arguments of both layers.
+/// A slot that holds a torch::nn::MultiheadAttention until factorize() replaces it by a
+/// LowRankMultiheadAttention. forward has the arguments of both layers.
 class MultiheadAttentionImpl : public detail::slot<MultiheadAttentionImpl, torch::nn::MultiheadAttentionImpl,
                                                    LowRankMultiheadAttentionImpl> {
  public:

@@ -22,8 +22,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// The existing recorders. libtorch calls plain functions, which find the recorders in this list. One object
-/// for the program. All functions may be called from any thread.
+/// The list of existing recorders; a program has one such object. libtorch calls plain functions, which find
+/// the recorders in this list. All functions may be called from any thread.
 class active_recorders {
  public:
   using list = std::vector<std::shared_ptr<recorded_layers>>;
@@ -32,7 +32,8 @@ class active_recorders {
     static active_recorders recorders;
     return recorders;
   }
-  /// The first recorder registers the callbacks, the last one removes them.
+  /// Adds a recorder. The first one registers the callbacks with libtorch; they are removed with the last
+  /// one.
   void add(std::shared_ptr<recorded_layers> one);
   void remove(const std::shared_ptr<recorded_layers>& one) {
     const std::lock_guard lock(mutex_);
@@ -90,8 +91,9 @@ struct operation_inputs final : at::ObserverContext {
   std::optional<lstm_by_products> by_products;  ///< the operation is an LSTM, without `first` and `second`
 };
 
-/// Positions of the inputs that `see` needs; {-1, -1}: the operation is not recorded. libtorch 1 computes a
-/// linear layer by addmm or matmul; later ones by linear, which calls these operations.
+/// Returns the positions of the two inputs of an operation that recorded_layers::see needs; {-1, -1}: the
+/// operation is not recorded. libtorch 1 computes a linear layer by addmm or matmul; later versions by
+/// linear, which calls these operations.
 inline std::pair<int, int> wanted_inputs(std::string_view operation) {
   if (operation == "aten::addmm") return {1, 2};
   const bool two = operation == "aten::linear" || operation == "aten::conv2d" ||
@@ -196,10 +198,10 @@ inline bool shows_inputs() {
 /// (at::addGlobalCallback).
 class statistics_recorder {
  public:
-  /// `rows_of_step`: see statistics_options. `samples`: number of samples whose mean is the loss, if all
-  /// passes have the same; 0: the first dimension of each layer's output. Sequences that begin with the
-  /// dimension of the steps need `samples`: sequences, or tokens for a mean over tokens. Layers that are
-  /// replaced later are no longer recorded. Throws value_error for a negative number, and state_error if
+  /// Starts recording. `rows_of_step`: see statistics_options. `samples`: number of samples whose mean is the
+  /// loss, if all passes have the same; 0: the first dimension of each layer's output. Sequences that begin
+  /// with the dimension of the steps need `samples`: sequences, or tokens for a mean over tokens. Layers that
+  /// are replaced later are no longer recorded. Throws value_error for a negative number, and state_error if
   /// libtorch does not pass inputs to this program: compile it with NDEBUG if libtorch was.
   explicit statistics_recorder(torch::nn::Module& root, index_t rows_of_step = 512, index_t samples = 0)
       : layers_(std::make_shared<detail::recorded_layers>(root, rows_of_step, samples)) {

@@ -41,26 +41,26 @@ namespace detail {
 using pufferfish::detail::message;
 using pufferfish::detail::throw_error;
 
-/// Shared by a layer and its nodes in autograd's graph, which may outlive the layer.
+/// Counters that a layer shares with its nodes in autograd's graph, which may outlive the layer.
 struct layout_counters : torch::CustomClassHolder {
   std::atomic<std::int64_t> inputs{0}, gradients{0}, parameters{0};
   layout_statistics read() const { return {inputs, gradients, parameters}; }
 };
 using counters_ptr = c10::intrusive_ptr<layout_counters>;
 
-/// "[2 x 3 x 8]", for error texts.
+/// Text of a tensor's shape for errors, such as "[2 x 3 x 8]".
 inline std::string shape_text(const Tensor& t) {
   std::string text = "[";
   for (std::int64_t d = 0; d < t.dim(); ++d) text += (d > 0 ? " x " : "") + std::to_string(t.size(d));
   return text + "]";
 }
 
-/// Scalar and device, for error texts: "Float on cpu".
+/// Text of a tensor's scalar and device for errors, such as "Float on cpu".
 inline std::string kind_text(const Tensor& t) {
   return std::string(c10::toString(t.scalar_type())) + " on " + t.device().str();
 }
 
-/// libtorch's name of float or double.
+/// Returns libtorch's name of the scalar T, which is float or double.
 template <class T>
 constexpr auto scalar_of() {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, double>,
@@ -68,7 +68,7 @@ constexpr auto scalar_of() {
   return std::is_same_v<T, float> ? torch::kFloat : torch::kDouble;
 }
 
-/// True if this library's kernels can work on a tensor of this kind.
+/// Whether this library's kernels can work on the tensor: dense, float or double, on the CPU.
 inline bool is_ours(const Tensor& t) {
   return t.device().is_cpu() && t.layout() == torch::kStrided && !t.is_quantized() &&
          (t.scalar_type() == torch::kFloat || t.scalar_type() == torch::kDouble);
@@ -85,8 +85,8 @@ void check_kind(const std::string& layer, const char* what, const Tensor& t) {
   }
 }
 
-/// A view of a tensor of N dimensions, with the tensor's strides. The tensor must have N dimensions, be of
-/// scalar T and outlive the view; none of this is checked here, except the scalar by libtorch.
+/// Returns a view of a tensor of N dimensions, with the tensor's strides. The tensor must have N dimensions,
+/// be of scalar T and outlive the view; none of this is checked here, except the scalar by libtorch.
 template <class T, std::size_t N>
 tensor_view<const T, N> view_of(const Tensor& t) {
   extents<N> shape{}, strides{};
@@ -97,8 +97,8 @@ tensor_view<const T, N> view_of(const Tensor& t) {
   return {t.data_ptr<T>(), shape, strides};
 }
 
-/// A contiguous tensor of at least one dimension as rows. The last dimension becomes the columns, all others
-/// together the rows. The tensor must outlive the view.
+/// Views a contiguous tensor of at least one dimension as rows. The last dimension becomes the columns, all
+/// others together the rows. The tensor must outlive the view.
 template <class T>
 tensor_view<T, 2> rows_of(const Tensor& t) {
   const std::int64_t columns = t.size(-1);
@@ -112,15 +112,15 @@ tensor_view<T, 4> images_of(const Tensor& t) {
   return {t.data_ptr<T>(), {t.size(0), t.size(2), t.size(3), t.size(1)}};
 }
 
-/// `t` in contiguous memory of the given format; increments `copies` if that is a copy.
+/// Returns `t` in contiguous memory of the given format: `t` itself, or a copy, which increments `copies`.
 inline Tensor in_order(const Tensor& t, torch::MemoryFormat format, std::atomic<std::int64_t>& copies) {
   if (t.is_contiguous(format)) return t;
   ++copies;
   return t.contiguous(format);
 }
 
-/// A parameter in the kernels' memory order. Parameters are stored in this order (see kernel_ordered), so
-/// nothing is copied unless the program has changed the strides.
+/// Returns a parameter as a dense tensor in the kernels' memory order. Parameters are stored in this order
+/// (see kernel_ordered), so nothing is copied unless the program has changed the strides.
 inline Tensor stored(const Tensor& parameter, torch::IntArrayRef order, layout_counters& counters) {
   return in_order(parameter.permute(order), torch::MemoryFormat::Contiguous, counters.parameters);
 }
@@ -130,29 +130,30 @@ inline Tensor stored(const Tensor& parameter, torch::IntArrayRef order, layout_c
 inline constexpr std::array<std::int64_t, 2> matrix_order{1, 0};
 inline constexpr std::array<std::int64_t, 4> kernel_order{2, 3, 1, 0}, kernel_shape{3, 2, 0, 1};
 
-/// The permutation from a parameter's dimensions to the order of its memory, and the inverse one.
+/// Returns the permutation from a parameter's dimensions to the order of its memory.
 inline torch::IntArrayRef storage_order(const Tensor& t) {
   return t.dim() == 4 ? torch::IntArrayRef(kernel_order) : torch::IntArrayRef(matrix_order);
 }
+/// Returns the inverse permutation of storage_order.
 inline torch::IntArrayRef logical_order(const Tensor& t) {
   return t.dim() == 4 ? torch::IntArrayRef(kernel_shape) : torch::IntArrayRef(matrix_order);
 }
 
-/// The same values and shape, with strides such that memory is in the kernels' order. Optimizers, `to`,
-/// `clone`, `save` and `load` keep strides.
+/// Returns a tensor of the same values and shape, with strides such that memory is in the kernels' order.
+/// Optimizers, `to`, `clone`, `save` and `load` keep strides.
 inline Tensor kernel_ordered(const Tensor& t) {
   if (t.dim() < 2 || t.permute(storage_order(t)).is_contiguous()) return t;
   return t.permute(storage_order(t)).contiguous().permute(logical_order(t));
 }
 
-/// An uninitialized parameter in the kernels' memory order. Does not require a gradient until it is
+/// Makes an uninitialized parameter in the kernels' memory order. It does not require a gradient until it is
 /// registered.
 inline Tensor empty_parameter(torch::IntArrayRef shape, const torch::TensorOptions& options) {
   const torch::NoGradGuard no_grad;
   return kernel_ordered(torch::empty(shape, options.requires_grad(false)));
 }
 
-/// Uniform in +-bound, with libtorch's random numbers.
+/// Fills a tensor with random numbers of libtorch, uniform in -bound .. bound.
 inline void fill_uniform(Tensor& t, double bound) {
   const torch::NoGradGuard no_grad;
   if (t.defined()) t.uniform_(-bound, bound);
@@ -181,11 +182,11 @@ inline void train_as(const std::vector<Tensor>& parameters, const std::vector<Te
   }
 }
 
-/// Threads and scratch memory for calls of this thread, because libtorch's layers have no context argument.
-/// The context is kept between calls, so that later steps allocate no scratch; results do not depend on it.
-/// The context has as many threads as libtorch (torch::set_num_threads); with -fopenmp, both use the same
-/// threads. The reference is valid until the next call in this thread, which may make a new context if the
-/// number of threads has changed.
+/// Returns the context of this thread (threads and scratch memory), because libtorch's layers have no context
+/// argument. The context is kept between calls, so that later steps allocate no scratch; results do not
+/// depend on it. The context has as many threads as libtorch (torch::set_num_threads); with -fopenmp, both
+/// use the same threads. The reference is valid until the next call in this thread, which may make a new
+/// context if the number of threads has changed.
 inline cpu_context& thread_context() {
   thread_local std::unique_ptr<cpu_context> kept;
   const int threads = std::max(1, torch::get_num_threads());
@@ -202,7 +203,8 @@ bool wants_gradient(const Tensors&... tensors) {
   return torch::GradMode::is_enabled() && ((tensors.defined() && tensors.requires_grad()) || ...);
 }
 
-/// A tensor that may be undefined, as an argument of an autograd function, which takes no undefined tensors.
+/// Returns `t`, or nullopt if it is undefined, as an argument of an autograd function, which takes no
+/// undefined tensors.
 inline torch::optional<Tensor> if_defined(const Tensor& t) {
   return t.defined() ? torch::optional<Tensor>(t) : torch::nullopt;
 }
@@ -217,8 +219,9 @@ inline bool wants_input(const torch::autograd::AutogradContext& kept,
   return kept.needs_input_grad(edge);
 }
 
-/// Gradients with a graph of their own (create_graph), by libtorch's operations, because this library's
-/// kernels record no graph. reference() computes the layer's outputs from `inputs` by those operations.
+/// Computes gradients with a graph of their own (create_graph), by libtorch's operations, because this
+/// library's kernels record no graph. reference() computes the layer's outputs from `inputs` by those
+/// operations.
 template <class Reference>
 torch::autograd::variable_list differentiable_backward(const torch::autograd::variable_list& inputs,
                                                        const torch::autograd::variable_list& output_gradients,

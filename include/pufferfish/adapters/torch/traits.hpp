@@ -29,11 +29,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
-/// Chooses the only layer of an LSTM that has one layer.
+/// Layer number that stands for the only layer of an LSTM that has one layer.
 inline constexpr std::int64_t only_layer = -1;
 
-/// Whether a view shows a module's numbers, or only the sizes of its weights, whatever their scalar and
-/// device.
+/// Whether a view shows a module's numbers, or only the sizes of its weights, for any scalar and device.
 enum class contents { numbers, sizes };
 
 }  // namespace detail
@@ -51,8 +50,9 @@ struct scalar_view {
   detail::contents shown;
 };
 
-/// `module`, or layer `layer` of an LSTM, with weights of type T (float or double). Layers are numbered
-/// from 0. Nothing is checked until the traits are used.
+/// Returns a view of `module`, or of layer `layer` of an LSTM, with weights of type T (float or double).
+/// Layers are numbered from 0. The module must outlive the view. Nothing is checked until the traits are
+/// used.
 template <class T, class Module>
 scalar_view<Module, T> of(const Module& module, std::int64_t layer = 0) {
   return {module, layer};
@@ -65,8 +65,8 @@ size2 size_of(const Array& height_and_width) {
   return {height_and_width[0], height_and_width[1]};
 }
 
-/// The geometry that the options of a convolution describe. Throws value_error, naming `layer`, for options
-/// that conv_shape has no fields for.
+/// Returns the geometry that the options of a convolution describe. Throws value_error, naming `layer`, for
+/// options that conv_shape has no fields for.
 template <class Options>
 conv_shape shape_of(const Options& options, const std::string& layer) {
   if (get_if<torch::enumtype::kZeros>(&options.padding_mode()) == nullptr) {
@@ -200,8 +200,8 @@ struct module_traits<torch::nn::LSTMImpl> {
     return all;
   }
 
-  /// Tensor `which` (weight_ih, weight_hh, bias_ih, bias_hh) of a layer. Throws value_error for an LSTM
-  /// without factors, a layer out of range, and only_layer where there are several.
+  /// Returns tensor `which` (0 to 3: weight_ih, weight_hh, bias_ih, bias_hh) of a layer. Throws value_error
+  /// for an LSTM that has no factors, a layer out of range, and only_layer where there are several.
   static Tensor tensor(const module& m, std::int64_t layer, std::int64_t which) {
     if (m.options.bidirectional() || m.options.proj_size() != 0) {
       throw_error<value_error>({describe(m), ": has ",
@@ -259,9 +259,9 @@ concept dense_module = requires {
   module_traits<Module>::kind;
 };
 
-/// N-dimensional views of tensors; null views for undefined ones. If only sizes are shown, elements are 0.
-/// `optional`: undefined tensors give null views; else they throw. Throws value_error, naming module and
-/// tensor, for a tensor of another scalar or device.
+/// Returns N-dimensional views of tensors. If only sizes are shown, elements are 0. With `optional` undefined
+/// tensors give null views, else value_error. Throws value_error, naming module and tensor, for a tensor of
+/// another scalar or device.
 template <std::size_t N, class Module, class T>
 std::vector<named_view<const T, N>> views_of(const scalar_view<Module, T>& layer, const named_tensors& all,
                                              bool optional) {
@@ -283,8 +283,8 @@ std::vector<named_view<const T, N>> views_of(const scalar_view<Module, T>& layer
 }  // namespace detail
 }  // namespace host_torch
 
-/// A module of libtorch, read as one of scalar T. Views are valid while the module's tensors keep their
-/// memory.
+/// layer_traits of a module of libtorch, read as one of scalar T. Views are valid while the module's tensors
+/// keep their memory.
 template <class Module, class T>
 struct layer_traits<host_torch::scalar_view<Module, T>> {
   using layer_type = host_torch::scalar_view<Module, T>;
@@ -308,7 +308,7 @@ struct layer_traits<host_torch::scalar_view<Module, T>> {
   }
 };
 
-/// A bare module is read as float. An LSTM must have one layer; `of<float>(lstm,
+/// layer_traits of a bare module, which is read as float. An LSTM must have one layer; `of<float>(lstm,
 /// layer)` chooses one of several.
 template <host_torch::detail::dense_module Module>
 struct layer_traits<Module> : layer_traits<host_torch::scalar_view<Module, float>> {};

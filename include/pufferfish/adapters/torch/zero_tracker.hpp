@@ -51,7 +51,7 @@ class zero_tracker {
 
   /// Decides about the next exchange. Call it on all ranks in each step, after the optimizer's step. Makes a
   /// new exchange only if the decision or the mask has changed (distributed::set_exchange). Collective.
-  /// Throws state_error as distributed::store and set_exchange.
+  /// Throws the errors of distributed::store and distributed::set_exchange.
   void update() {
     tracker_.observe(detail::thread_context(), parallel_->store());
     tracker_.agree(parallel_->comm());

@@ -17,7 +17,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The norm of a bucket, whose fractions are its levels: Euclidean norm, or largest magnitude.
+/// Norm by which qsgd_codec scales the values of a bucket: Euclidean norm, or largest magnitude.
 enum class qsgd_norm { l2, max };
 
 /// Options of qsgd_codec.
@@ -29,7 +29,7 @@ struct qsgd_options {
   std::uint64_t seed = 1;                 ///< the draws also depend on step, rank, hop and parameter
 };
 
-/// "QSGD, 4 bits, buckets of 512, L2 norm, seed 1, gather".
+/// Text of the options for messages, such as "QSGD, 4 bits, buckets of 512, L2 norm, seed 1, gather".
 inline std::string describe(const qsgd_options& options) {
   return detail::message({"QSGD, ", options.bits, " bits, buckets of ", options.bucket,
                           options.norm == qsgd_norm::l2 ? ", L2 norm, seed " : ", largest magnitude, seed ",
@@ -67,13 +67,14 @@ class qsgd_codec {
   using options_type = qsgd_options;
   static constexpr bool has_fixed_length = true;
 
-  /// Throws value_error unless bits and bucket are in their ranges.
+  /// `tensors`: places and sizes of the coded tensors. Throws value_error unless bits is 2, 4 or 8 and bucket
+  /// is at least 1.
   explicit qsgd_codec(std::vector<coded_tensor> tensors, const qsgd_options& options = {})
       : options_(checked(options)), tensors_(std::move(tensors)), chunks_(tensors_) {
     norms_.resize(static_cast<std::size_t>(bucket_end(chunks_.size())));
   }
 
-  /// ceil(b N / 8) + sizeof(T) ceil(N / d).
+  /// Length of a code of N values in bytes: ceil(b N / 8) + sizeof(T) ceil(N / d).
   std::size_t most_bytes() const { return level_bytes() + norms_.size() * sizeof(T); }
 
   /// See gradient_codec. Equal arguments give equal codes. Returns most_bytes().
@@ -129,7 +130,7 @@ class qsgd_codec {
         });
   }
 
-  /// Only the options on which codes depend. The class that sends the codes adds the route.
+  /// Text of the options on which codes depend. The class that sends the codes adds the route.
   std::string describe() const {
     const std::string whole = pufferfish::describe(options_);
     return whole.substr(0, whole.rfind(','));
@@ -148,7 +149,7 @@ class qsgd_codec {
 
   T most() const { return static_cast<T>((1 << (options_.bits - 1)) - 1); }  // the highest level
   std::size_t level_bytes() const { return detail::field_bytes(chunks_.size(), options_.bits); }
-  // One more than the number of the bucket with value `end` - 1.
+  // Number of buckets that the values before `end` touch.
   index_t bucket_end(index_t end) const { return end == 0 ? 0 : (end - 1) / options_.bucket + 1; }
 
   // Writes the norms of buckets first .. last - 1.
@@ -182,7 +183,8 @@ class qsgd_codec {
   std::vector<T> norms_;  // of all buckets
 };
 
-/// QSGD without error memory. Throws value_error for bits or bucket out of range and for the route `sparse`.
+/// Makes a QSGD compressor for the gradients of `store`, without error memory. Throws value_error for bits or
+/// bucket out of range and for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const qsgd_options& options) {
   return make_coded_compressor<qsgd_codec<T>>(store, options, code_memory::none, options.route);

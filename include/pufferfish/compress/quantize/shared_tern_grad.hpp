@@ -18,7 +18,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The smallest float that is at least x, at most the largest float; infinity if x is not finite.
+/// Returns the smallest float that is at least x, limited to the largest float; infinity if x is not finite.
 template <class T>
 float float_above(T x) {
   if (!std::isfinite(x)) return std::numeric_limits<float>::infinity();
@@ -37,8 +37,8 @@ float float_above(T x) {
 ///     k_w,i = sign(g_w,i) with probability min(1, |g_w,i| / s), else 0
 ///     result_i = (k_0,i + ... + k_p-1,i) (s / p)
 ///
-/// Round 1 computes the maxima over the ranks of two floats per tensor, and the sums of the parameters that
-/// options.skip names, whose result is their mean. For T = double the two floats are rounded up.
+/// First an all-reduce computes the maxima over the ranks of two floats per tensor, and the sums of the
+/// parameters that options.skip names, whose result is their mean. For T = double the floats are rounded up.
 ///
 /// Route `gather`: the k_w of all tensors are sent to all ranks, in fields of 2 bits. Route `two_hop`: all
 /// ranks send the k_w of stripe r (stripe_of, over the values that are not sent whole) to rank r, in fields
@@ -62,15 +62,15 @@ class shared_tern_grad {
   using value_type = T;
 
   /// `tensors`: the tensors of the whole arena. options.shared_scaler has no effect. Throws value_error for
-  /// the route `sparse`, unless clip is finite and not negative, and for a name in options.skip that is not
-  /// the name of a parameter or layer.
+  /// the route `sparse`, for a clip that is negative or not finite, and for a name in options.skip that is
+  /// not the name of a parameter or layer.
   shared_tern_grad(const std::vector<coded_tensor>& tensors, const tern_grad_options& options)
       : shared_tern_grad(options, tensors) {
     detail::check_tern_route("shared_tern_grad", options.route);
     detail::check_tern_skips(options.skip, tensors);
   }
 
-  /// Prepares the object for rank `rank` of `ranks`, 0 <= rank < ranks: the lengths of all blocks.
+  /// Prepares the buffers for rank `rank` of `ranks`, 0 <= rank < ranks.
   void start(int rank, int ranks) {
     const auto count = static_cast<std::size_t>(ranks);
     if (options_.route == code_route::gather) {
@@ -90,17 +90,17 @@ class shared_tern_grad {
     sums_.resize(sums);
   }
 
-  /// A compressor of elements [begin, end) of the arena, with stripes of its own if it has two hops. Its
-  /// result is that of the whole.
+  /// Makes a compressor of elements [begin, end) of the arena, with stripes of its own if it has two hops.
+  /// Its result for these elements has the bits that this object's result has.
   shared_tern_grad part(index_t begin, index_t end) const {
     return {options_, coded_parts(tensors_, begin, end)};
   }
 
   int rounds() const { return options_.route == code_route::gather ? 2 : 3; }
 
-  /// Round 0: maxima of the bounds of all tensors, and the sum of what is sent whole. Round 1: codes,
-  /// gathered or sent to the owners of stripes. Round 2, by two hops: the gathered sums of stripes.
-  /// `gradients` is not changed.
+  /// Prepares the message of a round. Round 0: maxima of the bounds of all tensors, and sums of the values
+  /// that are sent whole. Round 1: codes, gathered or sent to the owners of stripes. Round 2, by two hops:
+  /// the gathered sums of stripes. `gradients` is not changed.
   compressor_message<T> encode(context<device::cpu>& ctx, const exchange_place& place, int round,
                                std::span<T> gradients) {
     compressor_message<T> message;
@@ -124,8 +124,8 @@ class shared_tern_grad {
     return message;
   }
 
-  /// The last round overwrites `gradients` with the result. Throws value_error for a field of a code, or a
-  /// sum, that no rank can have sent; `gradients` is then unspecified.
+  /// Reads the received message of a round; the last round overwrites `gradients` with the result. Throws
+  /// value_error for an invalid field of a code or an impossible sum; `gradients` is then unspecified.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     if (round == 0) return take_maxima();
     if (round == 1 && detail::has_invalid_tern(codes_of_ranks_.bytes())) {
@@ -137,8 +137,8 @@ class shared_tern_grad {
     put_sums(ctx, place.ranks, share, gradients.data());
   }
 
-  /// Codes, or codes of all stripes and the sums of this rank's stripe; 8 bytes per coded tensor for the
-  /// maxima; and the values that are sent whole.
+  /// Bytes that this rank contributes to a step: codes (by two hops also the sums of its stripe), 8 bytes per
+  /// coded tensor for the maxima, and the values that are sent whole.
   index_t payload_bytes() const {
     const std::size_t codes = options_.route == code_route::gather
                                   ? codes_.code_bytes()
@@ -208,8 +208,8 @@ class shared_tern_grad {
     });
   }
 
-  // to = sums of levels times scaler times share, for all coded tensors. Throws value_error for an impossible
-  // sum.
+  // Computes `to`, sums of levels times scaler times share, for all coded tensors. Throws value_error for an
+  // impossible sum.
   void put_sums(context<device::cpu>& ctx, int ranks, T share, T* to) const {
     const auto scaled = PUFFERFISH_KERNEL(widest_isa(), detail::field_passes, scaled_levels<T, std::int32_t>);
     const bool gathers = options_.route == code_route::gather;

@@ -23,12 +23,12 @@ struct stochastic_binary_options {
   std::uint64_t seed = 1;                 ///< the draws also depend on step, rank, hop and parameter
 };
 
-/// "stochastic binary, seed 1, gather".
+/// Text of the options for messages, such as "stochastic binary, seed 1, gather".
 inline std::string describe(const stochastic_binary_options& options) {
   return detail::message({"stochastic binary, seed ", options.seed, ", ", to_string(options.route)});
 }
 
-/// For each tensor D with lo = min D_i and hi = max D_i:
+/// Codes each value by one random bit. For each tensor D with lo = min D_i and hi = max D_i:
 ///
 ///     C(D)_i = hi with probability (D_i - lo) / (hi - lo), else lo
 ///
@@ -52,12 +52,13 @@ class stochastic_binary_codec {
   using options_type = stochastic_binary_options;
   static constexpr bool has_fixed_length = true;
 
-  /// Only options.seed affects the codes: the route belongs to the class that sends them.
+  /// `tensors`: places and sizes of the coded tensors. Only options.seed affects the codes: the route belongs
+  /// to the class that sends them.
   explicit stochastic_binary_codec(std::vector<coded_tensor> tensors,
                                    const stochastic_binary_options& options = {})
       : options_(options), tensors_(std::move(tensors)), chunks_(tensors_), ranges_(chunks_.parts().size()) {}
 
-  /// 4 ceil(N / 32) bytes of bits and 2 sizeof(T) bytes per tensor.
+  /// Length of a code in bytes: 4 ceil(N / 32) for the bits of N values and 2 sizeof(T) per tensor.
   std::size_t most_bytes() const { return word_bytes() + 2 * tensors_.size() * sizeof(T); }
 
   /// See gradient_codec. Equal arguments give equal codes. Returns most_bytes().
@@ -85,7 +86,8 @@ class stochastic_binary_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, unless the code has most_bytes() bytes. All bits are valid.
+  /// Stores, adds or subtracts the decoded values; see gradient_codec. Throws value_error, with `to`
+  /// unchanged, unless the code has most_bytes() bytes. All bits are valid.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("stochastic_binary_codec", code.size(), most_bytes());
@@ -102,7 +104,7 @@ class stochastic_binary_codec {
     });
   }
 
-  /// Only the options on which codes depend. The class that sends the codes adds the route.
+  /// Text of the options on which codes depend. The class that sends the codes adds the route.
   std::string describe() const { return detail::message({"stochastic binary, seed ", options_.seed}); }
 
  private:
@@ -111,7 +113,7 @@ class stochastic_binary_codec {
            sizeof(std::uint32_t);
   }
 
-  // The range of each tensor; NaN if a value is not finite or the difference overflows.
+  // Finds the range of each tensor; both ends are NaN if a value is not finite or the difference overflows.
   std::vector<detail::value_range<T>> find_ranges(context<device::cpu>& ctx, const T* values) {
     const auto range = PUFFERFISH_KERNEL(widest_isa(), detail::rounding_passes, range_of<T>);
     chunks_.for_each(ctx,
@@ -140,7 +142,8 @@ class stochastic_binary_codec {
   std::vector<detail::value_range<T>> ranges_;  // one per part
 };
 
-/// Stochastic binary quantization without error memory. Throws value_error for the route `sparse`.
+/// Makes a compressor by stochastic binary quantization for the gradients of `store`, without error memory.
+/// Throws value_error for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const stochastic_binary_options& options) {
   return make_coded_compressor<stochastic_binary_codec<T>>(store, options, code_memory::none, options.route);

@@ -33,13 +33,13 @@ struct quotient {
   T lift, factor;
 };
 
-/// Smallest and largest value; both NaN if a value is not finite.
+/// Smallest and largest of some values; both are NaN if a value is not finite.
 template <class T>
 struct value_range {
   T low = 0, high = 0;
 };
 
-/// Sums of x_i - shift and of their squares.
+/// Sum of the differences x_i - shift of some values, and sum of the squares of these differences.
 struct value_moments {
   double sum = 0.0, squares = 0.0;
 };
@@ -79,13 +79,14 @@ inline bool no_fields(std::uint8_t* fields, index_t count) {
   return true;
 }
 
-/// Largest |x_i|, never -0; NaN if a value is not finite.
+/// Largest |x_i| of the values x that have this range, never -0; NaN if a value is not finite.
 template <class T>
 T largest_magnitude(const value_range<T>& range) {
   return range.high > -range.low ? range.high : T(0) - range.low;  // never -0
 }
 
-/// The streams of random words of all tensors; see code_randoms.
+/// Makes the streams of random words, one for each of `tensors`, from seed, name of the method (`system`) and
+/// place; see code_randoms.
 inline std::vector<random_stream> code_streams(std::uint64_t seed, std::string_view system,
                                                const code_place& place,
                                                const std::vector<coded_tensor>& tensors) {
@@ -98,7 +99,7 @@ inline std::vector<random_stream> code_streams(std::uint64_t seed, std::string_v
 /// until its next call. The object takes about 17 KB; each task has its own.
 class draws_of_run {
  public:
-  /// The upper halves of the draws first, first + 1, ... of a stream.
+  /// Returns the upper halves of the draws first .. first + count - 1 of a stream, in 32-bit words.
   const std::uint32_t* upper_halves(const random_stream& random, std::uint64_t first, index_t count) {
     const auto words_of = PUFFERFISH_KERNEL(widest_isa(), ops::detail::dropouts, random_words);
     const auto spread = PUFFERFISH_KERNEL(widest_isa(), rounding_passes, spread_halves);
@@ -108,7 +109,7 @@ class draws_of_run {
     spread(words_, words, draws_);
     return draws_ + skip;
   }
-  /// All bits of the same draws, after a call of upper_halves.
+  /// Returns all bits of the draws of the last call of upper_halves, which must have the same arguments.
   const std::uint32_t* whole(const random_stream& random, std::uint64_t first, index_t count) {
     const auto words_of = PUFFERFISH_KERNEL(widest_isa(), ops::detail::dropouts, random_words);
     const random_stream lower = random.child("lower");

@@ -28,7 +28,8 @@ struct tern_grad_options {
   std::uint64_t seed = 1;                 ///< the draws also depend on step, rank and parameter
 };
 
-/// "TernGrad, clip 2.5, seed 1, own scalers, gather", with ", whole: fc" after the seed if fc is sent whole.
+/// Text of the options for messages, such as "TernGrad, clip 2.5, seed 1, own scalers, gather", with
+/// ", whole: fc" after the seed if fc is sent whole.
 inline std::string describe(const tern_grad_options& options) {
   std::string text =
       detail::message({"TernGrad, clip ", detail::shortest_number(options.clip), ", seed ", options.seed});
@@ -38,7 +39,7 @@ inline std::string describe(const tern_grad_options& options) {
   return text + to_string(options.route);
 }
 
-/// For each tensor D of n values with mean m:
+/// Codes values as randomly drawn signs and zeros. For each tensor D of n values with mean m:
 ///
 ///     sigma^2 = (1 / n) sum_i (D_i - m)^2;  s = min(clip sigma, max_i |D_i|)
 ///     C(D)_i = s sign(D_i) with probability min(1, |D_i| / s), else 0
@@ -62,11 +63,13 @@ class tern_codec {
   using options_type = tern_grad_options;
   static constexpr bool has_fixed_length = true;
 
-  /// Throws value_error unless clip is finite and not negative.
+  /// `tensors`: places and sizes of the coded tensors. Throws value_error unless clip is finite and not
+  /// negative.
   explicit tern_codec(const std::vector<coded_tensor>& tensors, const tern_grad_options& options = {})
       : options_(options), codes_(tensors, options.clip, options.skip) {}
 
-  /// ceil(N / 4) bytes of fields, sizeof(T) per coded tensor, and sizeof(T) per value that is sent whole.
+  /// Length of a code in bytes: ceil(N / 4) for the fields of N coded values, sizeof(T) per coded tensor, and
+  /// sizeof(T) per value that is sent whole.
   std::size_t most_bytes() const {
     return whole_byte() + static_cast<std::size_t>(codes_.whole_size()) * sizeof(T);
   }
@@ -90,8 +93,8 @@ class tern_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, for another length than most_bytes() and for a field whose bits
-  /// are 11.
+  /// Stores, adds or subtracts the decoded values; see gradient_codec. Throws value_error, with `to`
+  /// unchanged, unless the code has most_bytes() bytes, and for a field whose bits are 11.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("tern_codec", code.size(), most_bytes());
@@ -114,7 +117,7 @@ class tern_codec {
     });
   }
 
-  /// Only the options on which codes depend. The class that sends the codes adds the route.
+  /// Text of the options on which codes depend. The class that sends the codes adds the route.
   std::string describe() const {
     tern_grad_options own = options_;
     own.shared_scaler = false;

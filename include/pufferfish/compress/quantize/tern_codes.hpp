@@ -26,7 +26,7 @@ inline bool names_parameter(std::string_view name, std::string_view parameter) {
          (parameter.size() == name.size() || parameter[name.size()] == '.');
 }
 
-/// Throws value_error unless `clip` is finite and not negative.
+/// Returns `clip`. Throws value_error unless it is finite and not negative.
 inline double checked_tern_clip(double clip) {
   if (!(clip >= 0.0 && std::isfinite(clip))) {
     throw_error<value_error>({"tern_grad: clip ", clip, " is not a number of deviations, 0 or more"});
@@ -34,7 +34,7 @@ inline double checked_tern_clip(double clip) {
   return clip;
 }
 
-/// Throws value_error for a name that is neither a parameter's nor a layer's.
+/// Throws value_error if one of `names` is neither the name of a tensor nor that of a layer.
 inline void check_tern_skips(const std::vector<std::string>& names,
                              const std::vector<coded_tensor>& tensors) {
   for (const std::string& name : names) {
@@ -64,8 +64,8 @@ inline bool has_invalid_tern(std::span<const std::byte> code) {
   return (both & 0x5555555555555555U) != 0;
 }
 
-/// Two bounds of a tensor's scaler: clip standard deviations and the largest magnitude. The latter is NaN if
-/// a value is not finite.
+/// Two upper bounds of the scaler of a tensor: clip times the standard deviation of its values, and their
+/// largest magnitude. The latter is NaN if a value is not finite.
 template <class T>
 struct tern_bounds {
   T clip, largest;
@@ -78,7 +78,8 @@ class tern_codes {
  public:
   static constexpr int bits = 2;
 
-  /// `whole`: names of parameters and layers. Throws value_error for a clip out of its range.
+  /// `whole`: names of the parameters and layers that are sent whole. Throws value_error unless clip is
+  /// finite and not negative.
   tern_codes(const std::vector<coded_tensor>& tensors, double clip, const std::vector<std::string>& whole)
       : clip_(checked_tern_clip(clip)), chunks_({}) {
     index_t offset = 0;
@@ -104,8 +105,8 @@ class tern_codes {
   /// Position of a part of a coded tensor among all values.
   index_t position(const tensor_part& part) const { return part.begin + moves_[part.tensor]; }
 
-  /// The bounds of every coded tensor. If clip is 0 or all values of the tensor are
-  /// equal, both bounds are the largest magnitude.
+  /// Computes the bounds of every coded tensor. If clip is 0 or all values of the tensor are equal, both
+  /// bounds are the largest magnitude.
   std::vector<tern_bounds<T>> bounds(context<device::cpu>& ctx, const T* values) const {
     const auto range_of = PUFFERFISH_KERNEL(widest_isa(), rounding_passes, range_of<T>);
     const auto moments_of = PUFFERFISH_KERNEL(widest_isa(), rounding_passes, moments_of<T>);
@@ -161,7 +162,7 @@ class tern_codes {
   }
 
  private:
-  // clip standard deviations; `largest` if the deviation is zero or not finite.
+  // Returns clip times the standard deviation, or `largest` if the deviation is zero or not finite.
   T clip_of(std::size_t tensor, const value_moments& sums, T largest) const {
     const auto size = static_cast<double>(coded_[tensor].size);
     const double mean = sums.sum / size, variance = sums.squares / size - mean * mean;

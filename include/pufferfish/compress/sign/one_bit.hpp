@@ -21,7 +21,7 @@ struct one_bit_options {
   code_route route = code_route::gather;  ///< gather or two_hop
 };
 
-/// "1-bit, a cell per output unit, error feedback, gather".
+/// Text of the options for messages, such as "1-bit, a cell per output unit, error feedback, gather".
 inline std::string describe(const one_bit_options& options) {
   return detail::message(
       {"1-bit, ", to_string(options.cell), ", ", to_string(options.memory), ", ", to_string(options.route)});
@@ -33,7 +33,8 @@ namespace detail {
 /// its own; those named `run` treat consecutive values of one cell.
 ///   add_rows, add_run            plus += values >= 0, minus += values < 0, negatives += their number
 ///   subtract_rows, subtract_run  x -= minus where x < 0, else x -= plus
-///   put_rows                     stores, adds or subtracts minus where the bit is set, else plus
+///   put_rows                     stores, adds or subtracts minus where the bit is set, else plus; the first
+///                                value has bit `shift` (0 to 31) of words[0]
 #define PUFFERFISH_KERNELS one_bit_passes
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/sign/one_bit.inc>
 #include <pufferfish/linalg/for_each_target.inc>
@@ -73,7 +74,8 @@ class one_bit_codec {
   using options_type = one_bit_options;
   static constexpr bool has_fixed_length = true;
 
-  /// Only options.cell affects the codes: memory and route belong to the class that sends them.
+  /// `tensors`: places and sizes of the coded tensors. Only options.cell affects the codes: memory and route
+  /// belong to the class that sends them.
   explicit one_bit_codec(std::vector<coded_tensor> tensors, const one_bit_options& options = {})
       : tensors_(std::move(tensors)), cell_(options.cell), size_(coded_size(tensors_)) {
     for (const coded_tensor& tensor : tensors_) {
@@ -85,7 +87,7 @@ class one_bit_codec {
     sums_.resize(static_cast<std::size_t>(3 * tasks_.sums()));
   }
 
-  /// 4 ceil(N / 32) bytes of signs and 2 sizeof(T) bytes per cell.
+  /// Length of a code in bytes: 4 ceil(N / 32) for the signs of N values and 2 sizeof(T) per cell.
   std::size_t most_bytes() const {
     return word_bytes() + static_cast<std::size_t>(2 * cell_count_) * sizeof(T);
   }
@@ -117,7 +119,8 @@ class one_bit_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, unless the code has most_bytes() bytes. All bits are valid.
+  /// Stores, adds or subtracts the decoded values; see gradient_codec. Throws value_error, with `to`
+  /// unchanged, unless the code has most_bytes() bytes. All bits are valid.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("one_bit_codec", code.size(), most_bytes());
@@ -145,11 +148,11 @@ class one_bit_codec {
     });
   }
 
-  /// Only the options on which codes depend. The class that sends the codes adds memory and route.
+  /// Text of the options on which codes depend. The class that sends the codes adds memory and route.
   std::string describe() const { return detail::message({"1-bit, ", to_string(cell_)}); }
 
  private:
-  // a+ and a- of all cells.
+  // The means a+ (of values >= 0) and a- (of values < 0) of all cells.
   struct means {
     explicit means(std::size_t cells) : plus(cells), minus(cells) {}
     std::vector<T> plus, minus;
@@ -218,7 +221,7 @@ class one_bit_codec {
     return result;
   }
 
-  // memory -= C(memory): D becomes D - C(D).
+  // Computes memory -= C(memory), which changes D to D - C(D).
   void subtract(context<device::cpu>& ctx, const means& of, std::span<T> memory) const {
     const auto rows_kernel = PUFFERFISH_KERNEL(widest_isa(), detail::one_bit_passes, subtract_rows<T>);
     const auto run_kernel = PUFFERFISH_KERNEL(widest_isa(), detail::one_bit_passes, subtract_run<T>);
@@ -244,7 +247,8 @@ class one_bit_codec {
   std::vector<double> sums_;  // per part, for all its cells: sums of D >= 0, sums of D < 0, numbers of D < 0
 };
 
-/// 1-bit SGD for the gradients of a store. Throws value_error for the route `sparse`.
+/// Makes a compressor with one_bit_codec for the gradients of `store`: with error feedback 1-bit SGD. Throws
+/// value_error for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const one_bit_options& options) {
   return make_coded_compressor<one_bit_codec<T>>(store, options, options.memory, options.route);

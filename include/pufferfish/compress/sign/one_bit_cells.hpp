@@ -18,7 +18,7 @@ enum class one_bit_cell {
   tensor        ///< all values of the tensor
 };
 
-/// "a cell per output unit" or "a cell per tensor".
+/// Text for messages: "a cell per output unit" or "a cell per tensor".
 constexpr const char* to_string(one_bit_cell cell) {
   return cell == one_bit_cell::output_unit ? "a cell per output unit" : "a cell per tensor";
 }
@@ -32,7 +32,8 @@ namespace detail {
 /// tensor's cell c is output unit c.
 class tensor_cells {
  public:
-  /// The cells of the elements tensor.first .. tensor.first + tensor.size - 1 of the parameter's storage.
+  /// Finds the cells of the elements tensor.first .. tensor.first + tensor.size - 1 of the parameter's
+  /// storage.
   tensor_cells(const coded_tensor& tensor, one_bit_cell cell) : size_(tensor.size) {
     const index_t units = tensor.layout.dims < 2 ? 1 : tensor.layout.shape[0];
     if (cell == one_bit_cell::tensor || units <= 1) {
@@ -46,7 +47,7 @@ class tensor_cells {
   }
 
   index_t count() const { return std::min(runs_, units_); }
-  /// Stride of consecutive output units in storage. 1: neighbours belong to different cells.
+  /// Number of consecutive elements in storage that belong to one cell. 1: neighbours are in different cells.
   index_t run() const { return run_; }
   /// Number of runs after which the cells repeat; at least count().
   index_t units() const { return units_; }

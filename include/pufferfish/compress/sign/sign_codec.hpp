@@ -21,7 +21,7 @@ struct sign_codec_options {
   code_route route = code_route::gather;  ///< gather or two_hop
 };
 
-/// "sign and norm, error feedback, gather".
+/// Text of the options for messages, such as "sign and norm, error feedback, gather".
 inline std::string describe(const sign_codec_options& options) {
   return detail::message({"sign and norm, ", to_string(options.memory), ", ", to_string(options.route)});
 }
@@ -39,7 +39,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// For each tensor D of n values:
+/// Codes each value of D = gradients + memory by its sign. For each tensor D of n values:
 ///
 ///     s = (|D_0| + ... + |D_n-1|) / n;  C(D)_i = s sign(D_i)  with sign(0) = 1
 ///
@@ -62,11 +62,12 @@ class sign_codec {
   using options_type = sign_codec_options;
   static constexpr bool has_fixed_length = true;
 
-  /// The options do not change the codes: memory and route belong to the class that sends them.
+  /// `tensors`: places and sizes of the coded tensors. The options do not change the codes: memory and route
+  /// belong to the class that sends them.
   explicit sign_codec(std::vector<coded_tensor> tensors, const sign_codec_options& = {})
       : tensors_(std::move(tensors)), chunks_(tensors_), sums_(chunks_.parts().size()) {}
 
-  /// 4 ceil(N / 32) + sizeof(T) x number of tensors.
+  /// Length of a code of N values in bytes: 4 ceil(N / 32) + sizeof(T) x number of tensors.
   std::size_t most_bytes() const { return word_bytes() + tensors_.size() * sizeof(T); }
 
   /// See gradient_codec. `place` is ignored: the code is deterministic. Returns most_bytes().
@@ -92,8 +93,8 @@ class sign_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, unless the code has most_bytes() bytes. All bits and scales are
-  /// valid.
+  /// Stores, adds or subtracts the decoded values; see gradient_codec. Throws value_error, with `to`
+  /// unchanged, unless the code has most_bytes() bytes. All bits and scales are valid.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("sign_codec", code.size(), most_bytes());
@@ -108,7 +109,7 @@ class sign_codec {
     });
   }
 
-  /// Only the options on which codes depend. The class that sends the codes adds memory and route.
+  /// Name of the method. The class that sends the codes adds memory and route.
   std::string describe() const { return "sign and norm"; }
 
  private:
@@ -128,7 +129,7 @@ class sign_codec {
     return result;
   }
 
-  // memory -= s sign(memory): D becomes D - C(D).
+  // Computes memory -= s sign(memory), which changes D to D - C(D).
   void subtract(context<device::cpu>& ctx, const std::vector<T>& scales, std::span<T> memory) const {
     const auto subtract = PUFFERFISH_KERNEL(widest_isa(), detail::sign_code_passes, subtract_signs<T>);
     chunks_.for_each(ctx, [&](index_t, index_t, std::span<const detail::tensor_part> parts, std::size_t) {
@@ -143,7 +144,8 @@ class sign_codec {
   std::vector<double> sums_;  // sum of magnitudes of each part
 };
 
-/// EF-signSGD or DoubleSqueeze for the gradients of a store. Throws value_error for the route `sparse`.
+/// Makes a compressor with sign_codec for the gradients of `store`: with error feedback EF-signSGD or
+/// DoubleSqueeze. Throws value_error for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const sign_codec_options& options) {
   return make_coded_compressor<sign_codec<T>>(store, options, options.memory, options.route);

@@ -25,7 +25,7 @@ struct signum_options {
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
 };
 
-/// "Signum, momentum 0.9".
+/// Text of the options for messages, such as "Signum, momentum 0.9".
 inline std::string describe(const signum_options& options) {
   return "Signum, momentum " + detail::exact_number(options.momentum);
 }
@@ -35,8 +35,8 @@ namespace detail {
 /// Number of values whose signs share a word.
 inline constexpr index_t signs_a_word = 32;
 
-/// Bit i is set where values[i] < 0, or values[i] <= 0 if zero counts as negative. NaN counts as positive.
-/// `count` is at most signs_a_word. Scalar reference for the signs that momentum_signs packs.
+/// Packs signs into a word: bit i is set if values[i] < 0, or, with negative_zero, if values[i] <= 0. NaN
+/// counts as positive. `count` is at most signs_a_word. Scalar reference for the kernel momentum_signs.
 template <class T>
 std::uint32_t pack_signs(const T* values, index_t count, bool negative_zero = false) {
   std::uint32_t word = 0;
@@ -70,7 +70,8 @@ inline constexpr index_t most_vote_planes = 31;
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/sign/signum.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Result of a vote, a bit per value: most votes are negative; as many are negative as positive.
+/// Result of a vote about 32 values. Bit i of the first word is set if most votes for value i are negative,
+/// bit i of the second one if as many are negative as positive.
 struct sign_vote {
   std::uint32_t negative = 0;
   std::uint32_t tie = 0;
@@ -91,9 +92,10 @@ inline sign_vote count_votes(const std::uint32_t* votes, index_t words, index_t 
 
 }  // namespace detail
 
-/// Bernstein, Wang, Azizzadenesheli and Anandkumar, signSGD with majority vote (ICML 2018; ICLR 2019), the
-/// form with momentum. On each rank m = momentum m + (1 - momentum) g, at the first step m = g. The result
-/// is, element by element, the sign of m on most ranks: -1 or 1, and 0 if the votes are equal.
+/// Compressor that replaces gradients by a majority vote over signs. On each rank m = momentum m +
+/// (1 - momentum) g, at the first step m = g. The result is, element by element, the sign of m on most ranks:
+/// -1 or 1, and 0 if the votes are equal. Bernstein, Wang, Azizzadenesheli and Anandkumar, signSGD with
+/// majority vote (ICML 2018; ICLR 2019), the form with momentum.
 ///
 /// A sign is one bit, which has no room for zero. A rank whose m is exactly zero votes for 1 in even steps
 /// and for -1 in odd ones (the exchange's steps, the same on all ranks). An element whose gradient is zero on
@@ -114,7 +116,8 @@ class signum {
  public:
   using value_type = T;
 
-  /// Throws value_error unless 0 <= momentum < 1.
+  /// Makes the compressor for all parameters of a store, with zero momentum. Throws value_error unless
+  /// 0 <= momentum < 1.
   signum(const parameter_store<T>& store, const signum_options& options) : options_(options) {
     if (!(options.momentum >= 0.0 && options.momentum < 1.0)) {
       detail::throw_error<value_error>({"signum: momentum ", options.momentum, " is outside 0 .. 1"});
@@ -124,7 +127,7 @@ class signum {
     resize(size);
   }
 
-  /// A compressor of elements [begin, end) of the arena, whose momentum is zero.
+  /// Makes a compressor of elements [begin, end) of the arena, whose momentum is zero.
   signum part(index_t begin, index_t end) const {
     signum result(options_);
     result.resize(end - begin);
@@ -156,7 +159,7 @@ class signum {
     return message;
   }
 
-  /// Overwrites `gradients` with the votes: -1, 0 or 1.
+  /// Counts the gathered signs and overwrites `gradients` with the results of the votes: -1, 0 or 1.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<T> gradients) {
     const std::uint32_t* votes = votes_.words(0).data();
     T* to = gradients.data();
@@ -178,10 +181,10 @@ class signum {
     });
   }
 
-  /// 4 ceil(N / 32) bytes for N elements.
+  /// Bytes that this rank contributes to a step: 4 ceil(N / 32) for N elements.
   index_t payload_bytes() const { return words_ * static_cast<index_t>(sizeof(std::uint32_t)); }
 
-  /// "exchange.momentum": m, one value per element, different on every rank.
+  /// State for checkpoints: "exchange.momentum" is m, one value per element, different on every rank.
   std::vector<compressor_state<T>> states() { return {{"exchange.momentum", momentum_.span(), true}}; }
 
   std::string describe() const { return pufferfish::describe(options_); }
@@ -199,7 +202,7 @@ class signum {
   rank_blocks votes_;
 };
 
-/// Throws value_error unless 0 <= momentum < 1.
+/// Makes a signum compressor for the gradients of `store`. Throws value_error unless 0 <= momentum < 1.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const signum_options& options) {
   return signum<T>(store, options);

@@ -15,18 +15,19 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Options of two_hop_signum; same meaning as signum_options.
+/// Options of two_hop_signum; the fields have the same meaning as in signum_options.
 struct two_hop_signum_options {
   double momentum = 0.9;                         ///< 0 <= momentum < 1
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
 };
 
-/// "Signum, momentum 0.9, two hops".
+/// Text of the options for messages, such as "Signum, momentum 0.9, two hops".
 inline std::string describe(const two_hop_signum_options& options) {
   return describe(signum_options{options.momentum}) + ", two hops";
 }
 
-/// The votes of `signum`, counted by the owners of stripes (stripe_of) instead of by every rank:
+/// Compressor with the result of `signum`, whose votes the owners of stripes (stripe_of) count instead of
+/// every rank:
 ///
 ///     hop 1: the signs of rank w's momentum in stripe r are sent to rank r, 32 signs to a word
 ///     hop 2: rank r counts them and sends to all ranks one plane of bits, "most are negative"; if the number
@@ -48,7 +49,8 @@ class two_hop_signum {
  public:
   using value_type = T;
 
-  /// Throws value_error unless 0 <= momentum < 1.
+  /// Makes the compressor for all parameters of a store, with zero momentum. Throws value_error unless
+  /// 0 <= momentum < 1.
   two_hop_signum(const parameter_store<T>& store, const two_hop_signum_options& options) : options_(options) {
     if (!(options.momentum >= 0.0 && options.momentum < 1.0)) {
       detail::throw_error<value_error>({"two_hop_signum: momentum ", options.momentum, " is outside 0 .. 1"});
@@ -58,8 +60,8 @@ class two_hop_signum {
     resize(size);
   }
 
-  /// A compressor of elements [begin, end) of the arena, cut into stripes of their own; its momentum is zero.
-  /// Its votes are those of the whole.
+  /// Makes a compressor of elements [begin, end) of the arena, cut into stripes of their own, whose momentum
+  /// is zero. Its votes for these elements are those of this object if both have the same momentum.
   two_hop_signum part(index_t begin, index_t end) const {
     two_hop_signum result(options_);
     result.resize(end - begin);
@@ -111,13 +113,13 @@ class two_hop_signum {
     }
   }
 
-  /// Bytes of all sign words and of the planes of this rank's stripe.
+  /// Bytes that this rank contributes to a step: all sign words and the planes of its stripe.
   index_t payload_bytes() const {
     return static_cast<index_t>(out_.bytes().size()) +
            planes_ * words_of(own_) * static_cast<index_t>(sizeof(std::uint32_t));
   }
 
-  /// "exchange.momentum": m, one value per element, different on every rank.
+  /// State for checkpoints: "exchange.momentum" is m, one value per element, different on every rank.
   std::vector<compressor_state<T>> states() { return {{"exchange.momentum", momentum_.span(), true}}; }
 
   std::string describe() const { return pufferfish::describe(options_); }
@@ -185,7 +187,8 @@ class two_hop_signum {
   rank_blocks out_, in_, results_;  // signs sent and received, planes of all stripes
 };
 
-/// Throws value_error unless 0 <= momentum < 1.
+/// Makes a two_hop_signum compressor for the gradients of `store`. Throws value_error unless
+/// 0 <= momentum < 1.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const two_hop_signum_options& options) {
   return two_hop_signum<T>(store, options);

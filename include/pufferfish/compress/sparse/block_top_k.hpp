@@ -22,8 +22,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// With gradients g and memory e of the earlier codes, D = g + decay e, and e becomes D - C(D). Tensors are
-/// cut into blocks of at most side^2 values (detail::matrix_blocks). In each block, of n values,
+/// Codes the values of largest magnitude of every block, with two bits each. With gradients g and memory e of
+/// the earlier codes, D = g + decay e, and e becomes D - C(D). Tensors are cut into blocks of at most side^2
+/// values (detail::matrix_blocks). In each block, of n values,
 ///
 ///     m = min(n, ceil(count n / side^2)) values of largest |D_i| are sent; of equal ones, the lower index;
 ///     C(D)_i = sign(D_i) h for sent values with |D_i| >= b, sign(D_i) l for other sent values,
@@ -55,7 +56,7 @@ class block_top_k_codec {
   using options_type = block_top_k_options;
   static constexpr bool has_fixed_length = true;
 
-  /// Throws the errors of block_top_k_options::validate.
+  /// `tensors`: places and sizes of the coded tensors. Throws the errors of block_top_k_options::validate.
   explicit block_top_k_codec(std::vector<coded_tensor> tensors, const block_top_k_options& options = {})
       : options_((options.validate(), options)), tensors_(std::move(tensors)) {
     for (const detail::matrix_block& block : detail::matrix_blocks(tensors_, options_.side)) {
@@ -67,9 +68,10 @@ class block_top_k_codec {
     }
   }
 
-  /// Bytes of all blocks: per block 2 sizeof(T), and the two lists of fields, each rounded up to whole bytes.
+  /// Length of a code in bytes: per block 2 sizeof(T), and the two lists of fields, each rounded up to whole
+  /// bytes.
   std::size_t most_bytes() const { return bytes_; }
-  /// Bits of an index in a block: at least 2.
+  /// Number of bits of the index of a value in its block: ceil(log2(side^2)), at least 2.
   int index_bits() const {
     const auto last = static_cast<std::uint64_t>(options_.side * options_.side - 1);
     return std::max(2, static_cast<int>(std::bit_width(last)));
@@ -88,8 +90,9 @@ class block_top_k_codec {
     return bytes_;
   }
 
-  /// Throws value_error, with `to` unchanged, for another length than most_bytes() and, naming the tensor,
-  /// for indices that are not ascending or not in the block.
+  /// Stores, adds or subtracts the decoded values; see gradient_codec. Throws value_error, with `to`
+  /// unchanged, unless the code has most_bytes() bytes, and, naming the tensor, for indices that are not
+  /// ascending or not in the block.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("block_top_k_codec", code.size(), bytes_);
@@ -105,7 +108,7 @@ class block_top_k_codec {
     });
   }
 
-  /// Only the options on which codes depend. The class that sends the codes adds memory and route.
+  /// Text of the options on which codes depend. The class that sends the codes adds memory and route.
   std::string describe() const { return detail::describe_codes(options_); }
 
  private:
@@ -167,7 +170,7 @@ class block_top_k_codec {
     return (field & sign_bit) != 0 ? -level : level;
   }
 
-  // Indices, ascending, of the `sent` values of largest magnitude.
+  // Returns the indices, ascending, of the `sent` values of largest magnitude.
   static std::vector<std::int32_t> largest(const std::vector<T>& values, index_t sent) {
     std::vector<detail::bits_like<T>> keys(values.size());
     std::transform(values.begin(), values.end(), keys.begin(), [](T x) { return detail::magnitude_key(x); });
@@ -182,7 +185,8 @@ class block_top_k_codec {
     return indices;
   }
 
-  // Keys are sorted instead of magnitudes, since NaN has an order only as a key.
+  // Finds the two levels of the sent values (detail::best_levels). Keys (detail::magnitude_key) are sorted
+  // instead of magnitudes, since NaN has an order only as a key.
   static detail::magnitude_levels<T> levels_of(const std::vector<T>& values,
                                                const std::vector<std::int32_t>& indices) {
     std::vector<detail::bits_like<T>> keys;
@@ -239,7 +243,8 @@ class block_top_k_codec {
   std::size_t bytes_ = 0;  // bytes of a code
 };
 
-/// Throws the errors of block_top_k_options::validate, and value_error for the route `sparse`.
+/// Makes a compressor with block_top_k_codec for the gradients of `store`. Throws the errors of
+/// block_top_k_options::validate, and value_error for the route `sparse`.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const block_top_k_options& options) {
   return make_coded_compressor<block_top_k_codec<T>>(store, options, options.memory, options.route);

@@ -25,7 +25,7 @@ struct block_top_k_options {
   code_memory memory = code_memory::error_feedback;
   code_route route = code_route::gather;  ///< gather or two_hop
 
-  /// Throws value_error, naming option and value, for one out of its range.
+  /// Throws value_error, naming option and value, if an option is out of its range.
   void validate() const {
     if (side < 1 || side > 256) {
       detail::throw_error<value_error>({"block_top_k: side ", side, " of a block is not 1 to 256"});
@@ -42,7 +42,7 @@ struct block_top_k_options {
 
 namespace detail {
 
-/// "block top-k, 64 of 64 x 64 values, memory decay 0.95": the options on which codes depend.
+/// Text of the options on which codes depend, such as "block top-k, 64 of 64 x 64 values, memory decay 0.95".
 inline std::string describe_codes(const block_top_k_options& options) {
   return message({"block top-k, ", options.count, " of ", options.side, " x ", options.side,
                   " values, memory decay ", shortest_number(options.decay)});
@@ -50,7 +50,8 @@ inline std::string describe_codes(const block_top_k_options& options) {
 
 }  // namespace detail
 
-/// "block top-k, 64 of 64 x 64 values, memory decay 0.95, error feedback, gather".
+/// Text of all options for messages, such as "block top-k, 64 of 64 x 64 values, memory decay 0.95, error
+/// feedback, gather".
 inline std::string describe(const block_top_k_options& options) {
   return detail::message(
       {detail::describe_codes(options), ", ", to_string(options.memory), ", ", to_string(options.route)});

@@ -13,10 +13,11 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Same as sparse_all_reduce by sparse_algorithm::split_dense, but the owner of part r of p sends a code of
-/// its part's sum. Every rank, also the owner, decodes the codes of all parts: `values` becomes C(sum),
-/// dense, the same bits on all ranks. On one rank values become C(values). With an unbiased codec the result
-/// is unbiased. Renggli et al., SparCML (SC 2019), use buckets of 1024 values and 2, 4 or 8 bits:
+/// Sums the sparse vectors of all ranks, as sparse_all_reduce does by sparse_algorithm::split_dense; the
+/// owner of part r of p sends a code of its part's sum. Every rank, also the owner, decodes the codes of all
+/// parts: `values` becomes C(sum), dense, the same bits on all ranks. On one rank values become C(values).
+/// With an unbiased codec the result is unbiased. Renggli et al., SparCML (SC 2019), use buckets of 1024
+/// values and 2, 4 or 8 bits:
 ///
 ///     coded_sparse_all_reduce<qsgd_codec<float>>(comm, ctx, step, stream, {.bits = 4, .bucket = 1024});
 ///

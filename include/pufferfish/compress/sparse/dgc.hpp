@@ -76,15 +76,17 @@ class dgc {
  public:
   using value_type = T;
 
-  /// Throws value_error for options out of range (dgc_options::validate) and, naming the tensor, for one of
-  /// 2^31 elements or more; with code_route::sparse also for an arena of 2^31 elements or more.
+  /// Makes the compressor for all parameters of a store, with u = v = b = 0. Throws value_error for options
+  /// out of range (dgc_options::validate) and, naming the tensor, for a tensor of 2^31 elements or more; with
+  /// code_route::sparse also for an arena of 2^31 elements or more.
   dgc(const parameter_store<T>& store, const dgc_options& options)
       : dgc(&store, coded_tensors(store), places_in(store, options), options) {}
 
-  /// See gradient_compressor. There are no parts if gradients are clipped, by the norm of all of them.
+  /// Whether part() may be called: false if clip_norm is above 0, since clipping needs the norm of all
+  /// gradients.
   bool has_parts() const { return options_.clip_norm == 0.0; }
-  /// A compressor of elements [begin, end) of the arena with u = v = b = 0. The store must exist if there is
-  /// weight decay.
+  /// Makes a compressor of elements [begin, end) of the arena with u = v = b = 0. With weight decay the store
+  /// must outlive the result.
   dgc part(index_t begin, index_t end) const {
     std::vector<tensor_place> places;
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
@@ -140,13 +142,14 @@ class dgc {
     });
   }
 
-  /// Bytes in the epoch of the last encode; before the first encode: in epoch 0.
+  /// Bytes that this rank contributes to a step in the epoch of the last encode; before the first encode: in
+  /// epoch 0.
   index_t payload_bytes() const {
     return static_cast<index_t>(sent_) + sum_.size() * static_cast<index_t>(sizeof(T));
   }
 
-  /// "exchange.momentum" (u) and "exchange.accumulated" (v), different on every rank; with weight decay
-  /// "exchange.decayed" (b), equal on all ranks.
+  /// States for checkpoints: "exchange.momentum" (u) and "exchange.accumulated" (v), different on every rank;
+  /// with weight decay also "exchange.decayed" (b), equal on all ranks.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> result{{"exchange.momentum", u_.span(), true},
                                             {"exchange.accumulated", v_.span(), true}};
@@ -154,7 +157,7 @@ class dgc {
     return result;
   }
 
-  /// Options, and the rounding of the momenta of vectors, which every rank computes by itself.
+  /// Text of the options, and of how momenta of vectors are rounded: every rank computes these by itself.
   std::string describe() const {
     return pufferfish::describe(options_) + (detail::fuses_multiply_add() ? ", fused multiply-add" : "");
   }
@@ -190,7 +193,7 @@ class dgc {
     set_epoch(0);
   }
 
-  // The places of coded_tensors(store), without in_sum.
+  // Finds the parameters of coded_tensors(store); positions in the sum are set by the constructor.
   static std::vector<tensor_place> places_in(const parameter_store<T>& store, const dgc_options& options) {
     std::vector<tensor_place> places;
     for (std::size_t id = 0; id < store.parameters().size(); ++id) {
@@ -219,7 +222,7 @@ class dgc {
     if (is_summed()) sent_ = stream_.header_bytes + std::min(sent_, at(u_.size()) * sizeof(T));
   }
 
-  // min(1, (tau / sqrt(p)) / ||g||); 1 if clip_norm is 0.
+  // Computes the factor of the gradients, min(1, (tau / sqrt(p)) / ||g||); 1 if clip_norm (tau) is 0.
   T clip_factor(context<device::cpu>& ctx, int ranks, std::span<const T> gradients) const {
     if (options_.clip_norm == 0.0) return T(1);
     const double most = options_.clip_norm / std::sqrt(static_cast<double>(ranks));
@@ -304,7 +307,8 @@ class dgc {
   aligned_buffer<T> sum_;              // values of all vectors
 };
 
-/// The errors are those of the constructor. The store must outlive the compressor if there is weight decay.
+/// Makes a dgc compressor for the gradients of `store`. Throws the errors of dgc's constructor. The store
+/// must outlive the compressor if there is weight decay.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const dgc_options& options) {
   return dgc<T>(store, options);

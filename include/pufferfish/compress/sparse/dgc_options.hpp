@@ -52,7 +52,8 @@ struct dgc_options {
   }
 };
 
-/// "DGC, ratio 0.001, momentum 0.9, factor masking", and the options that are not at their defaults.
+/// Text of the options for messages: "DGC, ratio 0.001, momentum 0.9, factor masking", then the options that
+/// are not at their defaults.
 inline std::string describe(const dgc_options& options) {
   std::string text = detail::message({"DGC, ratio ", options.ratio, ", ", options.nesterov ? "Nesterov " : "",
                                       "momentum ", options.momentum,
@@ -68,9 +69,10 @@ inline std::string describe(const dgc_options& options) {
   return text;
 }
 
-/// The share of the entries that is sent in epoch e = 0, 1, ...: max(rho, c^(e + 1)) with c = rho^(1 / (W +
-/// 1)) while e < W, then rho. W = 4, rho = 0.001: .2512, .0631, .0158, .0040, .001. The options must be valid
-/// and the epoch at least 0. The number of entries of a matrix of n elements is ceil(share n).
+/// Share of the entries that is sent in epoch e = 0, 1, ...: max(rho, c^(e + 1)) with c = rho^(1 / (W + 1))
+/// while e < W, then rho. W is options.warmup_epochs, rho options.ratio. W = 4, rho = 0.001: .2512, .0631,
+/// .0158, .0040, .001. The options must be valid and the epoch at least 0. ceil(share n) of the n elements of
+/// a matrix are sent.
 ///
 /// \code
 /// dgc_ratio({.ratio = 0.001, .warmup_epochs = 4}, 0);  // 0.2512

@@ -23,8 +23,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The entries of all lists, one list per tensor, as a sparse vector over all tensors. Leaves out fillers:
-/// entries whose index is the number of elements of their tensor. Throws the errors of sparse_stream.
+/// Converts the entries of all lists, one list per tensor, to a sparse vector over all tensors. Fillers
+/// (entries whose index is the number of elements of their tensor) are left out. Throws the errors of
+/// sparse_stream.
 template <class T>
 sparse_stream<T> stream_of_lists(const std::vector<coded_tensor>& tensors, const entry_lists& lists,
                                  std::span<const std::int32_t> indices, std::span<const T> values) {
@@ -55,8 +56,9 @@ class entry_blocks {
   void resize(const entry_lists& lists) { lists_ = lists; }
   const entry_lists& lists() const { return lists_; }
 
-  /// Bytes of the values of a block, and of a whole block.
+  /// Number of bytes of the values of a block.
   std::size_t value_bytes() const { return count() * (half_ ? sizeof(float16) : sizeof(T)); }
+  /// Number of bytes of a whole block.
   std::size_t block_bytes() const { return value_bytes() + count() * sizeof(std::int32_t); }
 
   /// The blocks of all ranks, each of block_bytes() bytes. Their bytes are kept if neither the number of

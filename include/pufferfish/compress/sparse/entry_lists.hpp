@@ -17,7 +17,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// k = max(1, floor(share size)), in double, and at most `size`. 0 for a size of 0.
+/// Number of entries that a share of a tensor of `size` elements has: max(1, floor(share size)), computed in
+/// double, at most `size`.
 inline index_t entries_of_share(double share, index_t size) {
   const double entries = std::floor(share * static_cast<double>(size));
   if (!(entries < static_cast<double>(size))) return size;
@@ -44,7 +45,7 @@ inline void check_entry_indices(const char* compressor, std::string_view tensor,
 class entry_lists {
  public:
   entry_lists() = default;
-  /// counts[t] >= 0: the length of list t.
+  /// Makes one list per element of `counts`; counts[t] >= 0 is the length of list t.
   explicit entry_lists(const std::vector<index_t>& counts) {
     for (const index_t count : counts) firsts_.push_back(firsts_.back() + count);
   }

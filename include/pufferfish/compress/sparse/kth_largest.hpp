@@ -16,7 +16,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The bits of |x|. Keys have the order of magnitudes; -0 and +0 have key 0, NaN the largest keys.
+/// Returns the key of x: the bits of |x| as an unsigned integer. Keys have the order of magnitudes; -0 and +0
+/// have key 0, NaN the largest keys.
 template <class T>
 PUFFERFISH_ALWAYS_INLINE bits_like<T> magnitude_key(T x) {
   return std::bit_cast<bits_like<T>>(x) & (~bits_like<T>{0} >> 1);
@@ -30,12 +31,15 @@ class digit_histogram {
 
   explicit digit_histogram(int shift) : shift_(shift) {}
 
-  /// The digit of a key; counts a key; number of keys counted with a digit.
+  /// The digit of a key.
   Word digit(Word key) const { return (key >> shift_) & (digits - 1); }
+  /// Counts a key.
   void add(Word key) { ++counts_[digit(key)]; }
+  /// Number of counted keys with this digit.
   index_t count(Word digit) const { return counts_[digit]; }
 
-  /// The digit of the k-th largest of the keys, k >= 1. Reduces k to the rank among the keys with this digit.
+  /// The digit of the k-th largest of the counted keys, k >= 1. Reduces k to the rank among the keys with
+  /// this digit.
   Word digit_of(index_t& k) const {
     Word result = digits - 1;
     for (; k > counts_[result]; --result) k -= counts_[result];
@@ -48,9 +52,10 @@ class digit_histogram {
   std::array<std::uint32_t, digits> counts_{};
 };
 
-/// The k-th largest key, 1 <= k <= keys.size(). The highest bit of all keys is 0. On return k is the number
-/// of keys equal to the result that are among the k largest. Overwrites `keys`. At most ceil(bits / 11)
-/// passes, 3 for float and 6 for double; each keeps only the keys with the digit of the result.
+/// Finds the k-th largest key, 1 <= k <= keys.size(). The highest bit of all keys must be 0. On return k is
+/// the number of keys equal to the result that are among the k largest. Overwrites `keys`. Takes at most
+/// ceil(bits / 11) passes, 3 for float and 6 for double; each keeps only the keys with the digit of the
+/// result.
 template <class Word>
 Word kth_largest(std::vector<Word>& keys, index_t& k) {
   using histogram = digit_histogram<Word>;

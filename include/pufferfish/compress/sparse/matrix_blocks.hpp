@@ -36,8 +36,8 @@ inline index_t storage_columns(const coded_tensor& tensor) {
   return 1;
 }
 
-/// Blocks of side x side values, tensor by tensor and row by row; blocks at the lower and right edges
-/// may be smaller. If a matrix has fewer than `side` rows or columns, its blocks are longer in the
+/// Cuts tensors into blocks of side x side values, tensor by tensor and row by row; blocks at lower and right
+/// edges may be smaller. If a matrix has fewer than `side` rows or columns, its blocks are longer in the
 /// other direction, up to side^2 values, so that a thin factor is not cut into many small blocks. A
 /// vector is cut into runs of side^2 values.
 inline std::vector<matrix_block> matrix_blocks(const std::vector<coded_tensor>& tensors, index_t side) {
@@ -63,9 +63,9 @@ struct magnitude_levels {
   T low = 0, high = 0, least_high = 0;
 };
 
-/// The two levels with the least sum of squared errors. All cuts of the magnitudes, which are in ascending
-/// order, into a lower and an upper group are tried. A level is its group's mean, summed in double and
-/// rounded to T. Of equal sums the lower cut is taken. If all magnitudes are equal, both levels are their
+/// Finds the two levels with the least sum of squared errors. All cuts of the magnitudes, which are in
+/// ascending order, into a lower and an upper group are tried. A level is its group's mean, summed in double
+/// and rounded to T. Of equal sums the lower cut is taken. If all magnitudes are equal, both levels are their
 /// mean, and all belong to `high`. There must be at least one magnitude.
 template <class T>
 magnitude_levels<T> best_levels(const std::vector<T>& ascending) {

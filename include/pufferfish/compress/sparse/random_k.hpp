@@ -33,8 +33,8 @@ struct random_k_options {
   std::uint64_t seed = 1;  ///< seed of the positions, the same on all ranks
 };
 
-/// "random-k, ratio 0.01, error feedback, seed 1", "random block, budget of rank 2, no memory, unbiased,
-/// seed 1".
+/// Text of the options for messages, such as "random-k, ratio 0.01, error feedback, seed 1" or "random block,
+/// budget of rank 2, no memory, unbiased, seed 1".
 inline std::string describe(const random_k_options& options) {
   const std::string budget = options.rank > 0 ? detail::message({"budget of rank ", options.rank})
                                               : "ratio " + detail::shortest_number(options.ratio);
@@ -45,14 +45,14 @@ inline std::string describe(const random_k_options& options) {
 
 namespace detail {
 
-/// Uniform numbers from the words of a random stream, in order.
+/// Generates uniform numbers from the words of a random stream, in order.
 class bounded_draws {
  public:
   explicit bounded_draws(const random_stream& random) : random_(random) {}
 
-  /// Uniform in 0 .. bound - 1, 1 <= bound < 2^32, without bias: the high word of bound times a random word,
-  /// which is drawn again if the low word is below 2^32 mod bound (Lemire, "Fast random integer generation in
-  /// an interval", ACM TOMACS 29, 2019).
+  /// Returns the next number, uniform in 0 .. bound - 1, 1 <= bound < 2^32, without bias: the high word of
+  /// bound times a random word, which is drawn again if the low word is below 2^32 mod bound (Lemire, "Fast
+  /// random integer generation in an interval", ACM TOMACS 29, 2019).
   std::uint32_t below(std::uint32_t bound) {
     std::uint64_t product = next() * bound;
     if (static_cast<std::uint32_t>(product) < bound) {
@@ -76,7 +76,7 @@ class bounded_draws {
   }
 
   random_stream random_;
-  std::uint64_t position_ = 0;  // of the word after words_
+  std::uint64_t position_ = 0;  // position in the stream of the word after words_
   index_t used_ = run;
   std::uint32_t words_[run];
 };
@@ -115,9 +115,9 @@ inline void draw_block(const random_stream& random, index_t n, index_t k, std::i
 
 }  // namespace detail
 
-/// In each step all ranks draw the same k of the n positions of every tensor. No communication is needed for
-/// this: the draw is a function of the seed, the step and the tensor's name. With gradient g_w and memory e_w
-/// on rank w of p (zero at the start):
+/// Compressor that sends entries at random positions. In each step all ranks draw the same k of the n
+/// positions of every tensor. No communication is needed for this: the draw is a function of the seed, the
+/// step and the tensor's name. With gradient g_w and memory e_w on rank w of p (zero at the start):
 ///
 ///     D_w = g_w + e_w;  result_i = (1 / p) (D_0,i + ... + D_p-1,i) at positions i drawn, else 0;
 ///     e_w = D_w with 0 at positions drawn
@@ -140,7 +140,8 @@ class random_k {
  public:
   using value_type = T;
 
-  /// Throws value_error for options out of range, and, naming the tensor, for one of 2^31 elements or more.
+  /// Makes the compressor for some tensors. Throws value_error for options out of range (see new_compressor)
+  /// and, naming the tensor, for a tensor of 2^31 elements or more.
   random_k(std::vector<coded_tensor> tensors, const random_k_options& options)
       : options_(options),
         tensors_(std::move(tensors)),
@@ -151,12 +152,12 @@ class random_k {
     positions_.resize(static_cast<std::size_t>(lists_.size()));
   }
   /// Makes the compressor for all parameters of a store. The store is not changed and need not outlive the
-  /// object.
+  /// object. Throws value_error for options out of range and for a tensor of 2^31 elements or more.
   random_k(const parameter_store<T>& store, const random_k_options& options)
       : random_k(coded_tensors(store), options) {}
 
-  /// A compressor of elements [begin, end) of the arena with a memory of zeros. It draws the same positions
-  /// as the whole, since draws depend on names.
+  /// Makes a compressor of elements [begin, end) of the arena with a memory of zeros. It draws the positions
+  /// that this object draws for these elements' tensors, since draws depend on names.
   random_k part(index_t begin, index_t end) const { return {coded_parts(tensors_, begin, end), options_}; }
 
   int rounds() const { return 1; }
@@ -196,21 +197,21 @@ class random_k {
     });
   }
 
-  /// sizeof(T) for each of the k positions of every tensor.
+  /// Bytes that this rank contributes to a step: sizeof(T) for each of the k positions of every tensor.
   index_t payload_bytes() const { return lists_.size() * static_cast<index_t>(sizeof(T)); }
 
-  /// With memory: "exchange.error", one value per element, different on every rank, and
-  /// "exchange.memory_rate" if it is rescaled.
+  /// States for checkpoints; none without memory. With memory: "exchange.error", one value per element,
+  /// different on every rank, and "exchange.memory_rate" if the memory is rescaled.
   std::vector<compressor_state<T>> states() {
     if (memory_.size() == 0) return {};
     return rate_.after({{"exchange.error", memory_.span(), true}});
   }
 
-  /// The options: an exchange refuses ranks whose lines differ, and so ranks with other seeds.
+  /// Text of the options. An exchange refuses ranks whose texts differ, and so ranks with other seeds.
   std::string describe() const { return pufferfish::describe(options_); }
 
  private:
-  // The number k of entries of each tensor. Throws value_error for options out of range.
+  // Computes the number k of entries of each tensor. Throws value_error for options out of range.
   static std::vector<index_t> counts_of(const std::vector<coded_tensor>& tensors,
                                         const random_k_options& options) {
     if (options.rank < 0) detail::throw_error<value_error>({"random_k: rank ", options.rank, " is negative"});
@@ -228,7 +229,7 @@ class random_k {
     return counts;
   }
 
-  // min(n, rank (rows + columns)), without overflow for large ranks.
+  // Computes min(n, rank (rows + columns)) for a tensor of n elements, without overflow for large ranks.
   static index_t budget_of_rank(const coded_tensor& tensor, index_t rank) {
     if (tensor.layout.dims < 2) return tensor.size;
     const index_t rows = tensor.layout.shape[0], sides = rows + tensor.size / rows;
@@ -266,8 +267,9 @@ class random_k {
   aligned_buffer<T> sum_;
 };
 
-/// Throws value_error for a ratio outside 0 .. 1 (if `rank` is 0), for a negative rank, for `unbiased`
-/// together with a memory and, naming the tensor, for one of 2^31 elements or more.
+/// Makes a random_k compressor for the gradients of `store`. Throws value_error for a ratio that is not above
+/// 0 and at most 1 (if `rank` is 0), for a negative rank, for `unbiased` together with a memory and, naming
+/// the tensor, for a tensor of 2^31 elements or more.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const random_k_options& options) {
   return random_k<T>(store, options);

@@ -15,8 +15,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The selection of the published program of deep gradient compression (Lin et al., ICLR 2018). For k of the
-/// n entries of a tensor, with rho = k / n:
+/// Selects approximately the k entries of largest magnitude of each tensor, as the published program of deep
+/// gradient compression does (Lin et al., ICLR 2018). For k of the n entries of a tensor, with rho = k / n:
 ///
 ///     sample:      every s-th magnitude, the first one included, with
 ///                  s = ceil(n / max(ceil(n / 100), ceil(2 / rho)))
@@ -33,7 +33,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class sampled_selector {
  public:
-  /// Throws value_error, naming `user` and the tensor, if one has 2^31 elements or more.
+  /// Throws value_error, naming `user` and the tensor, if a tensor has 2^31 elements or more.
   sampled_selector(const char* user, const std::vector<coded_tensor>& tensors) : tensors_(tensors) {
     for (const coded_tensor& tensor : tensors) detail::check_entry_indices(user, tensor.name, tensor.size);
   }

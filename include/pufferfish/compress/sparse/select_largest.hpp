@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `select_largest`: the entries of largest magnitude, exactly, in linear time. `largest_selector`: the same
-/// for many tensors, reusing its workspace.
+/// `select_largest`: the entries of largest magnitude of a vector, exactly, in linear time.
+/// `largest_selector`: the entries of largest magnitude of each of many tensors, reusing its workspace.
 
 #include <algorithm>
 #include <cmath>
@@ -21,9 +21,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace reference {
 
-/// Indices, ascending, of the k values of largest magnitude, 0 <= k <= values.size(); of equal magnitudes the
-/// lower index is taken. No value may be NaN. Reference implementation of pufferfish::select_largest by a
-/// stable sort.
+/// Returns the indices, ascending, of the k values of largest magnitude, 0 <= k <= values.size(); of equal
+/// magnitudes the lower index is taken. No value may be NaN. Reference implementation of
+/// pufferfish::select_largest by a stable sort.
 template <class T>
 std::vector<std::int32_t> select_largest(std::span<const T> values, index_t k) {
   std::vector<std::int32_t> order(values.size());
@@ -74,7 +74,7 @@ struct large_entry {
 template <class T>
 class largest_selector {
  public:
-  /// Throws value_error, naming `user` and the tensor, if one has 2^31 elements or more.
+  /// Throws value_error, naming `user` and the tensor, if a tensor has 2^31 elements or more.
   largest_selector(const char* user, const std::vector<coded_tensor>& tensors)
       : tensors_(checked(user, tensors)), chunks_(tensors_), found_(chunks_.parts().size()) {
     std::size_t part = 0;
@@ -90,8 +90,8 @@ class largest_selector {
   void select(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> values) {
     select(ctx, lists, nullptr, nullptr, values.data());
   }
-  /// values += added, then selects among the sums, in a single pass. The spans have equal lengths and do not
-  /// overlap.
+  /// Computes values += added and selects among the sums, in a single pass. Otherwise as `select`. The spans
+  /// have the length of all tensors together and must not overlap.
   void select_sums(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> added,
                    std::span<T> values) {
     select(ctx, lists, added.data(), values.data(), values.data());
@@ -135,9 +135,9 @@ class largest_selector {
     });
   }
 
-  // A key that slightly more than k entries most likely reach. The sample has one entry of each of `count`
-  // equal stretches of the tensor. About `expected` of the k largest are in the sample; the key returned has
-  // a rank four standard deviations above. It is at least 1, so that zeros are not kept.
+  // Estimates a key that slightly more than k entries most likely reach. The sample has one entry of each of
+  // `count` equal stretches of the tensor. About `expected` of the k largest are in the sample; the key
+  // returned has a rank four standard deviations above. It is at least 1, so that zeros are not kept.
   static word guessed_bound(const coded_tensor& tensor, index_t k, const T* added, const T* values) {
     constexpr index_t most = 4096, share = 64, least_size = 4096;
     if (k == 0) return ~word{0} >> 1;
@@ -218,7 +218,7 @@ class largest_selector {
     });
   }
 
-  // The k-th largest key. On return k is the number of entries with this key among the k largest.
+  // Finds the k-th largest key. On return k is the number of entries with this key among the k largest.
   word kth_key(std::size_t tensor, index_t& k) const {
     detail::digit_histogram<word> counts(detail::digit_histogram<word>::highest_shift);
     for_found(tensor, [&](const detail::large_entry<T>& entry) { counts.add(entry.key()); });

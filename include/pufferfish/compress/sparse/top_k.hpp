@@ -31,7 +31,7 @@ struct top_k_options {
 
 namespace detail {
 
-/// "top-k, ratio 0.01, per tensor": the options on which codes depend.
+/// Text of the options on which codes depend, such as "top-k, ratio 0.01, per tensor".
 inline std::string describe_codes(const top_k_options& options) {
   return message({"top-k, ratio ", shortest_number(options.ratio), options.halved ? " halved, " : ", ",
                   options.scope == top_k_scope::tensor ? "per tensor" : "over all tensors"});
@@ -39,14 +39,16 @@ inline std::string describe_codes(const top_k_options& options) {
 
 }  // namespace detail
 
-/// "top-k, ratio 0.01, per tensor, error feedback", then ", two hops" or ", sparse sum" for these routes.
+/// Text of all options for messages, such as "top-k, ratio 0.01, per tensor, error feedback", then
+/// ", two hops" or ", sparse sum" for these routes.
 inline std::string describe(const top_k_options& options) {
   std::string text = detail::message({detail::describe_codes(options), ", ", to_string(options.memory)});
   if (options.route != code_route::gather) text += std::string(", ") + to_string(options.route);
   return text;
 }
 
-/// For each tensor D of n values and k = max(1, floor(ratio n)), with `halved` max(1, floor(ratio n / 2)):
+/// Codes the values of largest magnitude of D = gradients + memory. For each tensor D of n values and
+/// k = max(1, floor(ratio n)), with `halved` k = max(1, floor(ratio n / 2)):
 ///
 ///     C(D)_i = D_i for the k values of largest |D_i|, of equal ones those with the lower index; else 0
 ///
@@ -71,8 +73,8 @@ class top_k_codec {
   using options_type = top_k_options;
   static constexpr bool has_fixed_length = true, has_entries = true;
 
-  /// Throws value_error for a ratio outside 0 .. 1, and, naming the tensor, for a tensor of 2^31 values or
-  /// more. With scope `arena` this limit holds for all tensors together.
+  /// `tensors`: places and sizes of the coded tensors. Throws value_error unless 0 < ratio <= 1, and, naming
+  /// the tensor, for a tensor of 2^31 values or more; with scope `arena` for all tensors together.
   explicit top_k_codec(std::vector<coded_tensor> tensors, const top_k_options& options = {})
       : options_(options),
         tensors_(selected_tensors(std::move(tensors), options)),
@@ -80,10 +82,10 @@ class top_k_codec {
         selector_("top_k", tensors_),
         chunks_(tensors_) {}
 
-  /// Whether codes of parts of the arena are parts of its code: not with scope `arena`.
+  /// Whether the code of a part of the arena is a part of the code of the whole: false for scope `arena`.
   static bool has_parts(const top_k_options& options) { return options.scope == top_k_scope::tensor; }
 
-  /// (sizeof(T) + 4) bytes for each of the k entries of every tensor.
+  /// Length of a code in bytes: sizeof(T) + 4 for each of the k entries of every tensor.
   std::size_t most_bytes() const { return static_cast<std::size_t>(lists_.size()) * entry_bytes; }
 
   /// See gradient_codec. `place` is ignored: the code is deterministic. Returns most_bytes().
@@ -107,9 +109,10 @@ class top_k_codec {
     return most_bytes();
   }
 
-  /// Throws value_error, with `to` unchanged, for another length than most_bytes() and, naming the tensor,
-  /// for indices that are not ascending or not in the tensor. Takes time in proportion to the arena for
-  /// decode_as::values, which writes zeros, and to the entries otherwise.
+  /// Stores, adds or subtracts the decoded values; see gradient_codec. Throws value_error, with `to`
+  /// unchanged, unless the code has most_bytes() bytes, and, naming the tensor, for indices that are not
+  /// ascending or not in the tensor. Takes time in proportion to the arena for decode_as::values, which
+  /// writes zeros, and to the entries otherwise.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     detail::check_code_length("top_k_codec", code.size(), most_bytes());
@@ -121,7 +124,7 @@ class top_k_codec {
         });
   }
 
-  /// Calls f(place in the arena, value) for each entry of `code`, a result of encode; it is not checked.
+  /// Calls f(position in the arena, value) for each entry of `code`, a result of encode that is not checked.
   template <class F>
   void for_each_entry(std::span<const std::byte> code, F&& f) const {
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
@@ -157,11 +160,12 @@ class top_k_codec {
     return counts;
   }
 
-  // Byte of an entry's value and of its index in a code. Entries are numbered as in lists_.
+  // First byte of an entry's value in a code. Entries are numbered as in lists_.
   std::size_t value_byte(std::size_t tensor, index_t entry) const {
     const auto first = static_cast<std::size_t>(lists_.first(tensor));
     return first * entry_bytes + (static_cast<std::size_t>(entry) - first) * sizeof(T);
   }
+  // First byte of an entry's index in a code.
   std::size_t index_byte(std::size_t tensor, index_t entry) const {
     const auto first = static_cast<std::size_t>(lists_.first(tensor));
     const auto values = static_cast<std::size_t>(lists_.count(tensor)) * sizeof(T);
@@ -206,9 +210,9 @@ class top_k_codec {
   detail::tensor_chunks chunks_;
 };
 
-/// Top-k for the gradients of a store: gathered_codes, two_hop_codes or summed_entries of top_k_codec. Throws
-/// the errors of the codec's constructor; for the route `sparse` also value_error for an arena of 2^31
-/// elements or more.
+/// Makes a top-k compressor for the gradients of `store`: gathered_codes, two_hop_codes or summed_entries of
+/// top_k_codec, depending on the route. Throws the errors of the codec's constructor; for the route `sparse`
+/// also value_error for an arena of 2^31 elements or more.
 template <class T>
 any_compressor<T> new_compressor(const parameter_store<T>& store, const top_k_options& options) {
   return make_coded_compressor<top_k_codec<T>>(store, options, options.memory, options.route);

@@ -54,7 +54,7 @@ constexpr const char* to_string(all_reduce_algorithm algorithm) {
 
 namespace detail {
 
-/// Part number `part` of a span that is cut into `parts` parts, whose lengths differ by at most one.
+/// Returns part number `part` of a span that is cut into `parts` parts, whose lengths differ by at most one.
 template <class T>
 std::span<T> part_of(std::span<T> all, std::size_t part, std::size_t parts) {
   const std::size_t begin = all.size() * part / parts, end = all.size() * (part + 1) / parts;
@@ -77,15 +77,14 @@ void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, in
 
 }  // namespace detail
 
-/// Element i becomes the sum of all ranks' elements i times `factor`, in place: the sum is rounded, then the
-/// product. Chunk c of p (elements n c / p .. n (c + 1) / p) of the sum is ((x_c + x_c+1) + ...) + x_c+p-1
-/// with ranks modulo p, formed on its way around the ring, multiplied where it is complete, and then passed
-/// on (reduce-scatter and all-gather; Thakur, Rabenseifner, Gropp, IJHPCA 2005). `scratch` keeps the pieces
-/// that are under way. Collective; errors as start_send and start_receive.
-/// `values` has the same length on all ranks. `scratch` is resized to at most eight pieces of 60 KiB, and its
-/// contents are overwritten; it must not be the memory of `values`, and may be reused by later calls. With
-/// one rank the values are only multiplied. Throws timeout_error if an earlier wait of the communicator has
-/// timed out.
+/// Replaces element i by `factor` times the sum of all ranks' elements i, in place: the sum is rounded, then
+/// the product. Chunk c of p (elements n c / p .. n (c + 1) / p) of the sum is ((x_c + x_c+1) + ...) +
+/// x_c+p-1 with ranks modulo p, formed on its way around the ring, multiplied where it is complete, and then
+/// passed on (reduce-scatter and all-gather; Thakur, Rabenseifner, Gropp, IJHPCA 2005). `scratch` keeps the
+/// pieces that are under way. Collective; throws the errors of start_send and start_receive. `values` has the
+/// same length on all ranks. `scratch` is resized to at most eight pieces of 60 KiB, and its contents are
+/// overwritten; it must not be the memory of `values`, and may be reused by later calls. With one rank the
+/// values are only multiplied. Throws timeout_error if an earlier wait of the communicator has timed out.
 /// \code
 ///   std::vector<float> scratch;
 ///   const float share = 1.0F / static_cast<float>(comm.size());
@@ -193,10 +192,9 @@ void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
   }
 }
 
-/// All-reduce by the given algorithm; `library` adds in the communicator's order. Throws value_error for
-/// `automatic`. Collective.
-/// `factor` multiplies the rounded sum. `scratch` is not used by `library`. The value_error is thrown before
-/// any message is sent.
+/// Replaces element i of `values` by `factor` times the rounded sum of all ranks' elements i, in place, by
+/// the given algorithm; `library` adds in the communicator's order and does not use `scratch`. Throws
+/// value_error for `automatic`, before any message is sent, and the errors of ring_all_reduce. Collective.
 template <class C, class T>
 void all_reduce_by(all_reduce_algorithm algorithm, C& comm, std::span<T> values, std::vector<T>& scratch,
                    std::type_identity_t<T> factor = T(1)) {

@@ -51,7 +51,7 @@ class rank_blocks {
   std::span<std::uint32_t> words(std::size_t rank) {
     return {reinterpret_cast<std::uint32_t*>(bytes_.data() + offsets_[rank]), size(rank) / 4};
   }
-  /// All blocks together.
+  /// The bytes of all blocks, one block after the other.
   std::span<const std::byte> bytes() const { return bytes_; }
 
  private:
@@ -70,9 +70,10 @@ void check_blocks(const char* caller, const C& comm, const rank_blocks& blocks) 
 
 }  // namespace detail
 
-/// Every rank fills its own block, and the call fills the others. All ranks must have set the same lengths. A
-/// ring: each rank sends p - 1 blocks to the next rank. Throws shape_error unless there is one block per
-/// rank. Collective; other errors as start_send and start_receive.
+/// Gathers a block of every rank on all ranks: a rank fills its own block before the call, and the call fills
+/// the others. All ranks must have set the same lengths. Messages form a ring: each rank sends p - 1 blocks
+/// to the next rank. Throws shape_error unless there is one block per rank, and the errors of start_send and
+/// start_receive. Collective.
 /// A rank sends all bytes except those of the next rank's block. Lengths that differ between ranks are not
 /// detected: messages then do not fit together.
 template <class C>
@@ -99,13 +100,13 @@ void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
   gather_blocks(comm, all);
 }
 
-/// Block r of `out` goes to rank r, and block r of `in` comes from rank r. Both sides have set the lengths:
-/// block r of this rank's `in` is as long as this rank's block in `out` of rank r. In step s = 1 .. p - 1 a
-/// rank sends to the rank s after it and receives from the rank s before it. `out` and `in` are different
-/// objects. Throws shape_error unless both have one block per rank and this rank's own blocks are equally
-/// long. Collective; other errors as start_send and start_receive.
-/// A rank sends the bytes of `out` except its own block, which is copied. Lengths that do not match between a
-/// sender and a receiver are not detected.
+/// Sends block r of `out` to rank r and receives block r of `in` from rank r. Both sides have set the
+/// lengths: block r of this rank's `in` is as long as this rank's block in `out` of rank r. In step s = 1 ..
+/// p - 1 a rank sends to the rank s after it and receives from the rank s before it. `out` and `in` are
+/// different objects. Throws shape_error unless both have one block per rank and this rank's own blocks are
+/// equally long, and the errors of start_send and start_receive. Collective. A rank sends the bytes of `out`
+/// except its own block, which is copied. Lengths that do not match between a sender and a receiver are not
+/// detected.
 template <class C>
 void exchange_blocks(C& comm, const rank_blocks& out, rank_blocks& in) {
   detail::check_communicator<C>();

@@ -35,12 +35,12 @@ class piece_cut {
   std::size_t count() const { return (size_ + most - 1) / most; }
   /// Elements of the longest piece, at least 1: the length of a buffer for one piece.
   std::size_t longest() const { return std::clamp<std::size_t>(size_, 1, most); }
-  /// Elements of piece `piece` of `all`, which has `size` elements.
+  /// Returns the elements of piece `piece` of `all`, which has `size` elements.
   template <class U>
   std::span<U> operator()(std::span<U> all, std::size_t piece) const {
     return all.subspan(piece * most, std::min(most, size_ - piece * most));
   }
-  /// Memory of piece `piece` in a buffer of `pieces_under_way` pieces.
+  /// Returns the memory of piece `piece` in a buffer of `pieces_under_way` pieces.
   template <class U>
   std::span<U> slot(std::span<U> buffer, std::size_t piece) const {
     return buffer.subspan(piece % pieces_under_way * longest(), std::min(most, size_ - piece * most));

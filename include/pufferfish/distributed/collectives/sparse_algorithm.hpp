@@ -12,12 +12,12 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// How streams are added over p ranks; n elements, k entries per rank.
+/// Algorithm that adds sparse streams of n elements, with k entries per rank, over p ranks.
 enum class sparse_algorithm {
   automatic,           ///< one of the others, by n, k and p
   recursive_doubling,  ///< log2 p messages of whole streams
   split,               ///< parts go to the ranks that own them, which send the sums to all ranks
-  split_dense,         ///< the same, with dense sums: n / p elements per rank
+  split_dense,         ///< as `split`, but the sums are sent dense: n / p elements per rank
 };
 
 constexpr const char* to_string(sparse_algorithm algorithm) {
@@ -45,11 +45,11 @@ inline double expected_union(index_t length, index_t count, int ranks) {
   return static_cast<double>(length) * (1.0 - std::pow(missing, ranks));
 }
 
-/// The algorithm of an automatic sum of streams of `length` elements with at most `count` entries per rank.
-/// After Renggli et al., SparCML (SC 2019).
+/// Chooses the algorithm for a sum of streams of `length` elements with at most `count` entries per rank:
 /// `options.algorithm` if it is not automatic. Else, with delta = sparse_stream<T>(length).most_entries():
 /// split_dense if expected_union(length, count, ranks) > dense_factor delta; recursive_doubling if count
-/// ranks (sizeof(int32) + sizeof(T)) <= most_doubling_bytes; split otherwise.
+/// ranks (sizeof(int32) + sizeof(T)) <= most_doubling_bytes; split otherwise. After Renggli et al., SparCML
+/// (SC 2019).
 template <class T>
 sparse_algorithm choose_sparse_algorithm(index_t length, index_t count, int ranks,
                                          const sparse_all_reduce_options& options) {

@@ -35,7 +35,8 @@ struct sparse_buffers {
   rank_blocks headers_out, headers_in, blocks_out, blocks_in, sums;
 };
 
-/// Joins the streams of consecutive ranges. Dense if one of them is, or if there are more than delta entries.
+/// Joins the streams of consecutive ranges. The result is dense if one of them is, or if there are more than
+/// delta entries (sparse_stream).
 template <class T>
 sparse_stream<T> joined(std::vector<sparse_stream<T>> parts) {
   index_t length = 0;
@@ -107,13 +108,13 @@ class sparse_reduction {
 
   std::size_t ranks() const { return static_cast<std::size_t>(comm_.size()); }
   std::size_t me() const { return static_cast<std::size_t>(comm_.rank()); }
-  /// The part of rank r: elements n r / p .. n (r + 1) / p.
+  /// First element of the part of rank r: n r / p.
   index_t begin_of(std::size_t rank) const {
     return values_.length() * static_cast<index_t>(rank) / static_cast<index_t>(ranks());
   }
   index_t size_of(std::size_t rank) const { return begin_of(rank + 1) - begin_of(rank); }
 
-  /// The sum of this rank's part, added in the order of the ranks.
+  /// Computes the sum of this rank's part over all ranks, added in the order of the ranks.
   stream sum_of_own_part() {
     sparse_buffers& b = buffers_;
     const std::vector<std::size_t> header_lengths(ranks(), stream::header_bytes);
@@ -181,7 +182,7 @@ class sparse_reduction {
   std::size_t sent_ = 0;
 };
 
-/// The largest count of entries of all ranks. Throws shape_error on all ranks for streams of different
+/// Finds the largest count of entries of all ranks. Throws shape_error on all ranks for streams of different
 /// lengths. Collective.
 template <class C, class T>
 index_t largest_count(C& comm, const sparse_stream<T>& values) {
@@ -197,19 +198,19 @@ index_t largest_count(C& comm, const sparse_stream<T>& values) {
 
 }  // namespace detail
 
-/// `values` becomes the sum over all ranks, the same bits and the same format on all of them. The order of
-/// additions depends on the algorithm, the number of ranks and the formats of the streams: recursive doubling
-/// adds as recursive_doubling_all_reduce does; the two split algorithms add part r of p (elements n r / p
-/// to n (r + 1) / p) in the order of the ranks. Automatic: by the largest count of entries of all ranks, see
-/// choose_sparse_algorithm; 24 bytes per rank travel to find it. Renggli et al., SparCML (SC 2019).
+/// Replaces `values` by the sum over all ranks, the same bits and the same format on all of them. The order
+/// of additions depends on the algorithm, the number of ranks and the formats of the streams: recursive
+/// doubling adds as recursive_doubling_all_reduce does; the two split algorithms add part r of p (elements n
+/// r / p to n (r + 1) / p) in the order of the ranks. Automatic: by the largest count of entries of all
+/// ranks, see choose_sparse_algorithm; 24 bytes per rank travel to find it. Renggli et al., SparCML (SC
+/// 2019).
 ///
 /// An all-gather of streams of k entries sends (p - 1) k entries per rank. If the ranks' entries are drawn
 /// independently, the split algorithms do not send less: few entries coincide, or the sum is dense.
 ///
-/// Throws shape_error on all ranks for streams of different lengths. Collective; other errors as start_send.
-/// With one rank `values` stay as they are. After an exception they are undefined. The report is that of this
-/// rank.
-/// \code
+/// Throws shape_error on all ranks for streams of different lengths, and the errors of start_send.
+/// Collective. With one rank `values` stay as they are. After an exception they are undefined. The report is
+/// that of this rank. \code
 ///   sparse_stream<float> values(length, indices, entries);  // indices ascend, the ranks' need not be equal
 ///   const sparse_all_reduce_report report = sparse_all_reduce(comm, values);
 ///   values.add_to(elements);  // elements[i] += the sum over the ranks

@@ -43,7 +43,7 @@ class sparse_stream {
   using value_type = T;
   static constexpr std::size_t header_bytes = sizeof(std::uint64_t);
 
-  /// No entries. Throws value_error unless 0 <= length < 2^31.
+  /// Makes a stream of zeros, without entries. Throws value_error unless 0 <= length < 2^31.
   explicit sparse_stream(index_t length = 0) : length_(length) {
     if (length < 0 || length > index_t{std::numeric_limits<std::int32_t>::max()}) {
       detail::throw_error<value_error>({"sparse_stream: length ", length, " is outside 0 .. 2^31 - 1"});
@@ -65,7 +65,7 @@ class sparse_stream {
     if (count() > most_entries()) densify();
   }
 
-  /// A dense stream of these elements. Throws value_error from 2^31 elements on.
+  /// Makes a dense stream of these elements. Throws value_error from 2^31 elements on.
   static sparse_stream of_elements(std::span<const T> elements) {
     sparse_stream result(static_cast<index_t>(elements.size()));
     result.dense_ = true;
@@ -95,10 +95,10 @@ class sparse_stream {
     become_dense(std::move(elements));
   }
 
-  /// *this += other, element by element; the sum of two values has the same bits in either order. Two sparse
-  /// streams give a sparse one if their entries together, common ones counted twice, are at most delta, else
-  /// a dense one. Throws shape_error for different lengths.
-  /// `other` may be *this. Cost: the entries of both for two sparse streams, else up to `length` elements.
+  /// Computes *this += other, element by element; the sum of two values has the same bits in either order.
+  /// Two sparse streams give a sparse stream if their entries together, common ones counted twice, are at
+  /// most delta, else a dense one. `other` may be *this. Throws shape_error for different lengths. Cost: the
+  /// entries of both for two sparse streams, else up to `length` elements.
   void add(const sparse_stream& other) {
     if (other.length_ != length_) {
       detail::throw_error<shape_error>(
@@ -120,9 +120,9 @@ class sparse_stream {
     }
   }
 
-  /// Elements begin .. end - 1 as a stream of their own, whose indices count from `begin`. A part of a sparse
-  /// stream is dense if its entries are more than its own delta. Throws value_error unless 0 <= begin <= end
-  /// <= length.
+  /// Copies the elements begin .. end - 1 to a stream of their own, whose indices count from `begin`. A part
+  /// of a sparse stream is dense if its entries are more than its own delta. Throws value_error unless 0 <=
+  /// begin <= end <= length.
   sparse_stream part(index_t begin, index_t end) const {
     if (begin < 0 || begin > end || end > length_) {
       detail::throw_error<value_error>(
@@ -139,7 +139,7 @@ class sparse_stream {
     return result;
   }
 
-  /// to += the vector. Throws shape_error unless `to` has its length.
+  /// Adds the vector to `to`, element by element. Throws shape_error unless `to` has the vector's length.
   /// `to` must not be this stream's own memory.
   void add_to(std::span<T> to) const {
     if (to.size() != place(length_)) {
@@ -148,21 +148,22 @@ class sparse_stream {
     dense_ ? detail::add_received<T>(values_, to) : scatter(to);
   }
 
-  /// header(): the first 8 bytes as a little-endian number. body_bytes(): number of the bytes after them.
+  /// Number of bytes of the stream after the 8 bytes of its header.
   std::size_t body_bytes() const {
     return indices_.size() * sizeof(std::int32_t) + values_.size() * sizeof(T);
   }
+  /// The first 8 bytes of the stream as a little-endian number.
   std::uint64_t header() const {
     return dense_ ? dense_header(length_) : static_cast<std::uint64_t>(values_.size()) << 32;
   }
   static std::uint64_t dense_header(index_t length) { return 1U | static_cast<std::uint64_t>(length) << 32; }
-  /// `to` has body_bytes().
+  /// Writes the bytes after the header to `to`, which has body_bytes() bytes.
   void write_body(std::span<std::byte> to) const {
     const std::size_t before = indices_.size() * sizeof(std::int32_t);
     if (before > 0) std::memcpy(to.data(), indices_.data(), before);
     if (!values_.empty()) std::memcpy(to.data() + before, values_.data(), values_.size() * sizeof(T));
   }
-  /// Bytes of the body that belongs to a header of a stream of `length` elements. Throws value_error for an
+  /// Number of bytes after the given header of a stream of `length` elements. Throws value_error for an
   /// invalid header: another format, more than delta entries, a dense stream of another length.
   static std::size_t body_bytes(index_t length, std::uint64_t header) {
     const auto format = static_cast<std::uint32_t>(header), count = static_cast<std::uint32_t>(header >> 32);
@@ -220,7 +221,7 @@ class sparse_stream {
     indices_ = {};
   }
 
-  // Sum of two sparse streams as a sparse stream; the sums of common indices may be 0 and stay.
+  // Adds a sparse stream to this one, which stays sparse. Sums of common indices may be 0 and stay entries.
   void merge(const sparse_stream& other) {
     std::vector<std::int32_t> indices;
     std::vector<T> values;

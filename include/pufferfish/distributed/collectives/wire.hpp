@@ -21,7 +21,8 @@ namespace detail {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/distributed/collectives/wire.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// to = (from + to) factor, element by element: the sum is rounded, then the product. Equal lengths.
+/// Computes to = (from + to) factor, element by element: the sum is rounded, then the product. The lengths
+/// must be equal.
 template <class T>
 void add_received(std::span<const T> from, std::type_identity_t<std::span<T>> to, T factor = T(1)) {
   const auto count = static_cast<index_t>(to.size());
@@ -33,8 +34,7 @@ void add_received(std::span<const T> from, std::type_identity_t<std::span<T>> to
   }
 }
 
-/// values = values factor.
-/// A factor of 1 changes nothing, not even the bits of NaNs.
+/// Multiplies all values by `factor`. A factor of 1 changes nothing, not even the bits of NaNs.
 template <class T>
 void scale_values(std::span<T> values, T factor) {
   if (factor == T(1)) return;
@@ -48,13 +48,13 @@ void to_wire(std::span<const T> from, std::span<Wire> to) {
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), wire_passes, narrow<Wire, T>);
   kernel(from.data(), to.data(), static_cast<index_t>(to.size()));
 }
-/// to = from factor.
+/// Computes to = from factor, element by element, in T.
 template <class Wire, class T>
 void from_wire(std::span<const Wire> from, std::span<T> to, std::type_identity_t<T> factor) {
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), wire_passes, widen_scaled<Wire, T>);
   kernel(from.data(), factor, to.data(), static_cast<index_t>(to.size()));
 }
-/// to += from.
+/// Computes to += from, element by element, in T.
 template <class Wire, class T>
 void add_wire(std::span<const Wire> from, std::span<T> to) {
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), wire_passes, add_narrow<Wire, T>);

@@ -14,8 +14,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Elements offset .. offset + size of the arena: the gradients of parameters first .. first + count.
-/// Offset and size count elements; `first` is the position in parameter_store::parameters().
+/// A range of the gradient arena: elements offset .. offset + size - 1, the gradients of the parameters
+/// first .. first + count - 1. `first` is the position in parameter_store::parameters().
 struct gradient_bucket {
   index_t offset = 0;
   index_t size = 0;
@@ -24,9 +24,8 @@ struct gradient_bucket {
   friend bool operator==(const gradient_bucket&, const gradient_bucket&) = default;
 };
 
-/// Largest sizes of buckets. The first bucket is small, so that the exchange starts early in the backward
-/// pass. A parameter larger than the limit is a bucket of its own.
-/// Both limits are in bytes of the gradients' type.
+/// Largest sizes of buckets, in bytes of the gradients' type. The first bucket is small, so that the exchange
+/// starts early in the backward pass. A parameter larger than the limit is a bucket of its own.
 struct bucket_limits {
   index_t first_bytes = index_t{1} << 20;
   index_t bytes = index_t{4} << 20;
@@ -65,7 +64,7 @@ std::vector<gradient_bucket> cut_buckets(const parameter_store<T>& store, const 
 
 namespace detail {
 
-/// The elements of a bucket in an arena.
+/// Returns the elements of a bucket in an arena.
 template <class T>
 std::span<T> span_of(std::span<T> arena, const gradient_bucket& bucket) {
   return arena.subspan(static_cast<std::size_t>(bucket.offset), static_cast<std::size_t>(bucket.size));
@@ -73,7 +72,7 @@ std::span<T> span_of(std::span<T> arena, const gradient_bucket& bucket) {
 
 }  // namespace detail
 
-/// The buckets in lines "offset size first count", for records and to compare ranks.
+/// Text of the buckets, in lines "offset size first count", for records and to compare ranks.
 inline std::string to_text(const std::vector<gradient_bucket>& buckets) {
   std::string text;
   for (const gradient_bucket& b : buckets) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: which buckets of a backward pass are complete.
+/// Internal: finds out which gradient buckets are complete during a backward pass.
 
 #include <cstddef>
 #include <vector>
@@ -13,7 +13,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Counts the complete gradients of each bucket of a store during a step. Buckets are exchanged in the order
-/// of the arena: one that is complete early waits for those before it.
+/// of the arena: a bucket that is complete early is exchanged after the buckets before it.
 template <class T>
 class bucket_counter {
  public:

@@ -22,29 +22,31 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A step has a job for every bucket, and one that closes it. `Work`: bucket_work.
+/// The thread that exchanges buckets. A step has a job for every bucket, and a last job that closes the step.
+/// `Work` is a bucket_work.
 template <class Work>
 class bucket_thread {
  public:
-  /// `failure` keeps the failure of a replay, after which all later replays fail, too.
+  /// `failure` keeps the failure of a replay, after which all later replays fail, too. Both arguments must
+  /// outlive the object.
   bucket_thread(Work& work, exchange_failure& failure) : work_(&work), failure_(&failure) {
     for (std::uint32_t b = 0; b < work.buckets.size(); ++b) places_.push_back({this, b});
   }
 
-  /// Starts the thread unless it runs. Throws backend_error.
+  /// Starts the thread unless it runs. Throws backend_error if the system cannot start one.
   void start() {
     if (!jobs_.running()) jobs_.start(jobs_of_step(), [this](std::size_t job) { serve(job); });
   }
   /// Ends the thread after its current job.
   void stop() { jobs_.stop(); }
 
-  /// Call that releases the jobs of bucket b; to be made when the bucket is in the exchange's memory.
-  /// `replayed`: in a replay, not a direct step.
+  /// Returns a call that releases the job of bucket b; to be made when the bucket is in the exchange's
+  /// memory. `replayed`: the call is part of a replay, not of a direct step.
   host_call notification(std::size_t b, bool replayed) {
     return {replayed ? &bucket_thread::replayed_bucket_fetched : &bucket_thread::bucket_fetched, &places_[b]};
   }
-  /// Call that waits until bucket b is exchanged; for the last bucket, until the step is closed. For replays,
-  /// after the notifications of all buckets.
+  /// Returns a call that waits until bucket b is exchanged; for the last bucket, until the step is closed.
+  /// For replays, after the notifications of all buckets.
   host_call wait(std::size_t b) { return {&bucket_thread::await_bucket, &places_[b]}; }
 
   /// Ends a direct step; all its buckets must have been fetched with their notifications. Calls take(b) for

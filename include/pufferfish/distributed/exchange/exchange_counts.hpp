@@ -16,8 +16,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Bytes of all gradients of a store in the number format of the messages. The store's values may be in the
-/// memory of a host framework (parameter_store::pack_gradients).
+/// Number of bytes of all gradients of a store in the number format of the messages. The store's values may
+/// be in the memory of a host framework (parameter_store::pack_gradients).
 template <class T>
 index_t gradient_bytes(const parameter_store<T>& store, exchange_wire wire) {
   return store.size() * static_cast<index_t>(wire_bytes<T>(wire));

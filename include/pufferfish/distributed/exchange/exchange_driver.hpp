@@ -9,7 +9,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// `type` is the driver for a communicator and a device; a specialization chooses another one. A driver has
+/// Chooses the driver of a gradient_exchange: `type` is the class that moves gradients for a communicator and
+/// a device. A specialization chooses another class. A driver has
 /// these members, and those of gradient_exchange with the names plan, with_thread, payload_bytes, states,
 /// set_epoch, set_rate, arrives_early and, if the static `on_device` is true, skip and can_be_captured:
 ///   driver(store, comm, options, compressor, failure)  Collective. The exchange owns `failure`. A replay,

@@ -20,7 +20,7 @@ namespace detail {
 /// failed one. All later steps are refused for that reason. Any thread may call the members.
 class exchange_failure {
  public:
-  /// Keeps the text of `failure`, which is not null, unless an earlier one is kept.
+  /// Keeps the text of `failure`, which is not null, unless the text of an earlier failure is kept.
   void keep(const std::exception_ptr& failure) {
     std::string text = "unknown exception";
     try {

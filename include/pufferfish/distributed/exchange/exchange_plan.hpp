@@ -58,8 +58,8 @@ struct exchange_plan {
   friend bool operator==(const exchange_plan&, const exchange_plan&) = default;
 };
 
-/// The plan without measurements. Buckets have the default bucket_limits. Messages of up to 16 KiB times the
-/// number of ranks use recursive doubling, longer ones the ring:
+/// Makes the plan without measurements. Buckets have the default bucket_limits. Messages of up to 16 KiB
+/// times the number of ranks use recursive doubling, longer ones the ring:
 ///     ranks            2       4       8       16      32     64
 ///     ring above    32 KiB  64 KiB  128 KiB 256 KiB 512 KiB  1 MiB
 /// With latency a and b seconds per byte, recursive doubling takes log2 p (a + b n) and the ring
@@ -79,7 +79,7 @@ inline exchange_plan default_plan(int ranks) {
 
 namespace detail {
 
-/// The parts of a plan that must be equal on all ranks, in lines: all but `ranks` and the measurements.
+/// Text of the parts of a plan that must be equal on all ranks, in lines: all but `ranks` and measurements.
 inline std::string order_lines(const exchange_plan& plan) {
   std::string text = message({"buckets ", plan.buckets.first_bytes, " ", plan.buckets.bytes, "\n"});
   for (const exchange_rule& rule : plan.rules) {
@@ -145,7 +145,7 @@ class plan_line {
 
 }  // namespace detail
 
-/// The plan in lines, exactly: plan_from_text returns an equal plan.
+/// Text of the plan, in lines, from which plan_from_text makes an equal plan:
 ///     buckets 1048576 4194304
 ///     up to 65536 library
 ///     up to 9223372036854775807 ring
@@ -156,9 +156,9 @@ inline std::string to_text(const exchange_plan& plan) {
          detail::shortest_number(plan.latency) + " " + detail::shortest_number(plan.bytes_per_second) + "\n";
 }
 
-/// The inverse of to_text. Throws io_error, naming `source` and the line, for any other text.
-/// Lines may be in any order except those of the rules; each of the other three kinds is there exactly once.
-/// `source` names the text in errors. A text whose plan is invalid (exchange_plan) also throws io_error.
+/// Reads a plan from the lines that to_text writes. They may be in any order except those of the rules; each
+/// of the other three kinds is there exactly once. Throws io_error, naming `source` and the line, for any
+/// other text, and for a text whose plan is invalid (exchange_plan).
 inline exchange_plan plan_from_text(const std::string& text, const std::string& source) {
   exchange_plan plan;
   int kinds[4] = {};

@@ -26,10 +26,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// D_w of every fragment of a rare_exchange, and its replacement by D: at once by reduce(), or between
-/// start() and complete(). Meanwhile a thread works if threads may use the communicator, or a started sum
-/// progresses; all other exchanges are made in complete(). They are completed in the order in which they were
-/// started.
+/// Holds the change D_w of this rank's parameters for every fragment of a rare_exchange, and replaces it by
+/// the mean D over the ranks: at once by reduce(), or between start() and complete(). Meanwhile a thread
+/// works if threads may use the communicator, or a started sum progresses; all other exchanges are made in
+/// complete(). Exchanges are completed in the order in which they were started.
 template <class T, class Comm>
 class fragment_exchanges {
  public:
@@ -45,7 +45,7 @@ class fragment_exchanges {
   std::vector<gradient_bucket> fragments;
   index_t slots;  ///< number of elements that are sent with a fragment after its own
 
-  /// Collective, and throws the errors of gradient_reducer. prepare must follow.
+  /// Checks the options; a call of prepare() must follow. Collective. Throws the errors of gradient_reducer.
   fragment_exchanges(const parameter_store<T>& store, Comm& comm, const rare_exchange_options& options,
                      std::optional<any_compressor<T>> compressor)
       : reducer(store, comm, options.exchange, std::move(compressor)),
@@ -76,8 +76,9 @@ class fragment_exchanges {
     });
   }
 
-  /// change: outer gradient of a fragment. all_of: the same and its slots.
+  /// D_w of a fragment, after its exchange D.
   std::span<T> change(std::size_t fragment) const { return all_of(fragment).first(size_of(fragment)); }
+  /// change(fragment), followed by the elements that are sent with it (`slots`).
   std::span<T> all_of(std::size_t fragment) const {
     const auto extra = static_cast<std::size_t>(slots);
     return changes_->span().subspan(static_cast<std::size_t>(fragments[fragment].offset) + extra * fragment,
@@ -97,7 +98,7 @@ class fragment_exchanges {
     }
   }
 
-  // Exchanges under way.
+  // The following members make exchanges that are under way during local steps.
 
   /// Starts an exchange. any_due(clock) reports it for clocks from `due` on.
   void start(const job& what, std::uint64_t due) {

@@ -21,11 +21,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Used by one thread at a time; the thread may change.
+/// Replaces gradients by their means over the ranks or by a compressor's result, and checks for numbers that
+/// are not finite. One thread at a time may use an object, not always the same.
 template <class T, class Comm>
 class gradient_reducer {
  public:
-  /// Collective: throws on all ranks if the options of one rank are invalid.
+  /// Checks the options. Store and communicator must outlive the object. Collective: throws on all ranks if
+  /// the options of one rank are invalid.
   gradient_reducer(const parameter_store<T>& store, Comm& comm, const exchange_options& options,
                    std::optional<any_compressor<T>> compressor)
       : store_(&store),
@@ -73,8 +75,9 @@ class gradient_reducer {
   }
   /// Whether the result of packed elements is their mean.
   bool is_packed_mean() const { return can_pack() && compressor_->is_mean(); }
-  /// Whether another thread may do the work, and whether one does so in every step.
+  /// Whether a thread other than the caller's may do the work.
   bool may_have_thread() const { return comm_->size() == 1 || usable_from_threads(*comm_); }
+  /// Whether a thread of the exchange does the work in every step.
   bool with_thread() const { return options_.progress == exchange_progress::thread; }
   exchange_counts& counts() { return counts_; }
   const exchange_counts& counts() const { return counts_; }
@@ -100,7 +103,7 @@ class gradient_reducer {
     return gradient_bytes(*store_, options_.wire);
   }
 
-  /// The options that must be equal on all ranks.
+  /// Text of the options that must be equal on all ranks.
   std::string option_lines(const std::vector<gradient_bucket>& buckets) const {
     const std::string how = std::string("progress by ") + (with_thread() ? "a thread" : "calls") +
                             "\nmemory " + to_string(options_.memory) + "\n";
@@ -155,7 +158,8 @@ class gradient_reducer {
     compress(one_thread_, values, bucket);
   }
 
-  /// Ends a step. True if it may be taken. Throws value_error, on all ranks, for nonfinite_policy::stop.
+  /// Ends a step. Returns whether the optimizer step may be taken. Throws value_error on all ranks if a
+  /// gradient is not finite and the policy is nonfinite_policy::stop.
   bool close(context<device::cpu>& ctx, std::span<T> gradients) {
     const bool sums = !compressor_ && !is_local() && comm_->size() > 1;
     sums ? counts_.add_step(*store_, options_.wire) : counts_.add_step();
@@ -178,7 +182,8 @@ class gradient_reducer {
     if (options_.progress != exchange_progress::automatic) return options_.progress;
     return usable_from_threads(*comm_) ? exchange_progress::thread : exchange_progress::calls;
   }
-  // values = mean over the ranks, by the memory, wire and algorithm of the options. On a device: the sum.
+  // Replaces `values` by the mean over the ranks, by the memory, wire and algorithm of the options; on a
+  // device by the sum.
   void average(std::span<T> values) {
     if (options_.memory == exchange_memory::device) {
       if constexpr (requires { comm_->all_reduce_sum_on_device(values); }) {
@@ -213,7 +218,7 @@ class gradient_reducer {
     counts_.throw_nonfinite();
   }
 
-  // All rounds of a step, for all gradients or those of a bucket.
+  // Makes all rounds of a step of the compressor, for all gradients or those of a bucket.
   void compress(context<device::cpu>& ctx, std::span<T> gradients, std::size_t bucket = 0) {
     const exchange_place place{comm_->rank(), comm_->size(),  counts_.steps(),
                                epoch_,        learning_rate_, epoch_rate_};
@@ -253,7 +258,7 @@ class gradient_reducer {
     return refuse(static_cast<index_t>(*first) - 1, static_cast<int>(first - found.begin()));
   }
 
-  // The exchanged gradients are equal on all ranks, and so is the answer.
+  // Whether the exchanged gradients are finite. They are equal on all ranks, and so is the result.
   bool usable_result(std::span<const T> gradients) {
     if (!checks_finite()) return true;
     const index_t found = find_nonfinite(gradients);

@@ -29,8 +29,8 @@ struct host_call {
   }
 };
 
-/// `gradients()` is the arena in the memory in which the exchange works. A bucket is valid there between its
-/// await() and write_back().
+/// Copies gradients to and from the memory in which an exchange works; on the CPU nothing is copied.
+/// `gradients()` is the arena in that memory. A bucket is valid there between its await() and write_back().
 template <class T, class Device>
 class gradient_staging {
  public:
@@ -59,9 +59,9 @@ class gradient_staging {
   /// Starts to copy a bucket to the exchange's memory, after all work in the context's queue. Calls `then`
   /// when it has been copied, on a thread that must not be blocked.
   void fetch(context<Device>&, std::size_t, const gradient_bucket&, host_call then) { then(); }
-  /// is_fetched: whether a bucket has been copied. await: waits for that and the call of then(). For any
-  /// thread.
+  /// Whether a bucket has been copied to the exchange's memory. Any thread may call it.
   bool is_fetched(std::size_t) const { return true; }
+  /// Waits until a bucket has been copied and the call of its `then` has returned. Any thread may call it.
   void await(std::size_t) const {}
   /// Copies a bucket back, before work that enters the context's queue later; multiplies it by the last
   /// argument if the exchange could not.
@@ -75,7 +75,7 @@ class gradient_staging {
   /// Waits for all work that may call the exchange's thread.
   void drain() noexcept {}
 
-  /// Makes known to work that enters the queue later whether the step counts.
+  /// Tells work that enters the context's queue later whether the step counts.
   void publish(context<Device>&, bool) {}
   /// Sets whether a replayed step counts; see the device's form.
   void set_usable(bool) {}

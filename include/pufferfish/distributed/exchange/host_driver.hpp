@@ -25,7 +25,8 @@ template <class T, class Comm, class Device>
 struct bucket_work {
   static constexpr bool on_device = gradient_staging<T, Device>::copies;
 
-  /// Collective: throws on all ranks if the options of one rank are invalid.
+  /// Makes reducer, buckets and memory for a store. Collective: throws on all ranks if the options of one
+  /// rank are invalid.
   bucket_work(parameter_store<T>& store, Comm& comm, const exchange_options& options,
               std::optional<any_compressor<T>> compressor)
       : reducer(store, comm, options, std::move(compressor)),
@@ -33,13 +34,14 @@ struct bucket_work {
         clears(on_device && comm.size() == 1 && reducer.is_packed_mean()),
         staging(store, buckets.size(), options.memory, works(), places()) {}
 
-  /// overlapped: buckets are exchanged during the backward pass. changes: finish changes gradients. works:
-  /// finish changes or checks gradients.
+  /// Whether buckets are exchanged during the backward pass.
   bool overlapped() const { return changes() && reducer.by_bucket(); }
+  /// Whether finish changes gradients.
   bool changes() const {
     return !buckets.empty() && !reducer.is_local() && !clears &&
            (reducer.comm().size() > 1 || reducer.has_compressor());
   }
+  /// Whether finish changes or checks gradients.
   bool works() const { return changes() || (!buckets.empty() && reducer.checks_finite()); }
 
   std::span<T> gradients_of(std::size_t b) { return staging.gradients_of(b, buckets[b]); }

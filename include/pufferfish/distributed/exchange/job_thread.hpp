@@ -15,8 +15,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Jobs run in order, one after the other. The thread sleeps between jobs; threads that wait for a job sleep,
-/// too. Numbers of jobs are counted since the start and wrap around.
+/// A thread that runs released jobs in order, one after the other. It sleeps between jobs; threads that wait
+/// for a job sleep, too. Numbers of jobs are counted since the start and wrap around.
 /// The destructor stops the thread and drops the jobs that are not done.
 class job_thread {
  public:

@@ -14,9 +14,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The check of gradient_exchange reads every gradient before the exchange and, for several ranks or a
-/// compressor, again after the exchange. The ranks agree by an all_gather of 8 bytes per rank in each step.
-/// With skip or stop no bucket's parameters are updated before all buckets have been exchanged.
+/// What gradient_exchange does about gradients that are not finite. Its check reads every gradient before the
+/// exchange and, for several ranks or a compressor, again after the exchange. The ranks agree by an
+/// all_gather of 8 bytes per rank in each step. With skip or stop no bucket's parameters are updated before
+/// all buckets have been exchanged.
 enum class nonfinite_policy {
   ignore,  ///< gradients are not checked; a NaN reaches every rank's parameters
   skip,    ///< the step is reported and left out, on all ranks alike
@@ -35,7 +36,7 @@ struct nonfinite_gradient {
   int rank = 0;
 };
 
-/// "the gradient of conv1.weight is not finite at element 7 on rank 2".
+/// Text for messages, such as "the gradient of conv1.weight is not finite at element 7 on rank 2".
 inline std::string to_string(const nonfinite_gradient& found) {
   if (found.parameter.empty()) return "gradients overflowed under the loss scale, which is halved";
   return "the gradient of " + found.parameter + " is not finite at element " + std::to_string(found.element) +
@@ -62,7 +63,7 @@ index_t find_nonfinite(std::span<const T> values) {
   return -1;
 }
 
-/// The parameter that element `offset` of the arena belongs to, and the element in it.
+/// Finds the parameter that element `offset` of the arena belongs to, and the number of the element in it.
 template <class T>
 nonfinite_gradient name_nonfinite(const parameter_store<T>& store, index_t offset, int rank) {
   for (const auto& entry : store.parameters()) {

@@ -19,7 +19,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The options that every driver compares between the ranks, one a line. `how`: the lines of one driver.
+/// Text of the options that every driver compares between the ranks, one a line. `how`: lines that a driver
+/// adds.
 template <class T>
 std::string option_lines(const exchange_options& options, const std::optional<any_compressor<T>>& compressor,
                          const std::string& how) {
@@ -29,8 +30,8 @@ std::string option_lines(const exchange_options& options, const std::optional<an
          (options.local ? "yes" : "no") + "\n";
 }
 
-/// The plan of the options, or default_plan(ranks) if they have none. Local. Throws value_error for an
-/// invalid plan.
+/// Returns the plan of the options, or default_plan(ranks) if they have none. Local. Throws value_error for
+/// an invalid plan.
 inline exchange_plan checked_plan(const exchange_options& options, int ranks) {
   exchange_plan plan = options.plan ? *options.plan : default_plan(ranks);
   check_plan("gradient_exchange", plan);

@@ -18,8 +18,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Sum of squares, in double, in the order of the elements. Ranks compute it alike, whatever their
-/// instruction sets are.
+/// Sum of squares, added in double in the order of the elements, so that the result does not depend on the
+/// instruction set.
 template <class T>
 double squared_norm(std::span<const T> values) {
   double sum = 0.0;
@@ -27,7 +27,8 @@ double squared_norm(std::span<const T> values) {
   return sum;
 }
 
-/// theta and v of rare_exchange. Spans called `values` have the length of the arena.
+/// The outer parameters theta and their momentum v, which all ranks of a rare_exchange have in common. Spans
+/// called `values` are parameters of this rank and have the length of the arena.
 template <class T>
 class outer_parameters {
  public:
@@ -41,13 +42,13 @@ class outer_parameters {
     restart(values);
   }
 
-  /// theta = values, v = 0.
+  /// Sets theta = values, v = 0.
   void restart(std::span<const T> values) {
     std::ranges::copy(values, theta_.data());
     std::fill_n(velocity_.data(), velocity_.size(), T(0));
   }
 
-  /// to = theta - values, of the fragment.
+  /// Computes to = theta - values for the elements of a fragment; `to` has the fragment's length.
   void subtract(context<device::cpu>& ctx, const gradient_bucket& fragment, std::span<const T> values,
                 std::span<T> to) const {
     const index_t offset = fragment.offset;
@@ -58,9 +59,8 @@ class outer_parameters {
     });
   }
 
-  /// The outer step of the fragment with outer gradient `change`; values = mixing values + (1 - mixing)
-  /// theta.
-  /// `change` is overwritten. `change` has the length of the fragment.
+  /// Makes the outer step of a fragment with the outer gradient `change`, which has the fragment's length and
+  /// is overwritten. Then sets values = mixing values + (1 - mixing) theta for the fragment's elements.
   void step(context<device::cpu>& ctx, const gradient_bucket& fragment, std::span<T> change,
             std::span<T> values, double mixing) {
     const index_t offset = fragment.offset;
@@ -74,7 +74,7 @@ class outer_parameters {
     });
   }
 
-  /// values = theta, of the fragment.
+  /// Sets values = theta for the elements of a fragment.
   void adopt(context<device::cpu>& ctx, const gradient_bucket& fragment, std::span<T> values) const {
     ops::copy_elements(ctx, theta_.data() + fragment.offset, values.data() + fragment.offset, fragment.size);
   }
@@ -85,13 +85,14 @@ class outer_parameters {
     return all;
   }
   double squared_norm() const { return detail::squared_norm<T>(theta_.span()); }
-  /// Digest of theta and v.
+  /// Digest of the outer parameters theta and their momentum v.
   std::uint64_t digest() const {
     return pufferfish::digest(theta_.span()) ^ (2 * pufferfish::digest(velocity_.span()) + 1);
   }
 
  private:
-  // v = mu v + D; D = D + mu v with Nesterov momentum, else D = v.
+  // Computes v = mu v + D, then D = D + mu v with Nesterov momentum, else D = v; `gradient` is D, `velocity`
+  // v.
   void add_momentum(T* gradient, T* velocity, index_t begin, index_t end) const {
     const T mu = momentum_;
     for (index_t i = begin; i < end; ++i) velocity[i] = mu * velocity[i] + gradient[i];
@@ -102,7 +103,7 @@ class outer_parameters {
     for (index_t i = begin; i < end; ++i) gradient[i] += mu * velocity[i];
   }
 
-  // local = share local + (1 - share) theta; a copy if share is 0.
+  // Computes local = share local + (1 - share) theta; a copy if share is 0.
   static void mix(const T* theta, T* local, index_t begin, index_t end, T share) {
     if (share == T(0)) {
       std::copy(theta + begin, theta + end, local + begin);

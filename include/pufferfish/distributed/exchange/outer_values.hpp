@@ -17,9 +17,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// outer_parameters whose `values` are those of a store. The host computes: for a store on a device it has a
-/// copy of the values, and copies fragments there and back, which waits for the device. The store must
-/// outlive the object and keep its arenas.
+/// The outer_parameters of a store, whose values are the `values` of the base class. The host computes. For a
+/// store on a device the object has a copy of the values on the host, and copies fragments there and back,
+/// which waits for the device. The store must outlive the object and keep its arenas.
 template <class T, class Device>
 class outer_values : public outer_parameters<T> {
   using outer = outer_parameters<T>;
@@ -33,7 +33,7 @@ class outer_values : public outer_parameters<T> {
                                   : "rare_exchange: the parameters are on a device"));
   }
 
-  /// theta = the store's values, v = 0. To be called before all other members.
+  /// Sets theta = the store's values, v = 0. To be called before all other members.
   void start(parameter_store<T>& store, const rare_exchange_options& options) {
     store_ = &store;
     if (copies) copy_.resize(store.values().size());
