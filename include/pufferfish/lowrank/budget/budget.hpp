@@ -27,7 +27,8 @@ inline void check_amount(const budget_layer& layer, const char* what, double val
   throw_error<value_error>({"allocate: ", layer.name, ": ", what, " ", value, " is not a cost"});
 }
 
-/// Throws value_error, naming the layer, unless the gains of a group are valid.
+/// Throws value_error, naming the layer, unless the gains of a group are finite, not negative, not ascending,
+/// and at least min(rows, cols) in number.
 inline void check_gains(const budget_layer& layer, const budget_group& group) {
   const auto full = static_cast<std::size_t>(std::min(group.size.rows, group.size.cols));
   if (group.gains.size() < full) {
@@ -51,8 +52,8 @@ inline void check_gains(const budget_layer& layer, const budget_group& group) {
   }
 }
 
-/// Throws value_error, naming the layer, unless it has groups with valid sizes, gains and costs. `timed`: the
-/// budget limits milliseconds, so a time must have been measured.
+/// Throws value_error, naming the layer, unless `layer` has at least one group and its sizes, gains and costs
+/// are valid. `timed`: the budget limits milliseconds, so the layer must have a measured time.
 inline void check_budget_layer(const budget_layer& layer, bool timed) {
   if (layer.groups.empty()) throw_error<value_error>({"allocate: ", layer.name, " has no matrices"});
   for (const budget_group& group : layer.groups) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the layers of a budget as a pricing problem: for each layer, the ranks with the largest gain
-/// minus price.
+/// Internal: `budget_problem`, the layers of a budget as a pricing problem. At given prices of parameters,
+/// multiply-adds and milliseconds, each layer gets the ranks with the largest gain minus price.
 
 #include <algorithm>
 #include <array>
@@ -24,6 +24,7 @@ namespace detail {
 /// A cost, or a price per unit of cost, indexed by budget_resource.
 using budget_vector = std::array<double, budget_resources>;
 
+/// The costs in the order of budget_resource.
 inline budget_vector to_vector(const network_cost& cost) {
   return {cost.parameters, cost.macs, cost.milliseconds};
 }
@@ -32,7 +33,7 @@ inline double dot(const budget_vector& a, const budget_vector& b) {
   for (std::size_t k = 0; k < a.size(); ++k) sum += a[k] * b[k];
   return sum;
 }
-/// a + factor b.
+/// Returns a + factor b.
 inline budget_vector plus_scaled(const budget_vector& a, double factor, const budget_vector& b) {
   budget_vector sum = a;
   for (std::size_t k = 0; k < a.size(); ++k) sum[k] += factor * b[k];
@@ -51,22 +52,24 @@ inline bool prices_agree(double low, double high, int bits) {
          (std::uint64_t{1} << (52 - bits));
 }
 
-/// The layers sorted by name, their groups in one list, and for each rank the
-/// sum of the dropped gains.
+/// The layers sorted by name, with the groups of all layers in one list and, for each rank of a group, the
+/// sum of the dropped gains. The problem points into the caller's gains, which must outlive it.
 class budget_problem {
  public:
+  /// A rank group of a layer, with the smallest and the largest rank that `choose` may select.
   struct group {
     const double* gains = nullptr;
     const double* dropped = nullptr;  // [rank]: sum of gains[rank] and all later gains
     index_t floor = 0, last = 0;      // smallest and largest rank
-    budget_vector per_rank{};
+    budget_vector per_rank{};         // cost of one more rank
   };
+  /// A layer of the problem. Its groups are groups()[first .. first + groups - 1].
   struct layer {
-    std::size_t index = 0;  // in the caller's list
-    std::size_t first = 0, groups = 0;
-    budget_vector at_rank_0{}, dense{};
-    bool low_rank = false;  // whether factors are allowed
-    budget_reason otherwise = budget_reason::growth;
+    std::size_t index = 0;               // position in the caller's list
+    std::size_t first = 0, groups = 0;   // position of its first group, number of groups
+    budget_vector at_rank_0{}, dense{};  // costs: of the factors extrapolated to rank 0, of the dense layer
+    bool low_rank = false;               // whether factors at the floor pay
+    budget_reason otherwise = budget_reason::growth;  // reason to stay dense if factors do not pay
   };
   /// Choices that the search allows for a layer: dense only, low-rank only, or both.
   enum class layer_form : char { any, dense, low_rank };
@@ -78,7 +81,8 @@ class budget_problem {
     budget_vector cost{};        // of all layers, without the rest of the network
   };
 
-  /// The layers must have been validated.
+  /// Sorts and prices the layers, which must have been validated (check_budget_input). `timed`: the budget
+  /// limits milliseconds, so factors must also be faster than the dense layer.
   budget_problem(std::span<const budget_layer> all, const budget_options& options, bool timed)
       : timed_(timed) {
     std::vector<std::size_t> order(all.size());
@@ -108,14 +112,14 @@ class budget_problem {
     return made;
   }
 
-  /// The state with all layers dense.
+  /// The state in which all layers are dense.
   state all_dense() const {
     state made{std::vector<index_t>(groups_.size(), 0), std::vector<char>(layers_.size(), 1), {}};
     for (const layer& one : layers_) made.cost = plus_scaled(made.cost, 1.0, one.dense);
     return made;
   }
 
-  /// The minimum cost of all layers in one resource.
+  /// The minimum cost of all layers in one resource (an index of budget_vector).
   double least(std::size_t resource) const {
     double sum = 0.0;
     for (const layer& one : layers_) {
@@ -125,8 +129,8 @@ class budget_problem {
     return sum;
   }
 
-  /// Chooses for each layer the ranks, or the dense layer, with the largest gain minus price, among the
-  /// forms that `form` allows.
+  /// Chooses for each layer the ranks, or the dense layer, with the largest gain minus price, among the forms
+  /// that `form` allows. Writes `to`, including its cost.
   void choose(const budget_vector& price, const forms& form, state& to) const {
     to.cost = {};
     for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -152,7 +156,8 @@ class budget_problem {
     }
   }
 
-  /// Upper bound for a search: at this multiple of `price`, `choose` returns each layer's least rank.
+  /// Upper bound for a search of prices: at this multiple of `price`, `choose` returns each layer's least
+  /// rank.
   double highest_price(const budget_vector& price) const {
     double highest = 0.0;
     const auto consider = [&](double gain, double cost) {
@@ -172,11 +177,13 @@ class budget_problem {
     return highest > 0.0 && std::isfinite(2.0 * highest) ? 2.0 * highest : 1.0;
   }
 
+  /// Predicted loss of a layer's factors at the state's ranks: the sum of the dropped gains.
   double lost(const layer& one, const state& of) const {
     double sum = 0.0;
     for (std::size_t g = one.first; g < one.first + one.groups; ++g) sum += groups_[g].dropped[of.ranks[g]];
     return sum;
   }
+  /// Predicted loss of all layers; 0 for a dense layer.
   double lost(const state& of) const {
     double sum = 0.0;
     for (std::size_t i = 0; i < layers_.size(); ++i) sum += of.dense[i] != 0 ? 0.0 : lost(layers_[i], of);
@@ -188,12 +195,14 @@ class budget_problem {
     const layer& one = layers_[i];
     return plus_scaled(one.dense, -1.0, of.dense[i] != 0 ? floor_cost(one) : low_rank_cost(one, of));
   }
+  /// Sum of all gains of a layer.
   double all_gains(const layer& one) const {
     double sum = 0.0;
     for (std::size_t g = one.first; g < one.first + one.groups; ++g) sum += groups_[g].dropped[0];
     return sum;
   }
 
+  /// Cost of a layer's factors at the state's ranks.
   budget_vector low_rank_cost(const layer& one, const state& of) const {
     budget_vector cost = one.at_rank_0;
     for (std::size_t g = one.first; g < one.first + one.groups; ++g) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: searches the ranks of all layers under several limits: finds prices at which all limits hold,
-/// and branches on whether a layer stays dense.
+/// Internal: `budget_search`, which searches the ranks of all layers under several limits. The search finds
+/// prices at which all limits hold, and branches on whether a layer stays dense.
 
 #include <algorithm>
 #include <array>
@@ -23,23 +23,25 @@ namespace detail {
 
 /// Relative precision of prices, in bits. Components between two prices this close are bought one by one.
 inline constexpr int price_bits = 14;
-/// Number of layers and components examined before the search stops branching: 5 to 20 ms.
+/// Number of layers and components examined before the search stops branching. This work takes 5 to 20 ms.
 inline constexpr std::size_t budget_work = 200000;
-/// A branch is skipped unless it can improve on the best state by this relative amount.
+/// Least relative improvement on the best state for which a branch is searched.
 inline constexpr double budget_tolerance = 1e-6;
 
 /// Finds the state of least loss within all limits.
 ///
-/// For fixed forms of the layers (dense, low rank or any), the prices of costs are raised until the limits
-/// hold. Each layer takes the components that are worth their price, which is optimal except for the budget
-/// left over. The rest can be large if dense and low rank are worth the same for a layer at that price, so
-/// the search branches on such a layer. Any price yields a lower bound on the loss of all states of a branch,
-/// so most branches end at once.
+/// For fixed forms of the layers (dense, low rank or any), the search raises the prices of costs until the
+/// limits hold. Each layer gets the components that are worth their price, which is optimal except for the
+/// budget left over. The budget left over can be large if a layer's dense and low-rank forms are worth the
+/// same at that price, so the search branches on such a layer. Any price yields a lower bound on the loss of
+/// all states of a branch, so most branches end at once.
 class budget_search {
  public:
   using state = budget_problem::state;
   using forms = budget_problem::forms;
 
+  /// `rest`: costs of the network outside the problem's layers. `problem` must outlive this object; `limits`
+  /// is read during the call only.
   budget_search(const budget_problem& problem, const budget_vector& rest,
                 std::span<const budget_limit> limits)
       : problem_(problem), above_(problem.all_dense()), below_(above_), spare_(above_) {
@@ -134,6 +136,7 @@ class budget_search {
     }
     form[at.layer] = before;
   }
+  // Whether a branch may contain a better state than the best one found.
   bool promising(const node& at) const {
     return at.bound < infinity && (!best_ || at.bound < (1.0 - budget_tolerance) * least_);
   }
@@ -248,16 +251,16 @@ class budget_search {
   }
 
   const budget_problem& problem_;
-  budget_vector room_{}, scale_{};
+  budget_vector room_{}, scale_{};    // available amount of each resource; divisor of its prices
   std::vector<std::size_t> limited_;  // resources with a limit
   const forms* form_ = nullptr;
-  state above_, below_, spare_;
-  double low_ = 0.0, high_ = 0.0;
+  state above_, below_, spare_;            // the states around the last price (see bracket), and memory
+  double low_ = 0.0, high_ = 0.0;          // multiples of the price unit that lead to above_ and below_
   std::vector<budget_vector> candidates_;  // weights
   double bound_ = 0.0;                     // lower bound on the loss of states of these forms
-  std::optional<state> best_;
-  double least_ = 0.0;  // loss of best_
-  std::size_t work_ = 0;
+  std::optional<state> best_;              // state of least loss found
+  double least_ = 0.0;                     // loss of best_
+  std::size_t work_ = 0;                   // layers and components examined so far
 };
 
 }  // namespace detail

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `network_budget`: limits for a whole network, from which `allocate` (budget.hpp)
-/// computes the ranks of all layers.
+/// `network_budget`: limits for a whole network, from which `allocate` (budget.hpp) computes the ranks of all
+/// layers.
 
 #include <cmath>
 #include <cstddef>
@@ -26,12 +26,12 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// finite, fractions at most 1; select and allocate throw value_error for others. A budget in bytes divides
 /// by budget_options::bytes_per_parameter.
 struct network_budget {
-  std::optional<index_t> parameters;
-  std::optional<double> fraction;      ///< of the dense network's parameters, in (0, 1]
+  std::optional<index_t> parameters;   ///< parameters of the network
+  std::optional<double> fraction;      ///< share of the dense network's parameters, in (0, 1]
   std::optional<double> macs;          ///< multiply-adds of one sample's forward pass
-  std::optional<double> mac_fraction;  ///< of the dense network's multiply-adds, in (0, 1]
-  std::optional<index_t> bytes;        ///< of gradients exchanged in one step
-  std::optional<double> milliseconds;  ///< of one training step, from the layers' measured times
+  std::optional<double> mac_fraction;  ///< share of the dense network's multiply-adds, in (0, 1]
+  std::optional<index_t> bytes;        ///< bytes of gradients exchanged in one step
+  std::optional<double> milliseconds;  ///< of one training step, by the layers' measured times
 
   /// Whether no limit is set.
   bool empty() const { return !parameters && !fraction && !macs && !mac_fraction && !bytes && !milliseconds; }
@@ -43,7 +43,7 @@ struct network_budget {
 struct network_cost {
   double parameters = 0.0;
   double macs = 0.0;          ///< multiply-adds of one sample's forward pass
-  double milliseconds = 0.0;  ///< of one training step; 0 if nothing was measured
+  double milliseconds = 0.0;  ///< of one training step; 0: not measured
 
   friend network_cost operator+(const network_cost& a, const network_cost& b) {
     return {a.parameters + b.parameters, a.macs + b.macs, a.milliseconds + b.milliseconds};
@@ -55,12 +55,13 @@ namespace detail {
 
 /// The quantity that a limit bounds.
 enum class budget_resource { parameters, macs, milliseconds };
+/// Number of values of budget_resource.
 inline constexpr std::size_t budget_resources = 3;
 
 /// A limit that is set, converted to the unit of its resource.
 struct budget_limit {
   budget_resource resource = budget_resource::parameters;
-  double value = 0.0;
+  double value = 0.0;     ///< the limit, in units of the resource
   double per_unit = 1.0;  ///< units of the resource per unit of the caller's number
   std::string asked;      ///< the caller's limit as text: "fraction 0.3"
 
@@ -98,12 +99,12 @@ inline std::vector<budget_limit> limits_of(const network_budget& budget, const n
   return limits;
 }
 
-/// Throws value_error for an invalid number and for a budget without limits.
+/// Throws value_error for an invalid number, and for a budget without limits.
 inline void check_budget(const network_budget& budget) { limits_of(budget, {1.0, 1.0, 1.0}, 1.0); }
 
 }  // namespace detail
 
-/// As text: "0.3 of the parameters, 0.6 of the multiply-adds"; "no limit" for an empty budget.
+/// The limits as text: "0.3 of the parameters, 0.6 of the multiply-adds"; "no limit" for an empty budget.
 PUFFERFISH_COLD inline std::string describe(const network_budget& budget) {
   std::string text;
   const auto add = [&text](const auto& limit, const char* what) {

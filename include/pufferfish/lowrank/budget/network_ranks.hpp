@@ -3,7 +3,7 @@
 
 /// \file
 /// `share_budget`: computes the ranks of layers from a policy's budget and the gains of the layers'
-/// components. Used after `select` by networks, the device, adapters and weight files.
+/// components. Networks, the device, adapters and weight files call this function after `select`.
 
 #include <algorithm>
 #include <cmath>
@@ -22,8 +22,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Throws value_error, naming two layers, if layers in one budget have gains of different truncations, whose
-/// units differ. kinds[i]: truncation of layer i; empty: layer i is not in the budget.
+/// Throws value_error, naming two layers, if layers in one budget have gains of different truncations,
+/// because the units of such gains differ. kinds[i] is the truncation of layer i, or empty if layer i is not
+/// in the budget. `caller`: name of the calling function, for the error.
 inline void check_one_truncation(const char* caller, const std::vector<layer_info>& layers,
                                  const std::vector<std::optional<truncation>>& kinds) {
   std::size_t first = 0;
@@ -66,7 +67,7 @@ inline budget_layer to_budget_layer(const layer_info& layer, const network_stati
   return made;
 }
 
-/// Whether all layers that are to be factorized have gradient statistics.
+/// Whether all layers that are to be factorized have statistics of their rows and of their gradients.
 inline bool have_gradients(const std::vector<layer_info>& layers, const std::vector<layer_choice>& choices,
                            const network_statistics* statistics) {
   if (statistics == nullptr) return false;
@@ -86,9 +87,10 @@ struct budget_request {
   budget_options options;
 };
 
-/// The budget of a network with `parameters` parameters. It is policy.budget; or, if the layers are to share
-/// parameters (factorize_policy::share), the number of parameters that policy.rank would result in. In the
-/// second case the choices are marked by_budget. Empty: each layer has the rank of its own policy.
+/// The budget of a network with `parameters` parameters. If policy.budget is set, the result is that budget.
+/// If the layers are to share parameters (factorize_policy::share), the result is the number of parameters
+/// that policy.rank would result in; the choices concerned are then marked by_budget, and their ranks are
+/// cleared. Otherwise the result is empty, and each layer has the rank of its own policy.
 inline std::optional<budget_request> find_budget(const std::vector<layer_info>& layers,
                                                  std::vector<layer_choice>& choices,
                                                  const factorize_policy& policy,
@@ -114,8 +116,8 @@ inline std::optional<budget_request> find_budget(const std::vector<layer_info>& 
   return request;
 }
 
-/// Replaces unknown numbers of products by 1. If the budget limits multiply-adds, throws value_error
-/// instead, naming the layer.
+/// Sets the products of each group to 1 where they are unknown (NaN). If the budget limits multiply-adds, an
+/// unknown number throws value_error instead, naming the layer.
 inline void settle_products(const network_budget& budget, budget_layer& layer) {
   for (budget_group& group : layer.groups) {
     if (std::isfinite(group.products)) continue;
@@ -127,12 +129,13 @@ inline void settle_products(const network_budget& budget, budget_layer& layer) {
   }
 }
 
-/// The gains_of argument of share_budget for layers without a budget.
+/// Stands for the argument `gains_of` of share_budget if no layer is in a budget.
 inline std::vector<std::vector<double>> no_gains(std::size_t) { return {}; }
 
-/// Sets the ranks of all choices with by_budget, or their reason to stay dense. `parameters`: number of
-/// parameters of the whole dense network. gains_of(i): gains of layer i, one list per rank group. Returns the
-/// rows of rank_table for all layers. Throws the errors of allocate.
+/// Sets the ranks of all choices that are marked by_budget, or their reason to stay dense (`allocate`).
+/// Returns the rows of rank_table for all layers. `parameters`: number of parameters of the whole dense
+/// network. gains_of(i): gains of layer i, one list per rank group. Throws the errors of `allocate`, and
+/// value_error for a budget of multiply-adds without statistics of a layer.
 template <class GainsOf>
 std::vector<rank_row> share_budget(const std::vector<layer_info>& layers, std::vector<layer_choice>& choices,
                                    const std::optional<budget_request>& budget,

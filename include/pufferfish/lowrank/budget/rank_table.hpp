@@ -3,7 +3,7 @@
 
 /// \file
 /// `rank_table`: a text table of a network's layers with their ranks, costs, predicted losses and reasons.
-/// For the results of budgets (`allocate`) and of policies for single layers (`select`).
+/// The rows are made from the results of budgets (`allocate`) or of policies for single layers (`select`).
 
 #include <algorithm>
 #include <charconv>
@@ -23,23 +23,24 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// One rank group of a layer in a rank_table. NaN means unknown.
+/// One rank group of a layer in a rank_table. A number that is NaN is unknown.
 struct rank_row {
-  std::string name;   ///< of the layer; for the second group of `rnn`: "rnn, rank 2"
-  matrix_size size;   ///< of each matrix; empty: the layer is low-rank already
-  index_t count = 1;  ///< number of matrices
-  index_t rank = 0;   ///< 0: dense, or a low rank that depends on the decomposition
-  bool dense = true;
+  std::string name;            ///< name of the layer; for the second group of `rnn`: "rnn, rank 2"
+  matrix_size size;            ///< of each matrix; empty: the layer is low-rank already
+  index_t count = 1;           ///< number of matrices
+  index_t rank = 0;            ///< 0: dense, or a low rank that depends on the decomposition
+  bool dense = true;           ///< whether the matrices stay dense
   network_cost before, after;  ///< as dense matrices, and as chosen. The layer's time is in its first row
-  network_cost at_rank_0, per_rank;                                   ///< of factors
-  double weighted_energy = std::numeric_limits<double>::quiet_NaN();  ///< kept share
+  network_cost at_rank_0, per_rank;  ///< costs of the factors: extrapolated to rank 0, and of each rank
+  double weighted_energy = std::numeric_limits<double>::quiet_NaN();  ///< kept share of the weighted energy
   double predicted_loss = std::numeric_limits<double>::quiet_NaN();   ///< predicted increase of the loss
-  std::string why;
+  std::string why;  ///< reason for the rank, or for staying dense
 
+  /// The largest rank that the matrices can have.
   index_t full_rank() const { return std::min(size.rows, size.cols); }
 };
 
-/// As text: "dense: the last layer".
+/// The reason as text, for example "dense: the last layer".
 constexpr const char* to_string(dense_because reason) {
   switch (reason) {
     case dense_because::nothing:
@@ -66,9 +67,10 @@ constexpr const char* to_string(dense_because reason) {
 
 namespace detail {
 
+/// Value of a number that is unknown.
 inline constexpr double unknown_number = std::numeric_limits<double>::quiet_NaN();
 
-/// Makes a row low-rank with this rank, and computes its costs from at_rank_0 and per_rank.
+/// Makes a row low-rank with this rank, and computes its costs as at_rank_0 + rank per_rank.
 inline void set_rank(rank_row& row, index_t rank) {
   const auto r = static_cast<double>(rank);
   row.rank = rank;
@@ -77,7 +79,8 @@ inline void set_rank(rank_row& row, index_t rank) {
               network_cost{r * row.per_rank.parameters, r * row.per_rank.macs, r * row.per_rank.milliseconds};
 }
 
-/// Adds the rows of a layer with these ranks, one per group. Empty ranks: dense, or ranks unknown.
+/// Appends the rows of a layer with these ranks, one row per group. If `dense` is false and `ranks` is empty,
+/// the ranks are unknown.
 inline void add_rank_rows(std::vector<rank_row>& rows, const budget_layer& layer, const rank_list& ranks,
                           bool dense, const std::string& why) {
   for (std::size_t g = 0; g < layer.groups.size(); ++g) {
@@ -113,12 +116,14 @@ inline void add_rank_rows(std::vector<rank_row>& rows, const budget_layer& layer
   }
 }
 
+/// Throws value_error unless there is one choice per layer.
 inline void check_row_count(std::size_t layers, std::size_t choices) {
   if (layers == choices) return;
   throw_error<value_error>({"rank_rows: ", choices, " choices for ", layers, " layers"});
 }
 
-/// "1,234,567"; "-" if the number is unknown.
+/// A number rounded to a whole one, with a comma before every three digits: "1,234,567". "-" if the number is
+/// not finite.
 inline std::string grouped_number(double value) {
   if (!std::isfinite(value)) return "-";
   const std::string digits = fixed_number(value, 0);
@@ -129,20 +134,23 @@ inline std::string grouped_number(double value) {
   }
   return text;
 }
-/// Three significant digits.
+/// A number with three significant digits, or "-" if the number is not finite.
 inline std::string short_number(double value) {
   if (!std::isfinite(value)) return "-";
   char text[40];
   return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::general, 3).ptr};
 }
 
+/// The size of a row's matrices: "64 x 576", or "4 of 64 x 576" for four matrices. "-" if the size is
+/// unknown.
 inline std::string matrix_text(const rank_row& row) {
   if (row.size.empty()) return "-";
   const std::string size = message({row.size.rows, " x ", row.size.cols});
   return row.count == 1 ? size : message({row.count, " of ", size});
 }
 
-/// Cells in aligned columns: the first and the last column left-aligned, the others right-aligned.
+/// Formats cells as lines of aligned columns. The first and the last column are left-aligned, the others
+/// right-aligned. cells[i] is line i; all lines have the same number of cells.
 inline std::string aligned_cells(const std::vector<std::vector<std::string>>& cells) {
   std::vector<std::size_t> widths(cells.front().size(), 0);
   for (const auto& row : cells) {
@@ -164,8 +172,8 @@ inline std::string aligned_cells(const std::vector<std::vector<std::string>>& ce
 
 }  // namespace detail
 
-/// The rows of layers with the choices of `allocate`. Throws value_error for another number of choices.
-/// One row per rank group, in the order of the layers.
+/// Makes the rows of rank_table for layers with the choices of `allocate`: one row per rank group, in the
+/// order of the layers. Throws value_error unless there is one choice per layer.
 inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
                                        std::span<const budget_choice> choices) {
   detail::check_row_count(layers.size(), choices.size());
@@ -177,9 +185,10 @@ inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
   return rows;
 }
 
-/// The rows of layers with the choices of `select`. If groups of `layers` have no gains, predicted losses are
-/// unknown; so are ranks that depend on a decomposition. add_reports adds both afterwards. A layer without
-/// groups is low-rank already. Throws value_error for another number of choices.
+/// Makes the rows of rank_table for layers with the choices of `select`. Predicted losses are unknown for
+/// groups without gains, and ranks that depend on a decomposition are unknown; add_reports adds both
+/// afterwards. A layer without groups is low-rank already. Throws value_error unless there is one choice per
+/// layer.
 inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
                                        std::span<const layer_choice> choices) {
   detail::check_row_count(layers.size(), choices.size());
@@ -201,7 +210,7 @@ inline std::vector<rank_row> rank_rows(std::span<const budget_layer> layers,
   return rows;
 }
 /// Makes the rows of rank_table for layers of which only the sizes are known; their multiply-adds are
-/// unknown.
+/// unknown. Throws value_error unless there is one choice per layer.
 inline std::vector<rank_row> rank_rows(std::span<const layer_info> layers,
                                        std::span<const layer_choice> choices) {
   std::vector<budget_layer> known;

@@ -12,8 +12,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class Linear;
 
-/// y = W x + b with W [out][in]: one matrix "weight" (or the host's name for it) in rank group 0, one bias.
-/// The members are explained at kind_traits.
+/// Lists the parts of a fully connected layer y = W x + b with W [out][in]: one matrix in rank group 0, under
+/// its name in layer_traits ("weight" for the library's layers), and one bias of `out` elements. Members
+/// without a comment are explained at kind_traits.
 template <>
 struct kind_traits<layer_kind::linear> : detail::kind_base<detail::low_rank_linear, LowRankLinear> {
   static constexpr bool rows_are_outputs = true;
@@ -28,8 +29,9 @@ struct kind_traits<layer_kind::linear> : detail::kind_base<detail::low_rank_line
     std::string describe() const { return detail::message({"linear ", in, " -> ", out}); }
   };
 
-  /// Throws shape_error, naming the layer, unless the traits list one matrix that is not null, and no bias,
-  /// one or two of `out` elements. A null view stands for a missing bias.
+  /// Derives the sizes from the extents of the weight. A null view stands for a missing bias. Throws
+  /// shape_error, naming the layer, unless the traits list exactly one matrix with memory, and no bias, or
+  /// one or two biases of `out` elements.
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 1, "");
@@ -37,14 +39,17 @@ struct kind_traits<layer_kind::linear> : detail::kind_base<detail::low_rank_line
     detail::check_biases(dense, name, {weight.extent(0)});
     return {weight.extent(1), weight.extent(0)};
   }
+  /// The sizes of a low-rank linear layer.
   template <class T>
   static shape_type shape(const core<T>& layer) {
     return {layer.in_features(), layer.out_features()};
   }
 
-  /// A 1x1 convolution.
+  /// The layer's function without its bias as a 1x1 convolution from `in` to `out` channels.
   static conv_shape geometry(const shape_type& shape) { return conv_shape::square(shape.in, shape.out, 1); }
 
+  /// Makes a layer of zeros. `ranks`: one rank for a layer with a dynamic rank; none for a dense layer or a
+  /// static rank. Throws rank_error for an invalid rank.
   template <class Layer, class... Ranks>
   static Layer make(const shape_type& shape, bool bias, Ranks... ranks) {
     return Layer(shape.in, shape.out, ranks..., bias);

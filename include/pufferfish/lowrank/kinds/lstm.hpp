@@ -13,25 +13,27 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class LSTM;
 
-/// Matrices 0 .. 3, [hidden][input], are the input side of the gates i, f, g, o and rank group 0; matrices 4
-/// .. 7, [hidden][hidden], are their hidden side and rank group 1. Bias k belongs to gate k, so to matrices k
-/// and k + 4. The members are explained at kind_traits.
+/// Lists the parts of an LSTM. Matrices 0 .. 3, [hidden][input], multiply the input for the gates i, f, g, o;
+/// they are rank group 0. Matrices 4 .. 7, [hidden][hidden], multiply the previous hidden state for the same
+/// gates; they are rank group 1. Bias k belongs to gate k, that is, to matrices k and k + 4. Members without
+/// a comment are explained at kind_traits.
 template <>
 struct kind_traits<layer_kind::lstm> : detail::kind_base<detail::low_rank_lstm, LowRankLSTM> {
   static constexpr std::size_t rank_groups = 2;
   template <class T>
   using dense = LSTM<T>;
 
-  /// Two LSTMs have the same shape if both sizes are equal.
+  /// Sizes of an LSTM: elements of an input vector and of the hidden state. Two LSTMs have the same shape if
+  /// both are equal.
   struct shape_type {
     index_t input = 0, hidden = 0;
     friend bool operator==(const shape_type&, const shape_type&) = default;
     std::string describe() const { return detail::message({"an LSTM ", input, " -> ", hidden}); }
   };
 
-  /// Derives input and hidden size from the first matrix. Throws shape_error, naming the layer, unless the
-  /// traits list eight matrices that are not null and have these sizes, and no biases, four or eight vectors
-  /// of `hidden` elements. A null view stands for a missing bias.
+  /// Derives input and hidden size from the first matrix. A null view stands for a missing bias. Throws
+  /// shape_error, naming the layer, unless the traits list eight matrices with memory that have these sizes,
+  /// and no biases, or four or eight biases of `hidden` elements.
   template <class Dense>
   static shape_type shape(const Dense& dense, const std::string& name) {
     detail::check_matrices(dense, name, 2 * lstm_gates,
@@ -49,16 +51,20 @@ struct kind_traits<layer_kind::lstm> : detail::kind_base<detail::low_rank_lstm, 
     detail::check_biases(dense, name, std::vector<index_t>(lstm_gates, size.hidden));
     return size;
   }
+  /// The sizes of a low-rank LSTM.
   template <class T>
   static shape_type shape(const core<T>& layer) {
     return {layer.input_size(), layer.hidden_size()};
   }
 
+  /// Eight views of the dense layer's own memory, in the order described at this struct: [hidden][input or
+  /// hidden][1][1].
   template <class Dense>
   static auto matrices(const Dense& dense) {
     return detail::host_matrices(dense, group_of);
   }
-  /// Eight pairs in the order of the matrices: down [rank][input or hidden][1][1], up [hidden][rank][1][1].
+  /// Eight pairs of factors in the order of the matrices: down [rank][input or hidden][1][1] and up
+  /// [hidden][rank][1][1], views of the layer's own memory.
   template <class T>
   static std::vector<factor_views<parameter_t<T>>> factors(core<T>& layer) {
     using P = parameter_t<T>;
@@ -75,7 +81,7 @@ struct kind_traits<layer_kind::lstm> : detail::kind_base<detail::low_rank_lstm, 
     }
     return all;
   }
-  /// Four views of `hidden` elements, the parts of the layer's one bias vector.
+  /// Four biases of `hidden` elements, one per gate: consecutive parts of the layer's single bias vector.
   template <class T>
   static std::vector<tensor_view<parameter_t<T>, 1>> biases(core<T>& layer) {
     std::vector<tensor_view<parameter_t<T>, 1>> all;
@@ -86,14 +92,16 @@ struct kind_traits<layer_kind::lstm> : detail::kind_base<detail::low_rank_lstm, 
     return all;
   }
 
-  /// `ranks`: of the input side and of the hidden side. Both layers always have biases.
+  /// Makes an LSTM of zeros. `ranks`: the rank of the input matrices, then the rank of the hidden matrices;
+  /// none for a dense layer or static ranks. The bool is ignored, because both the dense and the low-rank
+  /// LSTM always have biases. Throws rank_error for an invalid rank.
   template <class Layer, class... Ranks>
   static Layer make(const shape_type& shape, bool /*bias*/, Ranks... ranks) {
     return Layer(shape.input, shape.hidden, ranks...);
   }
 
  private:
-  // Rank group of matrix 0 .. 7.
+  // Rank group of matrix 0 .. 7: 0 for an input matrix, 1 for a hidden matrix.
   static std::size_t group_of(std::size_t matrix) { return matrix < lstm_gates ? 0 : 1; }
 };
 
