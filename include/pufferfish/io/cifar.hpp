@@ -20,14 +20,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// The records of one batch file. `pixels`: NHWC, [labels.size() x 32 x 32 x 3], values 0..255.
 struct cifar_batch {
-  std::vector<std::uint8_t> pixels;
-  std::vector<std::int32_t> labels;
+  std::vector<std::uint8_t> pixels;  ///< of all records
+  std::vector<std::int32_t> labels;  ///< class of each record, 0..9
 };
 
-/// Parses a CIFAR-10 batch in memory and reorders its planes to NHWC. `name`:
-/// used in error messages. Throws io_error for a length that is not a multiple
-/// of 3,073, and for a label above 9 (with the number of the record, from 0).
-/// Empty input gives no records. Pixel (y, x), channel c of record n is pixels[((32 n + y) 32 + x) 3 + c].
+/// Parses a CIFAR-10 batch in memory and reorders its planes to NHWC: pixel (y, x), channel c of record n is
+/// pixels[((32 n + y) 32 + x) 3 + c]. Empty input gives no records. `name`: name of the data in error
+/// messages. Throws io_error for a length that is not a multiple of 3,073, and for a label above 9 (with the
+/// number of the record, from 0).
 inline cifar_batch parse_cifar10(std::span<const std::uint8_t> bytes, const std::string& name) {
   constexpr std::size_t channels = 3;
   constexpr std::size_t plane = 32 * 32;

@@ -29,8 +29,8 @@ inline std::string find_plain_or_gzip(const std::string& path) {
   throw_error<io_error>({path, ": neither this file nor ", path, ".gz exists"});
 }
 
-/// Checks the labels of an IDX array of one dimension and copies them into the set.
-/// Throws io_error unless `labels` has one dimension, set.count elements, and values below set.classes.
+/// Copies the labels of an IDX array into the set. Throws io_error unless `labels` has one dimension,
+/// set.count elements, and values below set.classes. `path`: name of the file in errors.
 inline void set_labels(image_set& set, const idx_array& labels, const std::string& path) {
   if (labels.extents.size() != 1) {
     throw_error<io_error>(
@@ -49,11 +49,11 @@ inline void set_labels(image_set& set, const idx_array& labels, const std::strin
 
 }  // namespace detail
 
-/// Loads two IDX files (plain or gzip): images [N x H x W] or [N x H x W x C] and
-/// labels [N] below `classes`. Throws value_error for classes < 1; io_error for bad
-/// files, other shapes, unequal counts (both are named) and labels out of range.
-/// The set has the file's pixels without a copy or scaling; a file of three dimensions has one channel. Each
-/// file and its decompressed content may have up to default_read_limit bytes.
+/// Loads two IDX files (plain or gzip): images [N x H x W] or [N x H x W x C], and labels [N] below
+/// `classes`. The set has the file's pixels without scaling. A file of three dimensions has one channel. Each
+/// file and its decompressed content may have up to default_read_limit bytes. Throws value_error for classes
+/// < 1. Throws io_error for files that read_idx rejects, for other shapes, for unequal counts (both are
+/// named) and for labels out of range.
 /// \code
 ///   const image_set letters = load_idx_pair("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz", 27);
 /// \endcode
@@ -75,8 +75,8 @@ inline image_set load_idx_pair(const std::string& images_path, const std::string
 
 /// Loads a folder with the layout of MNIST: {train,t10k}-images-idx3-ubyte and
 /// {train,t10k}-labels-idx1-ubyte, each plain or with ".gz". `train` selects the training or the test set.
-/// Throws the errors of load_idx_pair, and io_error for a missing file. Fashion-MNIST and the bundled digits
-/// have this layout, too.
+/// Fashion-MNIST and the digits of this repository have the same layout. Throws the errors of load_idx_pair,
+/// and io_error for a missing file.
 /// \code
 ///   const image_set train = load_mnist_layout("data/mnist", true);
 ///   const image_set test = load_mnist_layout("data/mnist", false);
@@ -89,10 +89,9 @@ inline image_set load_mnist_layout(const std::string& folder, bool train, index_
 }
 
 /// Loads the binary version of CIFAR-10 from a folder: data_batch_1.bin .. data_batch_5.bin in that order
-/// (`train`) or test_batch.bin, each plain or with ".gz". 32 x 32 x 3, 10 classes. Throws io_error as
-/// parse_cifar10 does, and for a missing file.
-/// The images are in the order of the files. A complete set has 50,000 or 10,000 images, which is not
-/// checked.
+/// (`train`), or test_batch.bin, each plain or with ".gz". The images have 32 x 32 pixels of 3 channels and
+/// 10 classes, and are in the order of the files. A complete set has 50,000 (train) or 10,000 images, which
+/// is not checked. Throws io_error for a missing file, and for contents that parse_cifar10 rejects.
 inline image_set load_cifar10(const std::string& folder, bool train) {
   image_set set{0, 32, 32, 3, 10, {}, {}};
   for (int batch = 1; batch <= (train ? 5 : 1); ++batch) {

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: file descriptors, whole reads and writes, and temporaries of atomic_writer. POSIX only.
+/// Internal: file descriptors, reads and writes of a given number of bytes, and the temporary files of
+/// atomic_writer. POSIX only.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -26,12 +27,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Throws io_error with the text "PATH: WHAT: the system's message for the error `code`".
 [[noreturn]] inline void throw_system_error(const std::string& path, const std::string& what, int code) {
   throw_error<io_error>({path, ": ", what, ": ", std::generic_category().message(code)});
 }
 
-/// Owns a file descriptor and closes it.
-/// Move-only; -1 is no descriptor.
+/// Owns a file descriptor and closes it in the destructor. Move-only. The value -1 means that there is no
+/// descriptor.
 class file_descriptor {
  public:
   file_descriptor() = default;
@@ -51,7 +53,8 @@ class file_descriptor {
   int fd_ = -1;
 };
 
-/// Result of a system call, repeated while a signal interrupts it. If it is negative, errno has the reason.
+/// Returns the result of a system call, which is repeated while a signal interrupts it. If the result is
+/// negative, errno has the reason.
 template <class Call>
 auto uninterrupted(Call&& call) {
   for (;;) {
@@ -60,15 +63,15 @@ auto uninterrupted(Call&& call) {
   }
 }
 
-/// open(2). If the result is not open, errno has the reason.
+/// Calls open(2) with O_CLOEXEC and mode 0666. If the result is not open, errno has the reason.
 inline file_descriptor open_file(const std::string& path, int flags) {
   return file_descriptor(uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); }));
 }
 
-/// Largest number of bytes that one call of read(2) or write(2) is asked for.
+/// Largest number of bytes requested from one call of read(2) or write(2).
 inline constexpr std::size_t largest_piece = std::size_t{1} << 30;
 
-/// Writes all bytes. Throws io_error; `path` is used only in its text.
+/// Writes all bytes. `path`: name of the file in errors. Throws io_error.
 inline void write_all(int fd, std::span<const std::uint8_t> bytes, const std::string& path) {
   const std::size_t total = bytes.size();
   while (!bytes.empty()) {
@@ -84,8 +87,8 @@ inline void write_all(int fd, std::span<const std::uint8_t> bytes, const std::st
   }
 }
 
-/// Writes all bytes at an offset of the file. The file position used by write(2) does not change. Throws
-/// io_error; `path` is used only in its message.
+/// Writes all bytes at an offset of the file. The file position used by write(2) does not change. `path`:
+/// name of the file in errors. Throws io_error.
 inline void write_all_at(int fd, std::uint64_t offset, std::span<const std::uint8_t> bytes,
                          const std::string& path) {
   while (!bytes.empty()) {
@@ -103,7 +106,8 @@ inline void write_all_at(int fd, std::uint64_t offset, std::span<const std::uint
   }
 }
 
-/// Fills `out` from an offset of the file. Throws io_error, also if the file has become too short.
+/// Fills `out` with the bytes of the file from `offset` on. `path`: name of the file in errors. Throws
+/// io_error, also if the file ends before `out` is full.
 inline void read_all_at(int fd, std::uint64_t offset, std::span<std::uint8_t> out, const std::string& path) {
   while (!out.empty()) {
     const ssize_t got = uninterrupted([&] {
@@ -125,13 +129,13 @@ inline void read_all_at(int fd, std::uint64_t offset, std::span<std::uint8_t> ou
 inline bool sync(int fd) {
   return uninterrupted([&] { return ::fsync(fd); }) == 0;
 }
-/// Calls flock(2). Returns false after an error, with the reason in errno. With LOCK_NB it does not wait for
-/// another process.
+/// Calls flock(2). Returns false after an error, with the reason in errno. With LOCK_NB, the call returns at
+/// once if another process holds the lock.
 inline bool lock(int fd, int operation) {
   return uninterrupted([&] { return ::flock(fd, operation); }) == 0;
 }
 
-/// True if the path still names the file that the descriptor has open.
+/// Whether the path still names the file that the descriptor `fd` has open.
 inline bool names_open_file(const std::string& path, int fd) {
   struct stat by_path {};
   struct stat by_descriptor {};
@@ -139,7 +143,8 @@ inline bool names_open_file(const std::string& path, int fd) {
          by_path.st_ino == by_descriptor.st_ino && by_path.st_dev == by_descriptor.st_dev;
 }
 
-/// Splits a path into its folder (with its slash; "./" if the path has none) and its last component.
+/// Splits a path into its folder with a trailing slash ("./" if the path has no folder) and its last
+/// component.
 inline std::pair<std::string, std::string> split_path(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string::npos) return {"./", path};
@@ -152,7 +157,8 @@ inline bool is_regular_file(const std::string& path) {
   return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
 }
 
-/// True for "<target>.tmp-<digits>-<digits>".
+/// Whether `name` is a name that atomic_writer uses for a temporary file of `target`:
+/// "<target>.tmp-<digits>-<digits>".
 inline bool is_temporary_name(std::string_view name, std::string_view target) {
   constexpr std::string_view mark = ".tmp-";
   if (name.substr(0, target.size()) != target) return false;
@@ -167,9 +173,10 @@ inline bool is_temporary_name(std::string_view name, std::string_view target) {
          all_digits(name.substr(dash + 1));
 }
 
-/// Removes temporaries of this target whose writers were killed. A living writer holds a lock on its
-/// temporary; process ids are no evidence, as they repeat in containers and differ between them.
-/// Files that cannot be locked or removed are kept: a leftover must not prevent the next write.
+/// Removes temporary files of this target whose writers were killed. A running writer holds a lock on its
+/// temporary file, so a file that can be locked is stale. Process ids are no evidence, because they repeat in
+/// containers and differ between them. Files that cannot be locked or removed are kept: a leftover must not
+/// prevent the next write.
 inline void remove_stale_temporaries(const std::string& folder, const std::string& target) {
   DIR* const listing = ::opendir(folder.c_str());
   if (listing == nullptr) return;
@@ -187,15 +194,16 @@ inline void remove_stale_temporaries(const std::string& folder, const std::strin
   }
 }
 
-/// True if a path names a descriptor that the process has already open:
-/// standard input, or the path to which a shell expands <(command).
+/// Whether a path names a descriptor that the process has already open: standard input, or the path to which
+/// a shell expands <(command).
 inline bool names_descriptor(std::string_view path) {
   return path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/self/fd/");
 }
 
-/// Opens a regular file, or a pipe that the process has already open (see
-/// names_descriptor), and sets `status`. Never blocks; opening a named pipe would
-/// wait for another process to write to it. Throws io_error for anything else.
+/// Opens a regular file, or a pipe that the process has already open (see names_descriptor), and sets
+/// `status` to the result of fstat(2). Never blocks, whereas a plain open of a named pipe would wait for
+/// another process to write to the pipe. Throws io_error for a directory, a device, a named pipe, and a path
+/// that cannot be opened.
 inline file_descriptor open_for_reading(const std::string& path, struct stat& status) {
   file_descriptor file = open_file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
   if (!file.is_open()) throw_system_error(path, "cannot open for reading", errno);

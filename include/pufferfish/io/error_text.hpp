@@ -17,15 +17,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// "[2 x 8 x 8]"
+/// A shape as text: "[2 x 8 x 8]".
 inline std::string shape_text(const std::vector<index_t>& shape) {
   std::string text = "[";
   for (const index_t extent : shape) text += (text.size() > 1 ? " x " : "") + std::to_string(extent);
   return text + "]";
 }
 
-/// The name in quotes: at most 80 bytes, control characters replaced,
-/// since hostile files must not fill a log or control a terminal.
+/// A name from a file in quotes. At most 80 bytes are shown, and control characters are replaced by '?', so
+/// that a hostile file can neither fill a log nor control a terminal.
 inline std::string quote_name(std::string_view name) {
   std::string text = "'";
   for (const char c : name.substr(0, 80)) text += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
@@ -35,8 +35,9 @@ inline std::string quote_name(std::string_view name) {
 /// Number of bytes at the start of a file that foreign_format examines.
 inline constexpr std::size_t format_bytes = 256;
 
-/// Guesses the format of a file that is not safetensors from its first format_bytes bytes. Returns text for
-/// the end of an error message: the format and how to convert it; empty if the format is unknown.
+/// Guesses the format of a file that is not safetensors from its first bytes. `start`: at least the first
+/// format_bytes bytes of the file, or all of a shorter file. Returns text for the end of an error message,
+/// with the format and how to convert it; empty if the format is unknown.
 inline std::string foreign_format(std::span<const std::uint8_t> start) {
   const std::string_view text(reinterpret_cast<const char*>(start.data()),
                               std::min(start.size(), format_bytes));

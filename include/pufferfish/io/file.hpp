@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Whole files: `read_file` with a size limit, and `atomic_writer`,
-/// which replaces a file in one step or not at all. POSIX only.
+/// Whole files: `read_file` with a size limit, and `atomic_writer`, which replaces a file in one step or not
+/// at all. POSIX only.
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -26,15 +26,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Default size limit of the readers of this folder, for
-/// a file and for its decompressed content: 4 GiB each.
+/// Default size limit of the readers of this folder: 4 GiB for a file, and 4 GiB for its decompressed
+/// content.
 inline constexpr std::uint64_t default_read_limit = std::uint64_t{1} << 32;
 
-/// The bytes of a file, read to its end, or of a pipe that the process has already open:
-/// /dev/stdin, /dev/fd/N. `limit`: largest size accepted, in bytes; a larger regular file is
-/// rejected before memory is allocated. A pipe is read until its writers close it, with up to about twice its
-/// size as buffer. Throws io_error, with the path and the system's reason, for a path that is missing,
-/// unreadable, a directory, device or named pipe, or above the limit.
+/// The bytes of a file, read to its end, or of a pipe that the process has already open (/dev/stdin,
+/// /dev/fd/N). `limit`: largest size accepted, in bytes. A larger regular file is rejected before memory is
+/// allocated. A pipe is read until its writers close it, with up to about twice its size as buffer. Throws
+/// io_error, with the path and the system's reason, for a path that is missing, unreadable, a directory, a
+/// device or a named pipe, and for a file above the limit.
 /// \code
 ///   const std::vector<std::uint8_t> bytes = read_file("weights.safetensors", 1 << 30);  // at most 1 GiB
 /// \endcode
@@ -83,7 +83,8 @@ inline std::vector<std::uint8_t> read_file(const std::string& path,
 /// \endcode
 class atomic_writer {
  public:
-  /// Opens the temporary. Throws io_error if that fails, or if `path` exists and is not a regular file.
+  /// Creates the temporary file. Throws io_error if the creation fails, or if `path` exists and is not a
+  /// regular file.
   explicit atomic_writer(std::string path) : path_(std::move(path)) {
     struct stat old {};
     const bool replaces = ::stat(path_.c_str(), &old) == 0;
@@ -106,7 +107,8 @@ class atomic_writer {
 
   ~atomic_writer() { discard(); }
 
-  /// Appends. Throws io_error (the temporary is then gone), state_error after commit or an error.
+  /// Appends bytes to the temporary file. Throws io_error, after which the temporary file is removed;
+  /// state_error after commit or an earlier error.
   void write(std::span<const std::uint8_t> bytes) {
     check_open();
     failure_guard guard{this};
@@ -114,8 +116,9 @@ class atomic_writer {
     guard.writer = nullptr;
   }
 
-  /// Overwrites earlier bytes, from `offset` on. The next write() still appends after the last byte of the
-  /// file. Throws io_error (the temporary is then gone), state_error after commit or an error.
+  /// Overwrites earlier bytes of the temporary file, from `offset` on. The next write() still appends after
+  /// the last byte of the file. Throws io_error, after which the temporary file is removed; state_error after
+  /// commit or an earlier error.
   void overwrite(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
     check_open();
     failure_guard guard{this};
@@ -142,7 +145,8 @@ class atomic_writer {
   }
 
  private:
-  /// Discards the temporary during stack unwinding, without a catch block.
+  /// Discards the temporary file during stack unwinding, without a catch block. A null `writer`: the
+  /// operation has succeeded.
   struct failure_guard {
     atomic_writer* writer;
     ~failure_guard() {
@@ -171,12 +175,14 @@ class atomic_writer {
     }
   }
 
+  // Throws state_error after commit or an error.
   void check_open() const {
     if (!file_.is_open())
       detail::throw_error<state_error>({path_, ": atomic_writer used after commit or an error"});
   }
 
-  /// The rename is durable only once the folder is synced. Some file systems cannot sync a folder (EINVAL).
+  /// Makes the rename durable, which needs a sync of the folder. Some file systems cannot sync a folder
+  /// (EINVAL); their error is ignored.
   void sync_folder() const {
     const detail::file_descriptor folder = detail::open_file(folder_, O_RDONLY | O_DIRECTORY);
     if (!folder.is_open()) return;  // the folder may be writable, but not readable
@@ -185,6 +191,7 @@ class atomic_writer {
     }
   }
 
+  // Removes the temporary file, if there is one.
   void discard() noexcept {
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
     temporary_.clear();

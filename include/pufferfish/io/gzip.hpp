@@ -20,25 +20,28 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// True if the bytes start like a gzip member.
+/// Whether the bytes start with the two magic bytes of gzip.
 inline bool is_gzip(std::span<const std::uint8_t> bytes) {
   return bytes.size() >= 2 && bytes[0] == 0x1f && bytes[1] == 0x8b;
 }
 
 namespace detail {
 
-/// zlib counts in unsigned int: the largest piece of `bytes` bytes that one call accepts.
+/// The largest number of bytes, at most `bytes`, that one call of zlib accepts. zlib counts bytes as unsigned
+/// int.
 inline uInt zlib_piece(std::size_t bytes) {
   return static_cast<uInt>(std::min<std::size_t>(bytes, std::numeric_limits<uInt>::max()));
 }
 
+/// The message of a zlib error, or its code if zlib gives no message.
 inline std::string zlib_reason(const z_stream& stream, int code) {
   return stream.msg != nullptr ? std::string(stream.msg) : "zlib error " + std::to_string(code);
 }
 
-/// One inflate state, released with the object.
+/// The state of one decompression of gzip data by zlib. The input and the name must outlive the object.
 class inflater {
  public:
+  /// `name`: name of the data in error messages. Throws io_error if zlib cannot be initialized.
   inflater(std::span<const std::uint8_t> input, const std::string& name) : input_(input), name_(name) {
     const int code = inflateInit2(&stream_, 15 + 16);  // largest window; gzip framing only
     if (code != Z_OK) throw_error<io_error>({name_, ": ", zlib_reason(stream_, code)});
@@ -47,7 +50,9 @@ class inflater {
   inflater& operator=(const inflater&) = delete;
   ~inflater() { inflateEnd(&stream_); }
 
-  /// Fills `out`; returns the bytes written, fewer than out.size() only at the end of the last member.
+  /// Decompresses the next bytes into `out`. Returns the number of bytes written, which is less than
+  /// out.size() only at the end of the last member. Throws io_error for data that is corrupt, truncated, or
+  /// followed by other bytes.
   std::size_t fill(std::span<std::uint8_t> out) {
     std::size_t filled = 0;
     while (filled < out.size() && !done_) {
@@ -72,7 +77,8 @@ class inflater {
   }
 
  private:
-  /// Members may follow each other (RFC 1952, 2.2). Any other data after a member is an error.
+  /// Continues with the next gzip member. Members may follow each other (RFC 1952, 2.2); any other data after
+  /// a member is an error.
   void next_member() {
     if (read_ == input_.size()) {
       done_ = true;
@@ -99,13 +105,13 @@ class inflater {
 
 }  // namespace detail
 
-/// Decompresses gzip data (one member or several in a row). `name`: used in error messages.
-/// `limit` bounds the result, in bytes. Memory use is at most about twice the size decompressed so
-/// far, so that a small hostile file cannot allocate much. Throws io_error for data that are not
-/// gzip, truncated, corrupt (by checksum, too), followed by other bytes, or longer than the limit.
+/// Decompresses gzip data, one member or several in a row. `name`: name of the data in error messages.
+/// `limit` bounds the result, in bytes. Memory use is at most about twice the size decompressed so far, so
+/// that a small hostile file cannot allocate much. Throws io_error for data that is not gzip, truncated,
+/// corrupt (also by its checksum), followed by other bytes, or longer than the limit.
 /// \code
 ///   const std::vector<std::uint8_t> packed = gzip(bytes);
-///   const std::vector<std::uint8_t> again = gunzip(packed, "packed", 1 << 20);  // equal to bytes
+///   const std::vector<std::uint8_t> again = gunzip(packed, "bytes");
 /// \endcode
 inline std::vector<std::uint8_t> gunzip(std::span<const std::uint8_t> bytes, const std::string& name,
                                         std::uint64_t limit = default_read_limit) {
@@ -128,9 +134,9 @@ inline std::vector<std::uint8_t> gunzip(std::span<const std::uint8_t> bytes, con
   return result;
 }
 
-/// Reads a file and decompresses it if it is gzip (recognised by its first bytes, not by its name).
-/// `limit` bounds the file and the result, in bytes. Throws io_error as read_file and gunzip do.
-/// A gzip file is in memory together with its content.
+/// Reads a file and decompresses it if its first bytes are those of gzip; its name does not matter. `limit`
+/// bounds the file and the result, in bytes. A gzip file is in memory together with its content. Throws
+/// io_error for a file that read_file or gunzip rejects.
 inline std::vector<std::uint8_t> read_plain_or_gzip(const std::string& path,
                                                     std::uint64_t limit = default_read_limit) {
   std::vector<std::uint8_t> bytes = read_file(path, limit);
@@ -138,9 +144,9 @@ inline std::vector<std::uint8_t> read_plain_or_gzip(const std::string& path,
   return gunzip(bytes, path, limit);
 }
 
-/// Compresses into one gzip member with no name and no time stamp: equal input gives equal bytes (for one
-/// version of zlib). `level`: 0 (none) .. 9 (smallest). Throws value_error for another level, io_error if
-/// zlib fails.
+/// Compresses bytes into one gzip member without a name or a time stamp, so that equal input gives equal
+/// bytes (with one version of zlib). `level`: 0 (no compression) .. 9 (smallest result). Throws value_error
+/// for another level, and io_error if zlib fails.
 inline std::vector<std::uint8_t> gzip(std::span<const std::uint8_t> bytes, int level = 9) {
   if (level < 0 || level > 9) {
     detail::throw_error<value_error>({"gzip: level ", level, " is not in 0..9"});

@@ -2,9 +2,10 @@
 #pragma once
 
 /// \file
-/// IDX, the format of MNIST: two zero bytes, a type code, the number of dimensions, each dimension as a
-/// big-endian 32-bit number, then the values, last dimension fastest. Unsigned bytes, 1 to 4 dimensions.
-/// Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits".
+/// IDX, the file format of MNIST. A file has two zero bytes, a type code, the number of dimensions, each
+/// dimension as a big-endian 32-bit number, then the values with the last dimension fastest. Supported are
+/// unsigned bytes in 1 to 4 dimensions. Source: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of
+/// handwritten digits".
 
 #include <cstddef>
 #include <cstdint>
@@ -20,8 +21,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The content of an IDX file: 1 to 4 extents, and as many values as their product.
-/// Element (i, j, k) of extents (a, b, c) is values[(i b + j) c + k].
+/// The content of an IDX file: 1 to 4 extents, and as many values as their product. Element (i, j, k) of an
+/// array with extents (a, b, c) is values[(i b + j) c + k].
 struct idx_array {
   std::vector<index_t> extents;
   std::vector<std::uint8_t> values;
@@ -29,9 +30,12 @@ struct idx_array {
 
 namespace detail {
 
+/// Largest number of dimensions that is supported.
 inline constexpr std::size_t idx_max_rank = 4;
 
-/// Checks the four magic bytes; returns the number of dimensions.
+/// Checks the first four bytes of an IDX file and returns the number of dimensions. Throws io_error, naming
+/// the data, for fewer than four bytes, for a type other than unsigned bytes, and for dimensions outside
+/// 1..4.
 inline std::size_t idx_rank(std::span<const std::uint8_t> bytes, const std::string& name) {
   if (bytes.size() < 4) {
     throw_error<io_error>({name, ": ", bytes.size(), " bytes are too few for an IDX file"});
@@ -51,10 +55,9 @@ inline std::size_t idx_rank(std::span<const std::uint8_t> bytes, const std::stri
 
 }  // namespace detail
 
-/// Parses IDX data in memory. `name`: used in error messages. Throws io_error for a
-/// wrong magic number or type, dimensions outside 1..4, and extents whose product
-/// is not the number of bytes that follow (both more and fewer bytes are errors).
-/// An extent of 0 makes an empty array.
+/// Parses IDX data in memory. `name`: name of the data in error messages. An extent of 0 makes an empty
+/// array. Throws io_error for a wrong magic number or type, for dimensions outside 1..4, and for extents
+/// whose product is not the number of bytes that follow.
 inline idx_array parse_idx(std::span<const std::uint8_t> bytes, const std::string& name) {
   const std::size_t rank = detail::idx_rank(bytes, name);
   const std::size_t header = 4 + 4 * rank;
@@ -98,9 +101,8 @@ inline idx_array read_idx(const std::string& path, std::uint64_t limit = default
   return parse_idx(read_plain_or_gzip(path, limit), path);
 }
 
-/// Encodes values as an IDX file of unsigned bytes. Throws shape_error unless
-/// there are 1..4 extents in 0 .. 2^32 - 1 whose product is the number of values.
-/// The inverse of parse_idx.
+/// Encodes values as an IDX file of unsigned bytes: the inverse of parse_idx. Throws shape_error unless there
+/// are 1..4 extents in 0 .. 2^32 - 1 whose product is the number of values.
 inline std::vector<std::uint8_t> encode_idx(const std::vector<index_t>& extents,
                                             std::span<const std::uint8_t> values) {
   const std::string shape = "encode_idx: shape " + detail::shape_text(extents);
@@ -124,8 +126,8 @@ inline std::vector<std::uint8_t> encode_idx(const std::vector<index_t>& extents,
   return bytes;
 }
 
-/// Writes an IDX file in one step (write_file_atomically), as gzip if the path ends in ".gz".
-/// Throws shape_error as encode_idx does, io_error if the file cannot be written.
+/// Writes an IDX file in one step (write_file_atomically), compressed with gzip if the path ends in ".gz".
+/// Throws shape_error for extents that encode_idx rejects, and io_error if the file cannot be written.
 inline void write_idx(const std::string& path, const std::vector<index_t>& extents,
                       std::span<const std::uint8_t> values) {
   const std::vector<std::uint8_t> bytes = encode_idx(extents, values);

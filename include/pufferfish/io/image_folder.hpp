@@ -26,17 +26,19 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Files and their classes. File i is root + "/" + files[i] and belongs to class labels[i], whose name is
 /// classes[labels[i]].
 struct image_folder {
-  std::string root;
+  std::string root;                  ///< the folder as passed to list_image_folder
   std::vector<std::string> classes;  ///< names of the folders below root, in the order of their bytes
   std::vector<std::string> files;    ///< by class, and within a class in the order of their bytes
-  std::vector<std::int32_t> labels;
+  std::vector<std::int32_t> labels;  ///< class of each file
 
+  /// Path of file i, which must be less than files.size().
   std::string path(std::size_t i) const { return root + "/" + files[i]; }
 };
 
 namespace detail {
 
-/// Names in a folder, without those that begin with a dot, in the order of their bytes. Throws io_error.
+/// Names in a folder, without those that begin with a dot, in the order of their bytes. Throws io_error if
+/// the folder cannot be listed.
 inline std::vector<std::string> names_in(const std::string& folder) {
   const std::unique_ptr<DIR, int (*)(DIR*)> listing(::opendir(folder.c_str()), &::closedir);
   if (listing == nullptr) throw_system_error(folder, "cannot list the folder", errno);
@@ -51,7 +53,8 @@ inline std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-/// Whether a name ends in one of the endings, in any case.
+/// Whether a name ends in one of the endings (lower case) and has further characters before the ending. The
+/// case of the name does not matter.
 inline bool has_ending(std::string_view name, const std::vector<std::string>& endings) {
   return std::any_of(endings.begin(), endings.end(), [name](const std::string& ending) {
     return name.size() > ending.size() &&
@@ -60,6 +63,7 @@ inline bool has_ending(std::string_view name, const std::vector<std::string>& en
   });
 }
 
+/// Whether a path names a folder or a link to one. False also if the path cannot be examined.
 inline bool is_folder(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);

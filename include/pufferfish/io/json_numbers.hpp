@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Names with whole numbers as a line of JSON: {"layer1.0.conv2":16,"fc":4}. For the metadata of checkpoints.
+/// Named whole numbers as a line of JSON: {"layer1.0.conv2":16,"fc":4}. Checkpoints store such lines in their
+/// metadata.
 
 #include <cstdint>
 #include <limits>
@@ -26,13 +27,15 @@ using named_numbers = std::vector<std::pair<std::string, index_t>>;
 
 namespace detail {
 
-/// Accepts only one flat JSON object whose values are whole numbers and whose names differ.
+/// Receives JSON token by token. Accepts only one flat object whose values are whole numbers of at least 0
+/// and whose names differ.
 class json_numbers_sax {
  public:
-  named_numbers pairs;
-  std::string problem;
+  named_numbers pairs;  ///< the numbers read so far
+  std::string problem;  ///< why the text was rejected, if it was
 
-  /// Members of nlohmann's SAX interface; false stops the parser, and `problem` says why.
+  /// Member of nlohmann's SAX interface, like the functions below. A result of false stops the parser;
+  /// `problem` then has the reason.
   bool null() { return fail("has a null"); }
   bool boolean(bool) { return fail("has a boolean"); }
   bool binary(nlohmann::json::binary_t&) { return fail("has a binary value"); }
@@ -76,9 +79,9 @@ class json_numbers_sax {
 
 }  // namespace detail
 
-/// Encodes as {"a":1,"b":2}. `where`: used in error messages. Throws io_error for a name that is not UTF-8.
-/// Numbers must be at least 0 and names must differ, which is not checked: parse_json_numbers refuses other
-/// text.
+/// Encodes the numbers as {"a":1,"b":2}. `where`: name of the text in error messages. Numbers must be at
+/// least 0 and names must differ; neither is checked here, but parse_json_numbers rejects such text. Throws
+/// io_error for a name that is not UTF-8.
 /// \code
 ///   const std::string text = encode_json_numbers({{"conv1", 16}, {"fc", 4}}, "ranks");
 ///   const named_numbers again = parse_json_numbers(text, "ranks");
@@ -91,8 +94,8 @@ inline std::string encode_json_numbers(const named_numbers& pairs, const std::st
   return text + "}";
 }
 
-/// The pairs of a line from encode_json_numbers. Throws io_error for anything
-/// else: other values, numbers below 0 or beyond index_t, duplicate names.
+/// Decodes a text from encode_json_numbers. `where`: name of the text in error messages. Throws io_error for
+/// any other text, including other values, numbers below 0 or beyond index_t, and duplicate names.
 inline named_numbers parse_json_numbers(std::string_view text, const std::string& where) {
   detail::json_numbers_sax sax;
   if (text.find('\0') != std::string_view::npos || text.substr(0, 1) != "{") {

@@ -24,43 +24,45 @@ enum class pair_layout {
   packed   ///< sentences are stored without gaps, so no padding is computed
 };
 
-/// All ranks have the same options but `rank`.
+/// Options of pair_batches. All ranks must have the same options, except for `rank`.
 struct pair_batch_options {
   index_t batch = 256;  ///< pairs of all ranks together; an epoch's last batch may have fewer
-  bool shuffle = true;  ///< a new order every epoch; else the order of the set
-  /// To save padding, the pairs of every `bucket_batches` batches are sorted by length before they are
-  /// cut into batches. With shuffle, the order of the batches is then random again. 0: no sorting.
+  bool shuffle = true;  ///< whether the order is random, and new every epoch; else the order of the set
+  /// Number of batches whose pairs are sorted by length together before they are cut into batches, to save
+  /// padding. With `shuffle`, the order of the batches is random again afterwards. 0: no sorting.
   index_t bucket_batches = 0;
   pair_layout layout = pair_layout::padded;
-  std::uint64_t seed = 0;
-  int rank = 0;
-  int ranks = 1;
+  std::uint64_t seed = 0;  ///< seed of the random orders
+  int rank = 0;            ///< number of this process in the run
+  int ranks = 1;           ///< number of processes in the run
   special_tokens special{};
 };
 
-/// One rank's part of a global batch. Sentence i has positions first[i] .. first[i] + count[i] - 1
-/// of its side. In the padded layout, first[i] is i * length, and the positions after the sentence
-/// hold special_tokens::padding. The views are valid until the next load().
+/// One rank's part of a global batch. Sentence i has positions first[i] .. first[i] + count[i] - 1 of its
+/// side, where `first` and `count` are source_first and source_count, or target_first and target_count. In
+/// the padded layout, first[i] is i * length, and the positions after the sentence hold
+/// special_tokens::padding. The views are valid until the next load().
 struct pair_batch {
   index_t first = 0;          ///< position of this rank's first pair in the global batch
   index_t count = 0;          ///< this rank's pairs; may be 0 in a batch smaller than the number of ranks
   index_t global_count = 0;   ///< pairs of all ranks
   index_t source_length = 0;  ///< tokens of this rank's longest source, begin and end included
-  index_t target_length = 0;  ///< tokens of its longest target, begin or end included
+  index_t target_length = 0;  ///< tokens of this rank's longest target, begin or end included
   std::int64_t tokens = 0;    ///< labels of this rank that are not padding
   std::int64_t global_tokens = 0;        ///< labels of all ranks that are not padding
   std::span<const std::int32_t> source;  ///< begin, tokens, end of each sentence
   std::span<const std::int32_t> target;  ///< begin, tokens: input of the decoder
   std::span<const std::int32_t> labels;  ///< tokens, end: labels of the decoder, at the positions of target
   std::span<const index_t> source_first, source_count;  ///< first position and length of each source
-  std::span<const index_t> target_first, target_count;  ///< the same of each target and its labels
-  std::span<const std::uint32_t> pairs;                 ///< index of each pair in the set
+  /// first position and length of each target and its labels
+  std::span<const index_t> target_first, target_count;
+  std::span<const std::uint32_t> pairs;  ///< index of each pair in the set
 };
 
 /// Serves the batches of a set of sentence pairs. The order is a pure function of (seed, epoch), so any
-/// number of ranks sees the same global batches. Rank r of p gets pairs B r / p .. B (r + 1) / p - 1 of
-/// a batch of B pairs. The set must outlive the object and must not change.
-/// One thread at a time uses the object. The sum of `tokens` over the ranks is global_tokens.
+/// number of ranks sees the same global batches. Rank r of p gets pairs B r / p .. B (r + 1) / p - 1 of a
+/// batch of B pairs. The set must outlive the object and must not change. An object may be used by one thread
+/// at a time. The sum of pair_batch::tokens over the ranks is global_tokens.
 /// \code
 ///   pair_batches source(pairs, {.batch = 64, .bucket_batches = 10, .seed = 1});
 ///   for (index_t step = 0; step < source.steps_per_epoch(); ++step) {
@@ -103,9 +105,12 @@ class pair_batches {
       places->resize(pairs);
     }
   }
+  /// Deleted: a temporary set would not outlive the object.
   pair_batches(sentence_pairs&&, const pair_batch_options&) = delete;
 
+  /// The set passed to the constructor.
   const sentence_pairs& set() const { return *set_; }
+  /// The options passed to the constructor.
   const pair_batch_options& options() const { return options_; }
 
   /// Number of global batches in an epoch, including a smaller last one.
@@ -144,6 +149,7 @@ class pair_batches {
   }
 
  private:
+  // Throws value_error for a sentence that contains a special token.
   void refuse_special(const char* side, const id_lists& sentences) const {
     const special_tokens& s = options_.special;
     for (index_t i = 0; i < sentences.size(); ++i) {
@@ -159,6 +165,7 @@ class pair_batches {
     }
   }
 
+  // Number of labels of a pair: the tokens of its target and the end token.
   std::int64_t target_tokens(std::uint32_t pair) const {
     return static_cast<std::int64_t>(set_->target[pair].size()) + 1;
   }
@@ -201,7 +208,8 @@ class pair_batches {
     batch.target_count = std::span(target_count_).first(count);
   }
 
-  /// Sets the first position of each sentence; returns the number of positions of all sentences.
+  /// Sets the first position of each sentence from the lengths `counts`; returns the number of positions of
+  /// all sentences. `longest`: positions of each sentence in the padded layout.
   std::size_t place(const std::vector<index_t>& counts, index_t longest, std::size_t sentences,
                     std::vector<index_t>& first) const {
     index_t next = 0;
@@ -212,6 +220,7 @@ class pair_batches {
     return static_cast<std::size_t>(next);
   }
 
+  // Random numbers for one purpose in one epoch.
   random_stream stream(const char* purpose, index_t epoch) const {
     return {options_.seed, substream(stream_id(purpose), static_cast<std::uint64_t>(epoch))};
   }
@@ -247,7 +256,7 @@ class pair_batches {
     }
   }
 
-  /// The last batch, which may be smaller, stays last.
+  /// Puts the full batches in random order. The last batch, which may be smaller, stays last.
   void shuffle_batches(index_t epoch) {
     const index_t full = set_->size() / options_.batch;
     const auto batch = static_cast<std::size_t>(options_.batch);

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Safetensors: named tensors in one file that Python reads too. Eight bytes (little-endian) give the length
-/// of a JSON header {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {string:
-/// string}}; raw little-endian data follows, without holes. Source: the format description of
-/// github.com/huggingface/safetensors.
+/// Safetensors: named tensors in one file, a format that Python libraries read and write as well. Eight bytes
+/// (little-endian) hold the length of a JSON header {"name": {"dtype", "shape", "data_offsets": [begin,
+/// end]}, "__metadata__": {string: string}}. Raw little-endian data without holes follows the header. Source:
+/// the format description of github.com/huggingface/safetensors.
 
 #include <algorithm>
 #include <bit>
@@ -33,9 +33,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 static_assert(std::endian::native == std::endian::little, "pufferfish: safetensors data is little-endian");
 
-/// A safetensors file, checked and held in memory.
-/// Move-only. Const members may be called by several threads at once. Larger files: safetensors_reader
-/// (io/safetensors_stream.hpp).
+/// A safetensors file, checked and held in memory. Move-only. Const members may be called by several threads
+/// at once. For files that do not fit in memory, use safetensors_reader (io/safetensors_stream.hpp).
 /// \code
 ///   const safetensors_file file = safetensors_file::read("weights.safetensors");
 ///   std::vector<float> weight(static_cast<std::size_t>(file.tensor("fc.weight").count()));
@@ -43,16 +42,16 @@ static_assert(std::endian::native == std::endian::little, "pufferfish: safetenso
 /// \endcode
 class safetensors_file {
  public:
-  /// Reads and checks a file. `limit`: largest size accepted, in bytes. Throws io_error as parse and
-  /// read_file do.
+  /// Reads and checks a file. `limit`: largest size accepted, in bytes. Throws io_error for a file that
+  /// read_file cannot read and for contents that parse rejects.
   static safetensors_file read(const std::string& path, std::uint64_t limit = default_tensor_file_limit) {
     return parse(read_file(path, limit), path);
   }
 
-  /// Takes ownership of the bytes of a file and checks them. `name`: used in error messages. Throws
-  /// io_error, with the tensor's name and the numbers, for: a header length beyond the data or above 100
-  /// MB, a header that is not this format's JSON (unknown dtypes and fields, duplicate names, negative
-  /// numbers), offsets outside the data, overlaps, holes, and shapes that do not fit their bytes.
+  /// Takes ownership of the bytes of a file and checks them. `name`: name of the data in error messages.
+  /// Throws io_error, with the tensor's name and the numbers, for a header length beyond the data or above
+  /// 100 MB; for a header that is not the format's JSON (unknown dtypes and fields, duplicate names, negative
+  /// numbers); and for offsets outside the data, overlaps, holes, and shapes that do not fit their bytes.
   static safetensors_file parse(std::vector<std::uint8_t> bytes, std::string name) {
     const std::size_t length = detail::safetensors_header_length(bytes, bytes.size(), name);
     const std::size_t before = sizeof(std::uint64_t), rest = bytes.size() - before;
@@ -75,11 +74,13 @@ class safetensors_file {
   const std::string& name() const { return name_; }
   /// Tensor names, in the order of their data.
   const std::vector<std::string>& tensor_names() const { return order_; }
+  /// The metadata of the file; empty if there are none.
   const safetensors_metadata& metadata() const { return metadata_; }
+  /// Whether the file has a tensor of that name.
   bool contains(std::string_view tensor) const { return tensors_.find(tensor) != tensors_.end(); }
 
-  /// A tensor by name. The reference is valid as long as this
-  /// object. Throws io_error if there is no tensor of that name.
+  /// A tensor by name. The reference, and the bytes it refers to, are valid as long as this object. Throws
+  /// io_error if there is no tensor of that name.
   const tensor_info& tensor(std::string_view tensor) const {
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end()) {
@@ -112,7 +113,8 @@ class safetensors_file {
 
 namespace detail {
 
-/// The tensor `name`. Throws io_error unless it has `count` elements.
+/// The tensor called `name`. Throws io_error, naming file and tensor, unless the tensor exists and has
+/// `count` elements.
 inline const tensor_info& tensor_of_count(const safetensors_file& file, std::string_view name,
                                           std::size_t count) {
   const tensor_info& info = file.tensor(name);
@@ -125,9 +127,9 @@ inline const tensor_info& tensor_of_count(const safetensors_file& file, std::str
 
 }  // namespace detail
 
-/// Copies a tensor's elements to `out`, unchanged. Throws io_error for a missing tensor, a dtype other than
-/// that of `T`, and a number of elements other than out.size() (both numbers are named).
-/// `out` need not have the tensor's shape, only its number of elements.
+/// Copies a tensor's elements to `out`, unchanged. `out` must have the tensor's number of elements, in any
+/// shape. Throws io_error for a missing tensor, a dtype other than that of `T`, and a number of elements
+/// other than out.size() (both numbers are named).
 template <class T>
 void read_tensor(const safetensors_file& file, std::string_view name, std::span<T> out) {
   const tensor_info& info = detail::tensor_of_count(file, name, out.size());
@@ -138,9 +140,9 @@ void read_tensor(const safetensors_file& file, std::string_view name, std::span<
   if (!out.empty()) std::memcpy(out.data(), info.bytes.data(), info.bytes.size());
 }
 
-/// Copies a tensor's elements to `out`. If the dtype of the file differs from that
-/// of T, F32, F64, F16 and BF16 are converted into each other, as scalar_cast
-/// does. Throws io_error as read_tensor does; other dtypes are never converted.
+/// Copies a tensor's elements to `out`. If the dtype of the file is not that of T, F32, F64, F16 and BF16 are
+/// converted into each other by scalar_cast. Other dtypes are never converted. Throws io_error for a missing
+/// tensor, a dtype that cannot be converted, and a number of elements other than out.size().
 template <class T>
 void read_tensor_converted(const safetensors_file& file, std::string_view name, std::span<T> out) {
   static_assert(is_scalar_v<T>,
@@ -151,8 +153,10 @@ void read_tensor_converted(const safetensors_file& file, std::string_view name, 
 
 namespace detail {
 
-/// Pointers to the entries in the order in which they are written: wide elements first, so that each is
-/// aligned to its size within the file; then by name. The result does not depend on the caller's order.
+/// Pointers to the entries in the order in which they are written: by descending size of the element, so that
+/// each tensor is aligned to its element size within the file, then by name. The result does not depend on
+/// the caller's order. Throws io_error for duplicate names and for the name "__metadata__", and the errors of
+/// check_entry.
 inline std::vector<const tensor_entry*> ordered_entries(std::span<const tensor_entry> entries,
                                                         const std::string& file) {
   std::vector<const tensor_entry*> order;
@@ -171,6 +175,7 @@ inline std::vector<const tensor_entry*> ordered_entries(std::span<const tensor_e
   return order;
 }
 
+/// The object itself, for a pointer or a reference to it.
 template <class T>
 const T& pointed_to(const T* thing) {
   return *thing;
@@ -219,7 +224,8 @@ std::string safetensors_header(const Tensors& tensors, const safetensors_metadat
   return text;
 }
 
-/// Passes the file to `sink` piece by piece: the header, then each tensor directly from its memory.
+/// Calls sink(bytes) for each part of the file in order: the header, then the data of each tensor, directly
+/// from the tensor's memory. `file`: name of the file in errors.
 template <class Sink>
 void emit_safetensors(std::span<const tensor_entry> entries, const safetensors_metadata& metadata,
                       const std::string& file, const Sink& sink) {
@@ -231,8 +237,8 @@ void emit_safetensors(std::span<const tensor_entry> entries, const safetensors_m
 
 }  // namespace detail
 
-/// The bytes of a safetensors file, for tests and for sending. `name`: used in error messages. Throws
-/// shape_error and io_error for entries that write_safetensors rejects.
+/// The bytes of a safetensors file, for tests and for sending. `name`: name of the data in error messages.
+/// Throws shape_error and io_error for entries that write_safetensors rejects.
 inline std::vector<std::uint8_t> encode_safetensors(std::span<const tensor_entry> entries,
                                                     const safetensors_metadata& metadata = {},
                                                     const std::string& name = "encode_safetensors") {
@@ -243,12 +249,11 @@ inline std::vector<std::uint8_t> encode_safetensors(std::span<const tensor_entry
   return bytes;
 }
 
-/// Writes tensors and metadata to `path` in one step (see atomic_writer), directly
-/// from the entries' memory. Equal content gives equal files, whatever the order
-/// of the entries. Throws shape_error for an entry whose bytes do not fit its
-/// shape; io_error for duplicate names, the name "__metadata__", strings that are
-/// not UTF-8, a header above 100 MB, and if the file cannot be written (the old one is then unchanged, except
-/// as atomic_writer::commit says).
+/// Writes tensors and metadata to `path` in one step (see atomic_writer), directly from the entries' memory.
+/// Equal content gives equal files, whatever the order of the entries. Throws shape_error for an entry whose
+/// bytes do not fit its shape. Throws io_error for duplicate names, the name "__metadata__", strings that are
+/// not UTF-8, a header above 100 MB, and if the file cannot be written. After an error the old file is
+/// unchanged, with the exception that atomic_writer::commit describes.
 /// \code
 ///   const std::vector<float> values(6);
 ///   const std::vector<tensor_entry> entries{make_tensor_entry("w", {2, 3}, std::span(values))};

@@ -29,12 +29,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// String pairs stored with the tensors.
+/// Pairs of strings that are stored with the tensors, by key.
 using safetensors_metadata = std::map<std::string, std::string>;
 
 namespace detail {
 
-inline constexpr std::uint64_t safetensors_max_header = 100'000'000;  // limit of the reference implementation
+// limit of the reference implementation, in bytes
+inline constexpr std::uint64_t safetensors_max_header = 100'000'000;
+/// Name under which a header stores the metadata; no tensor may have this name.
 inline constexpr std::string_view metadata_key = "__metadata__";
 
 /// A tensor as its header describes it, before the numbers are checked.
@@ -49,11 +51,12 @@ struct safetensors_item {
 /// built, a fourth nesting level cannot be entered, and memory stays proportional to the header.
 class safetensors_header_sax {
  public:
-  std::vector<safetensors_item> items;
+  std::vector<safetensors_item> items;  ///< the tensors read so far, in the order of the header
   safetensors_metadata metadata;
-  std::string problem;
+  std::string problem;  ///< why the header was rejected, if it was
 
-  /// Members of nlohmann's SAX interface; false stops the parser, and `problem` says why.
+  /// Member of nlohmann's SAX interface, like the functions below. A result of false stops the parser;
+  /// `problem` then has the reason.
   bool null() { return fail("has a null"); }
   bool boolean(bool) { return fail("has a boolean"); }
   bool binary(nlohmann::json::binary_t&) { return fail("has a binary value"); }
@@ -148,7 +151,8 @@ class safetensors_header_sax {
   }
 
  private:
-  // Levels of the document: before it, its object, an object of a tensor and its two arrays, the metadata.
+  // Levels of the document: before its object, the object itself, an object of a tensor, a tensor's shape, a
+  // tensor's offsets, the metadata.
   enum class place { nowhere, root, tensor, shape, offsets, metadata };
 
   bool fail(const std::string& what) {
@@ -186,7 +190,8 @@ inline std::size_t safetensors_header_length(std::span<const std::uint8_t> start
   return static_cast<std::size_t>(header);
 }
 
-/// Parses a header, and checks everything that its JSON text alone determines. Throws io_error.
+/// Parses a header, and checks everything that its JSON text alone determines: the structure, known dtypes,
+/// at most 64 dimensions, two offsets per tensor. Throws io_error, naming `file`, for other text.
 inline safetensors_header_sax parse_safetensors_header(std::string_view text, const std::string& file) {
   // The parser would treat a NUL as the end of the text.
   if (text.find('\0') != std::string_view::npos) {
@@ -199,8 +204,9 @@ inline safetensors_header_sax parse_safetensors_header(std::string_view text, co
   return sax;
 }
 
-/// Sorts the tensors by offsets. Throws io_error unless they cover the data
-/// exactly, each has the bytes that its shape needs, and all names differ.
+/// Sorts the tensors by their offsets and checks them against a data section of `data_size` bytes. Throws
+/// io_error unless the tensors cover the data exactly, each tensor has the bytes that its shape needs, and
+/// all names differ.
 inline void check_safetensors_layout(std::vector<safetensors_item>& items, std::uint64_t data_size,
                                      const std::string& file) {
   std::sort(items.begin(), items.end(), [](const safetensors_item& a, const safetensors_item& b) {
@@ -239,7 +245,8 @@ inline void check_safetensors_layout(std::vector<safetensors_item>& items, std::
   }
 }
 
-/// A string as JSON. Throws io_error unless it is UTF-8, since it could not be read back otherwise.
+/// A string as JSON. `file`: name of the file in errors. Throws io_error for a string that is not UTF-8,
+/// because a reader would reject the file.
 inline std::string json_string(const std::string& text, const std::string& file) {
   if (first_invalid_utf8(text) != text.size()) {
     throw_error<io_error>({file, ": the name or metadata ", quote_name(text), " is not UTF-8"});

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Safetensors files that are too large to hold in memory: tensors
-/// are read one by one from the file, and written one by one.
+/// `safetensors_reader` and `safetensors_writer`: safetensors files that are too large to hold in memory.
+/// Tensors are read one by one from the file, and written one by one.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -24,19 +24,21 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A tensor of a file, and the position of its bytes within the data.
+/// The description of a tensor in a file, and the position of its bytes within the file's data section (after
+/// the header).
 struct tensor_place {
-  std::string name;
+  std::string name;  ///< name of the tensor
   tensor_dtype dtype{};
   std::vector<index_t> shape;
-  std::uint64_t offset = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t offset = 0;  ///< first byte of the tensor within the data
+  std::uint64_t bytes = 0;   ///< size of the tensor in bytes
 
+  /// Number of elements: the product of the shape, 1 for an empty shape.
   index_t count() const { return static_cast<index_t>(bytes / size_of(dtype)); }
 };
 
-/// An open safetensors file, of which only the header is in memory. Makes the checks of safetensors_file.
-/// The file stays open as long as the object and must not change meanwhile.
+/// An open safetensors file, of which only the header is in memory. The header is checked as by
+/// safetensors_file. The file stays open as long as the object exists, and must not change meanwhile.
 /// \code
 ///   const safetensors_reader file("large.safetensors");
 ///   for (const tensor_place& tensor : file.tensors()) {
@@ -46,8 +48,8 @@ struct tensor_place {
 /// \endcode
 class safetensors_reader {
  public:
-  /// Opens a file and reads its header. Throws io_error as
-  /// safetensors_file::read does, and for a path that is not a regular file.
+  /// Opens a file, and reads and checks its header. Throws io_error for a path that is not a regular file,
+  /// for a file that cannot be read, and for a header that safetensors_file::parse rejects.
   explicit safetensors_reader(const std::string& path) : name_(path) {
     struct stat status {};
     file_ = detail::open_for_reading(path, status);
@@ -77,11 +79,12 @@ class safetensors_reader {
   std::uint64_t size() const { return size_; }
   /// The tensors in the order of their data.
   const std::vector<tensor_place>& tensors() const { return tensors_; }
+  /// The metadata of the file; empty if there are none.
   const safetensors_metadata& metadata() const { return metadata_; }
 
-  /// Copies out.size() bytes of a tensor of this file, beginning at byte `from`
-  /// of the tensor. Any number of threads may read at once. Throws io_error, also
-  /// if the file has become shorter; value_error for bytes beyond the tensor.
+  /// Copies out.size() bytes of a tensor of this file, beginning at byte `from` of the tensor. Several
+  /// threads may read at once. Throws value_error for bytes beyond the tensor, and io_error if the file
+  /// cannot be read or has become shorter.
   void read(const tensor_place& tensor, std::uint64_t from, std::span<std::uint8_t> out) const {
     if (from > tensor.bytes || out.size() > tensor.bytes - from) {
       detail::throw_error<value_error>({name_, ": tensor ", detail::quote_name(tensor.name), " has ",
@@ -100,10 +103,10 @@ class safetensors_reader {
   safetensors_metadata metadata_;
 };
 
-/// Writes a safetensors file tensor by tensor; the file appears in one step at the end
-/// (see atomic_writer). The header precedes the data but is known only after them, so
-/// room is reserved for it. Unused room is filled with spaces, as the format allows.
-/// One thread at a time uses a writer. Without commit there is no new file.
+/// Writes a safetensors file tensor by tensor. The file appears in one step at the end (see atomic_writer);
+/// without commit() there is no new file. The header precedes the data but is complete only after them, so
+/// room is reserved for the header. Unused room is filled with spaces, as the format allows. A writer may be
+/// used by one thread at a time.
 /// \code
 ///   safetensors_writer writer("out.safetensors", safetensors_writer::room_for("w", 2));
 ///   writer.begin("w", tensor_dtype::f32, {2, 3});
@@ -120,16 +123,17 @@ class safetensors_writer {
     writer_.write(blank);
   }
 
-  /// Upper bound of a tensor's bytes in the header; for a metadata pair use room_for(key + value, 0).
+  /// Upper bound of the bytes that a tensor of `rank` dimensions takes in the header. For a pair of metadata
+  /// use room_for(key + value, 0).
   static std::size_t room_for(const std::string& name, std::size_t rank) {
     // An escaped byte takes up to six bytes; extents and offsets take at most 20 digits each.
     return 6 * name.size() + 21 * rank + 128;
   }
 
-  /// Begins a tensor; write() appends its bytes. Begin tensors in order of descending element size, so that
-  /// each is aligned to its elements, as some readers require. Returns the number of the tensor: 0, 1, ...
-  /// Throws shape_error if the tensor before it is incomplete, for a negative extent, for more than 64
-  /// dimensions and for sizes beyond index_t. Names are checked by commit.
+  /// Begins a tensor, whose bytes write() then appends. Returns the number of the tensor: 0, 1, ... Begin
+  /// tensors in order of descending element size, so that each tensor is aligned to its elements, as some
+  /// readers require. Names are checked by commit(). Throws shape_error if the tensor before is incomplete,
+  /// for a negative extent, for more than 64 dimensions, and for sizes beyond index_t.
   std::size_t begin(std::string name, tensor_dtype dtype, std::vector<index_t> shape) {
     check_complete();
     const std::optional<std::uint64_t> bytes = detail::tensor_bytes(dtype, shape);
@@ -143,8 +147,8 @@ class safetensors_writer {
     return tensors_.size() - 1;
   }
 
-  /// Appends bytes of the tensor that was begun last. Throws io_error, and shape_error for more bytes than
-  /// its shape needs.
+  /// Appends bytes of the tensor that was begun last. Throws shape_error for more bytes than the tensor's
+  /// shape needs, and io_error if the file cannot be written.
   void write(std::span<const std::uint8_t> bytes) {
     if (bytes.size() > missing_) {
       detail::throw_error<shape_error>(
@@ -154,15 +158,16 @@ class safetensors_writer {
     missing_ -= bytes.size();
   }
 
-  /// Renames a tensor that has been begun, for names that are known late.
-  /// Throws std::out_of_range for a number that begin() has not returned.
+  /// Renames a tensor that has been begun, for names that are known late. `tensor`: the number that begin()
+  /// has returned. Throws std::out_of_range for another number.
   void rename(std::size_t tensor, std::string name) { tensors_.at(tensor).name = std::move(name); }
 
+  /// The tensors begun so far, in the order of their data.
   const std::vector<tensor_place>& tensors() const { return tensors_; }
 
-  /// Writes the header and replaces the file. Throws io_error for duplicate
-  /// names, the name "__metadata__", strings that are not UTF-8, and a header
-  /// that is larger than its room; shape_error for an incomplete tensor.
+  /// Writes the header and replaces the file. Throws shape_error for an incomplete tensor. Throws io_error
+  /// for duplicate names, the name "__metadata__", strings that are not UTF-8, a header that is larger than
+  /// its room, and if the file cannot be written.
   void commit(const safetensors_metadata& metadata = {}) {
     check_complete();
     std::vector<std::string> names{std::string(detail::metadata_key)};
@@ -182,6 +187,7 @@ class safetensors_writer {
   }
 
  private:
+  // Throws shape_error unless all bytes of the last tensor have been written.
   void check_complete() const {
     if (missing_ == 0) return;
     detail::throw_error<shape_error>(

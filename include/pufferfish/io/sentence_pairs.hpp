@@ -28,9 +28,8 @@ struct special_tokens {
   std::int32_t end = 3;      ///< after the last token of a sentence; often written `</s>`
 };
 
-/// Sequences of tokens, stored one after the other.
-/// Indices are from 0 to size() - 1; others are undefined behavior in builds without assertions. Spans stay
-/// valid until the next push_back.
+/// Sequences of tokens, stored one after the other in one array. Indices are 0 .. size() - 1; other indices
+/// are undefined behavior in builds without assertions. Spans stay valid until the next push_back.
 class id_lists {
  public:
   id_lists() = default;
@@ -42,8 +41,10 @@ class id_lists {
     for (const auto& list : lists) push_back(list);
   }
 
+  /// Number of sequences.
   index_t size() const { return static_cast<index_t>(ends_.size()); }
 
+  /// The tokens of sequence i.
   std::span<const std::int32_t> operator[](index_t i) const {
     const auto at = static_cast<std::size_t>(i);
     PUFFERFISH_ASSERT(i >= 0 && at < ends_.size(), "id_lists: outside");
@@ -51,13 +52,13 @@ class id_lists {
     return std::span(ids_).subspan(begin, ends_[at] - begin);
   }
 
+  /// Appends a copy of a sequence.
   void push_back(std::span<const std::int32_t> list) {
     ids_.insert(ids_.end(), list.begin(), list.end());
     ends_.push_back(ids_.size());
   }
 
-  /// Length of the longest sequence, 0 if there is none.
-  /// Reads the lengths of all sequences.
+  /// Length of the longest sequence, 0 if there is none. The cost is linear in the number of sequences.
   index_t longest() const {
     index_t result = 0;
     for (index_t i = 0; i < size(); ++i) result = std::max(result, static_cast<index_t>((*this)[i].size()));
@@ -71,12 +72,13 @@ class id_lists {
 
 /// Limits for the sentences that the constructor of sentence_pairs accepts.
 struct sentence_limits {
-  index_t vocabulary = 0;    ///< tokens outside 0 .. vocabulary - 1 are refused; 0: no token is
-  index_t length = 0;        ///< sentences of more tokens are refused; 0: no length is
-  bool allow_empty = false;  ///< false: sentences without tokens are refused
+  index_t vocabulary = 0;    ///< tokens must be in 0 .. vocabulary - 1; 0: not checked
+  index_t length = 0;        ///< largest number of tokens of a sentence; 0: not checked
+  bool allow_empty = false;  ///< whether a sentence may have no tokens
 };
 
-/// Sentences and their translations as tokens, without special_tokens: target[i] translates source[i].
+/// Sentences and their translations as tokens, without special_tokens: sentence i of `target` translates
+/// sentence i of `source`.
 /// \code
 ///   const std::vector<std::vector<std::int32_t>> german = ..., english = ...;  // by any tokenizer
 ///   const sentence_pairs pairs(german, english, {.vocabulary = 8000, .length = 100});
@@ -107,6 +109,7 @@ struct sentence_pairs {
   index_t size() const { return source.size(); }
 
  private:
+  // Throws value_error for a sentence that exceeds the limits.
   static void check(const char* side, const id_lists& sentences, const char* other_side,
                     const id_lists& others, index_t i, const sentence_limits& limits) {
     const auto tokens = static_cast<index_t>(sentences[i].size());

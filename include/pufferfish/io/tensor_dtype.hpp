@@ -16,9 +16,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Element types by the names of the safetensors format, whole bytes only.
-/// The number in a name is the number of bits of an element; c64 is a complex number of two f32. boolean, the
-/// f8 types and c64 can be described and copied as bytes, but have no C++ type here (dtype_of_v).
+/// Element types that occupy whole bytes, under their names in the safetensors format. The number in a name
+/// is the number of bits of an element; c64 is a complex number of two f32. Elements of boolean, the f8 types
+/// and c64 can be described and copied as bytes, but have no C++ type here (dtype_of_v).
 enum class tensor_dtype : std::uint8_t {
   boolean,
   u8,
@@ -41,13 +41,14 @@ enum class tensor_dtype : std::uint8_t {
 
 namespace detail {
 
+/// One row of the table of element types.
 struct dtype_row {
   tensor_dtype dtype;
-  std::string_view name;
-  std::size_t size;
+  std::string_view name;  ///< name in the safetensors format
+  std::size_t size;       ///< bytes of an element
 };
 
-/// Names and sizes, in the order of the enumerators.
+/// Names and sizes of all element types, in the order of the enumerators of tensor_dtype.
 inline constexpr std::array<dtype_row, 17> dtype_table{{
     {tensor_dtype::boolean, "BOOL", 1},
     {tensor_dtype::u8, "U8", 1},
@@ -68,6 +69,7 @@ inline constexpr std::array<dtype_row, 17> dtype_table{{
     {tensor_dtype::c64, "C64", 8},
 }};
 
+/// The element type that holds values of a C++ type; declared for the supported types only.
 constexpr tensor_dtype dtype_of(std::type_identity<std::uint8_t>) { return tensor_dtype::u8; }
 constexpr tensor_dtype dtype_of(std::type_identity<std::int8_t>) { return tensor_dtype::i8; }
 constexpr tensor_dtype dtype_of(std::type_identity<std::uint16_t>) { return tensor_dtype::u16; }
@@ -83,12 +85,13 @@ constexpr tensor_dtype dtype_of(std::type_identity<double>) { return tensor_dtyp
 
 }  // namespace detail
 
-/// The dtype that holds values of T: fixed-width integers, float, double, bfloat16, float16.
-/// Other types do not compile, nor does bool, since a byte from a file may be no valid bool.
+/// The element type that holds values of T: a fixed-width integer, float, double, bfloat16 or float16. For
+/// other types this variable does not compile. bool is among them, because a byte from a file may not be a
+/// valid bool.
 template <class T>
 inline constexpr tensor_dtype dtype_of_v = detail::dtype_of(std::type_identity<T>());
 
-/// Name in the safetensors format: "F32", "BF16", ...
+/// Name of an element type in the safetensors format: "F32", "BF16", ...
 constexpr std::string_view to_string(tensor_dtype dtype) {
   return detail::dtype_table[static_cast<std::size_t>(dtype)].name;
 }
@@ -100,7 +103,7 @@ constexpr std::size_t size_of(tensor_dtype dtype) {
 
 namespace detail {
 
-/// True for F32, F64, F16 and BF16, which are converted into each other.
+/// Whether an element type is F32, F64, F16 or BF16. Readers convert these four into each other.
 constexpr bool is_floating(tensor_dtype dtype) {
   return dtype == tensor_dtype::f32 || dtype == tensor_dtype::f64 || dtype == tensor_dtype::f16 ||
          dtype == tensor_dtype::bf16;
@@ -108,8 +111,8 @@ constexpr bool is_floating(tensor_dtype dtype) {
 
 }  // namespace detail
 
-/// The dtype of a name, nothing for an unknown one.
-/// Upper and lower case differ.
+/// The element type of a name of the safetensors format, or no value for an unknown name. Upper and lower
+/// case differ.
 constexpr std::optional<tensor_dtype> parse_dtype(std::string_view name) {
   for (const detail::dtype_row& row : detail::dtype_table) {
     if (row.name == name) return row.dtype;

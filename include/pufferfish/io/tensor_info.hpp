@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// A tensor in a file: its description, and conversion of its elements. The format is in safetensors.hpp.
+/// `tensor_info` and `tensor_entry`: a tensor in a file, and a tensor to be written; conversion of their
+/// elements. The file format is described in safetensors.hpp.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,27 +27,27 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Default size limit of the readers of tensor files: 64 GiB.
 inline constexpr std::uint64_t default_tensor_file_limit = std::uint64_t{1} << 36;
 
-/// One tensor of an open file, little-endian and in row-major order.
-/// `bytes` points into the file object and need not be aligned.
+/// One tensor of an open file. Its data is little-endian and in row-major order.
 struct tensor_info {
   tensor_dtype dtype{};
   std::vector<index_t> shape;
-  std::span<const std::uint8_t> bytes;
+  std::span<const std::uint8_t> bytes;  ///< memory of the file object; need not be aligned
 
   /// Number of elements: the product of the shape, 1 for an empty shape.
   index_t count() const { return static_cast<index_t>(bytes.size() / size_of(dtype)); }
 };
 
-/// One tensor to be written. `bytes` is only read, and only during the call.
-/// The bytes are little-endian and in row-major order.
+/// One tensor to be written, little-endian and in row-major order. `bytes` is only read, and only during the
+/// call that writes the file.
 struct tensor_entry {
-  std::string name;
+  std::string name;  ///< UTF-8; unique in a file
   tensor_dtype dtype{};
   std::vector<index_t> shape;
   std::span<const std::uint8_t> bytes;
 };
 
-/// An entry for a writer that refers to the caller's elements; they must stay in place until it is written.
+/// Makes an entry for a writer. The entry refers to the caller's elements, which must stay in memory until
+/// the file has been written. The writer checks that the elements fit the shape.
 template <class T, std::size_t N>
 tensor_entry make_tensor_entry(std::string name, std::vector<index_t> shape, std::span<T, N> elements) {
   return {std::move(name),
@@ -57,10 +58,12 @@ tensor_entry make_tensor_entry(std::string name, std::vector<index_t> shape, std
 
 namespace detail {
 
+/// Largest number of dimensions of a tensor in a file.
 inline constexpr std::size_t max_tensor_rank = 64;
 
-/// Bytes of a tensor; nothing if an extent is negative or if the product does not fit in `index_t`. Extents
-/// of 0 are left out of that product, so that strides computed from the shape cannot overflow either.
+/// Size of a tensor in bytes. No value if an extent is negative or if the product of the extents does not fit
+/// in index_t. The check of the product leaves out extents of 0, so that strides computed from the shape
+/// cannot overflow either.
 inline std::optional<std::uint64_t> tensor_bytes(tensor_dtype dtype, const std::vector<index_t>& shape) {
   index_t bytes = static_cast<index_t>(size_of(dtype));
   bool empty = false;
@@ -71,7 +74,8 @@ inline std::optional<std::uint64_t> tensor_bytes(tensor_dtype dtype, const std::
   return empty ? 0 : static_cast<std::uint64_t>(bytes);
 }
 
-/// Throws shape_error unless the entry has exactly the bytes that its dtype and shape need.
+/// Throws shape_error, naming file and tensor, unless the entry has exactly the bytes that its dtype and
+/// shape need, and at most max_tensor_rank dimensions.
 inline void check_entry(const tensor_entry& entry, const std::string& file) {
   if (tensor_bytes(entry.dtype, entry.shape) == entry.bytes.size() && entry.shape.size() <= max_tensor_rank) {
     return;
@@ -81,7 +85,8 @@ inline void check_entry(const tensor_entry& entry, const std::string& file) {
                             " bytes"});
 }
 
-/// Calls visit(T()) with the scalar of F32, F64, F16 or BF16. Other dtypes: no call, returns false.
+/// Calls visit(T()) with the scalar type T of F32, F64, F16 or BF16, and returns true. Other element types:
+/// no call, returns false.
 template <class Visit>
 bool visit_floating(tensor_dtype dtype, const Visit& visit) {
   const auto visit_if = [&](tensor_dtype one, auto value) {
@@ -92,9 +97,9 @@ bool visit_floating(tensor_dtype dtype, const Visit& visit) {
          visit_if(tensor_dtype::bf16, bfloat16()) || visit_if(tensor_dtype::f16, float16());
 }
 
-/// Converts elements of F32, F64, F16 or BF16, which need not be aligned,
-/// to To (see scalar_cast). Other dtypes: does nothing and returns false.
-/// `from` has to.size() elements.
+/// Converts to.size() elements of F32, F64, F16 or BF16, which need not be aligned, to the type To (see
+/// scalar_cast), and returns true. Other element types: does nothing and returns false. `from` has the bytes
+/// of to.size() elements.
 template <class To>
 bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, std::span<To> to) {
   return visit_floating(dtype, [&]<class From>(From value) {
@@ -105,8 +110,8 @@ bool convert_floating(tensor_dtype dtype, std::span<const std::uint8_t> from, st
   });
 }
 
-/// Converts floating-point elements to another floating-point dtype (F32, F64, F16 or BF16) and appends their
-/// bytes to `to`. Other dtypes: appends nothing.
+/// Converts floating-point elements to another floating-point element type (F32, F64, F16 or BF16) and
+/// appends their bytes to `to`. Other element types: appends nothing.
 template <class From>
 void append_floating(tensor_dtype dtype, std::span<const From> from, std::vector<std::uint8_t>& to) {
   visit_floating(dtype, [&]<class To>(To value) {

@@ -18,19 +18,19 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// All ranks have the same options but `rank`.
+/// Options of token_streams. All ranks must have the same options, except for `rank`.
 struct stream_options {
-  index_t streams = 20;  ///< of all ranks together: the global batch
-  index_t segment = 35;  ///< tokens of a stream in one step; an epoch's last segment may have fewer
-  int rank = 0;
-  int ranks = 1;
+  index_t streams = 20;    ///< streams of all ranks together: the global batch
+  index_t segment = 35;    ///< tokens of a stream in one step; an epoch's last segment may have fewer
+  int rank = 0;            ///< number of this process in the run
+  int ranks = 1;           ///< number of processes in the run
   index_t vocabulary = 0;  ///< tokens must be 0 .. vocabulary - 1; 0: not checked
 };
 
-/// One step's tokens of one rank, time first: token t of stream s is at [t * streams + s].
+/// The tokens of one step on one rank, in time-major order: token t of stream s is at index t * streams + s.
 struct token_segment {
   index_t length = 0;          ///< tokens of each stream
-  index_t first = 0;           ///< this rank's first stream among all
+  index_t first = 0;           ///< number of this rank's first stream among all streams
   index_t streams = 0;         ///< this rank's streams; may be 0 if there are more ranks than streams
   index_t global_streams = 0;  ///< streams of all ranks
   bool starts = false;         ///< true for the first segment: reset the carried state
@@ -38,13 +38,12 @@ struct token_segment {
   std::span<const std::int32_t> targets;  ///< [length x streams]: the token after each input
 };
 
-/// Cuts a text of n tokens into B streams of floor(n / B) consecutive tokens (the last n mod B tokens
-/// are unused), and the streams into segments. An epoch has ceil((floor(n / B) - 1) / segment)
-/// segments, in which every token of a stream but its first is predicted once. Consecutive segments
-/// continue each other, so recurrent state can be carried. Rank r of p gets streams
-/// B r / p .. B (r + 1) / p - 1. Source of the scheme: the usual batching of word-level language
-/// models (Zaremba, Sutskever, Vinyals, "Recurrent neural network regularization", 2014).
-/// One thread at a time uses the object.
+/// Cuts a text of n tokens into B streams of floor(n / B) consecutive tokens, and the streams into segments.
+/// The last n mod B tokens are unused. An epoch has ceil((floor(n / B) - 1) / segment) segments, in which
+/// every token of a stream except the first is predicted once. Consecutive segments continue each other, so
+/// recurrent state can be carried from step to step. Rank r of p gets streams B r / p .. B (r + 1) / p - 1.
+/// Source of the scheme: the usual batching of word-level language models (Zaremba, Sutskever, Vinyals,
+/// "Recurrent neural network regularization", 2014). An object may be used by one thread at a time.
 /// \code
 ///   const std::vector<std::int32_t> ids = ...;  // a text as numbers, by any tokenizer
 ///   token_streams source(ids, {.streams = 20, .segment = 35, .vocabulary = 8000});
@@ -81,6 +80,7 @@ class token_streams {
   /// Deleted: a temporary vector of ids would not outlive the object.
   token_streams(std::vector<std::int32_t>&&, const stream_options&) = delete;
 
+  /// The options passed to the constructor.
   const stream_options& options() const { return options_; }
 
   /// Number of tokens of each stream.

@@ -14,8 +14,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Length of the code point that starts at text[at], 0 if its bytes are not well-formed by
-/// table 3-7 of the Unicode standard: no overlong forms, no surrogates, nothing above U+10FFFF.
+/// Length in bytes (1 to 4) of the code point that starts at text[at], or 0 if its bytes are not well-formed
+/// by table 3-7 of the Unicode standard. Overlong forms, surrogates and code points above U+10FFFF are not
+/// well-formed. `at` must be less than text.size().
 inline std::size_t utf8_length(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(text[at + i]); };
   const std::size_t left = text.size() - at;

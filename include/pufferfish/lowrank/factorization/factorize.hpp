@@ -44,8 +44,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The factors of all matrices of a layer. `policies`: one for all rank groups, or one for each. Throws the
-/// errors of factorize_matrix, which name the matrix if the layer has several.
+/// The factors of all matrices of a layer. `policies`: one policy for all rank groups, or one for each group.
+/// A matrix gets the largest rank that its group's policy chooses for any matrix of the group. Throws the
+/// errors listed at the top of this file.
 template <class T>
 std::vector<factors<T>> factorize_weights(const layer_weights<T>& weights,
                                           std::span<const rank_policy> policies,
@@ -87,10 +88,10 @@ rank_list ranks_of(const layer_weights<T>& weights, const std::vector<factors<T>
   return ranks;
 }
 
-/// Copies factors and the dense layer's biases into a low-rank layer. The caller has checked that
-/// shape and ranks fit. Low-rank bias i becomes the sum of dense biases i and i + to.biases.size():
-/// an exact copy if only one exists, zeros if none exists. Then the known mean errors of the
-/// matrices' outputs are added to it.
+/// Copies factors and the dense layer's biases into a low-rank layer, whose shape and ranks the caller has
+/// checked. Low-rank bias i becomes the sum of dense biases i and i + to.biases.size(): an exact copy if only
+/// one of the two exists, zeros if none exists. The mean errors of the matrices' outputs, where known, are
+/// added to the biases.
 template <class T>
 void store_factors(const std::vector<factors<T>>& made, const std::vector<named_view<const T, 1>>& biases,
                    const low_rank_parts<T>& to) {
@@ -122,7 +123,8 @@ void store_factors(const std::vector<factors<T>>& made, const std::vector<named_
   }
 }
 
-/// Calls work(layer) with the layer's parameters writable by the host; layers on a device implement on_host.
+/// Calls work(layer) with parameters that the host can write. A layer on a device is passed through its
+/// member on_host.
 template <class Layer, class Work>
 void write_on_host(Layer& layer, Work&& work) {
   if constexpr (requires { layer.on_host(work); }) {
@@ -140,8 +142,9 @@ std::vector<factor_report> store_and_report(const layer_weights<T>& weights,
   return reports_of(made);
 }
 
-/// A new low-rank layer of type LowRank from a dense layer, with one policy for all rank groups. `reports`
-/// may be nullptr.
+/// Makes a low-rank layer of type LowRank from a dense layer, with one policy for all rank groups. `reports`
+/// may be nullptr; otherwise its contents are replaced by one report per matrix. Throws the errors listed at
+/// the top of this file.
 template <class LowRank, class Dense>
 LowRank factorize_to(const Dense& dense, const rank_policy& policy, const factorize_options& options,
                      std::vector<factor_report>* reports) {
@@ -234,7 +237,7 @@ LowRank svd_factorize(const Dense& dense, const factorize_options& options = {},
 }
 
 /// Converts a dense layer to a low-rank layer with a dynamic rank, chosen by `policy` for each rank group.
-/// Biases, reports and errors are those of the overload for a fixed rank.
+/// Biases, reports and errors are those of the overload for a static rank.
 template <class LowRank, detail::factorizable Dense>
 LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const factorize_options& options = {},
                       std::vector<factor_report>* reports = nullptr) {
@@ -245,16 +248,19 @@ LowRank svd_factorize(const Dense& dense, const rank_policy& policy, const facto
   }
 }
 
-/// A low-rank layer of static rank `Rank`; the traits determine its kind: svd_factorize<16>(dense).
+/// Converts a dense layer to a low-rank layer of static rank `Rank`, whose kind follows from the
+/// layer_traits: svd_factorize<16>(dense). Biases, reports and errors are those of
+/// svd_factorize<LowRank>(dense).
 template <index_t Rank, detail::factorizable Dense>
 detail::low_rank_of<Dense, Rank> svd_factorize(const Dense& dense, const factorize_options& options = {},
                                                std::vector<factor_report>* reports = nullptr) {
   return svd_factorize<detail::low_rank_of<Dense, Rank>>(dense, options, reports);
 }
 
-/// A low-rank layer with a dynamic rank; the traits determine its kind: svd_factorize(dense,
-/// rank_ratio{0.25}). `None` is not for callers: it keeps the L of svd_factorize<L>(...)
-/// from being deduced as Dense.
+/// Converts a dense layer to a low-rank layer with a dynamic rank, whose kind follows from the layer_traits:
+/// svd_factorize(dense, rank_ratio{0.25}). Biases, reports and errors are those of
+/// svd_factorize<LowRank>(dense). Callers do not set `None`: this parameter keeps the L of
+/// svd_factorize<L>(...) from being deduced as Dense.
 template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
 detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const rank_policy& policy,
                                                        const factorize_options& options = {},
@@ -262,8 +268,10 @@ detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const
   return svd_factorize<detail::low_rank_of<Dense, dynamic_rank>>(dense, policy, options, reports);
 }
 
-/// As above with statistics of the layer's rows in training, which reduce the error of its outputs or of the
-/// loss (see truncation). `statistics` replaces options.statistics.
+/// Converts a dense layer to a low-rank layer with a dynamic rank, by means of statistics of the layer's rows
+/// in training. The statistics reduce the error of the layer's outputs or of the loss (see truncation).
+/// `statistics` replaces options.statistics and is read during the call only. Throws shape_error, naming the
+/// layer, for statistics of another layer, and the errors of the other overloads.
 template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
 detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const rank_policy& policy,
                                                        const layer_statistics& statistics,

@@ -17,14 +17,14 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Report of the factorization of one weight matrix (rows x cols = outputs x inputs of one output).
-/// Sizes are in elements. After a truncation that weights errors, kept_energy and the errors are still those
-/// of the matrix itself.
+/// Report of the factorization of one weight matrix A (rows x cols; a row belongs to one output). Sizes are
+/// in elements. After a truncation that weights errors (data_aware, two_sided), kept_energy and the errors
+/// are still those of the matrix itself.
 struct factor_report {
-  std::string name;
+  std::string name;  ///< name of the layer or matrix
   index_t rows = 0;
   index_t cols = 0;
-  index_t rank = 0;
+  index_t rank = 0;               ///< rank of the factors
   double squared_norm = 0.0;      ///< ||A||_F^2
   double kept_energy = 1.0;       ///< sum of kept sigma^2 / ||A||_F^2; 1 for a zero matrix
   double truncation_error = 0.0;  ///< ||A - up down||_F = sqrt(sum of discarded sigma^2)
@@ -34,35 +34,37 @@ struct factor_report {
   double weighted_energy = 1.0;
   /// Predicted increase of the mean loss, to second order. NaN if there are no gradient statistics.
   double predicted_loss = std::numeric_limits<double>::quiet_NaN();
-  index_t parameters_before = 0;  ///< weights only: the number of biases does not change
-  index_t parameters_after = 0;
-  index_t macs_before = 0;  ///< multiply-accumulates for one output row or pixel
+  index_t parameters_before = 0;  ///< rows cols; biases, whose number does not change, are left out
+  index_t parameters_after = 0;   ///< rank (rows + cols)
+  index_t macs_before = 0;        ///< multiply-accumulates for one output row or pixel
   index_t macs_after = 0;
 };
 
-/// A rank-r approximation A ~ up * down with balanced factors: row i of `down` and column i of `up` both have
-/// norm sqrt(sigma_i). The matrices are owned and dense, in the layout of frameworks.
-/// The element type T is that of the matrix; the decomposition is in double and rounded once.
+/// A rank-r approximation A ~ up * down with balanced factors: row i of `down` and column i of `up` have
+/// equal norms, sqrt(sigma_i) for truncation::plain. The matrices are owned and dense, in the layout of
+/// frameworks. The element type T is that of the matrix; the decomposition is computed in double and rounded
+/// once.
 template <class T>
 struct factors {
   tensor<T, 2> down;  ///< r x cols; for a convolution cols = in * kernel height * kernel width, in that order
   tensor<T, 2> up;    ///< rows x r
-  extents<2> kernel{1, 1};
+  extents<2> kernel{1, 1};  ///< kernel height and width; 1 x 1 unless the matrix is a convolution's weight
   factor_report report;
   /// (W - up down) E[x], `rows` numbers: the mean error of the outputs, to be added to the layer's bias if it
   /// has one. Empty if unknown, and for a plain truncation, which keeps the biases of the dense layer.
   std::vector<double> mean_error;
 
-  /// Number of columns of `up` and of rows of `down`.
+  /// The rank r: number of columns of `up` and of rows of `down`.
   index_t rank() const { return up.extent(1); }
 
-  /// The first factor as a convolution's weight: [rank][in][kernel height][kernel width].
-  /// A view of `down`, valid as long as this object is neither changed nor destroyed.
+  /// The first factor as a convolution's weight: [rank][in][kernel height][kernel width]. The result is a
+  /// view of `down`, valid until this object is changed or destroyed.
   tensor_view<const T, 4> down_oihw() const {
     const index_t in = down.extent(1) / (kernel[0] * kernel[1]);
     return {down.data(), {rank(), in, kernel[0], kernel[1]}};
   }
-  /// The second factor as a 1x1 convolution's weight: [out][rank][1][1].
+  /// The second factor as a 1x1 convolution's weight: [out][rank][1][1]. The result is a view of `up`, valid
+  /// until this object is changed or destroyed.
   tensor_view<const T, 4> up_oihw() const { return {up.data(), {up.extent(0), rank(), 1, 1}}; }
 };
 
@@ -77,22 +79,22 @@ struct factors {
 ///   L^T C L, up = L^-T P, down = P^T L^T W.
 enum class truncation { plain, data_aware, two_sided };
 
-/// "plain", "data-aware", "two-sided".
+/// The truncation's name: "plain", "data-aware" or "two-sided".
 constexpr const char* to_string(truncation kind) {
   return kind == truncation::plain ? "plain" : kind == truncation::data_aware ? "data-aware" : "two-sided";
 }
 
 struct layer_statistics;
 
-/// Options of the factorization of one layer or matrix. The truncation of factorize_matrix is always plain:
-/// it takes neither another `truncate` nor `statistics`.
+/// Options of the factorization of one layer or matrix. factorize_matrix always makes a plain truncation: it
+/// rejects another `truncate`, and `statistics`.
 struct factorize_options {
-  std::string name = "layer";  ///< name in errors and the report
-  bool allow_growth = false;   ///< accept a rank that makes the layer larger
-  svd_method method = svd_method::automatic;
-  std::uint64_t seed = 0;  ///< for the randomized method
-  /// Empty: the most exact truncation that the statistics allow: two_sided with gradients, data_aware without
-  /// them, plain without statistics.
+  std::string name = "layer";                 ///< name in errors and the report
+  bool allow_growth = false;                  ///< accept a rank that makes the layer larger
+  svd_method method = svd_method::automatic;  ///< algorithm of the singular value decomposition
+  std::uint64_t seed = 0;                     ///< seed of the randomized method
+  /// The truncation to make. Empty: the most exact truncation that the statistics allow, which is two_sided
+  /// with gradients, data_aware without gradients, and plain without statistics.
   std::optional<truncation> truncate = {};
   /// Statistics of the layer's rows in training (lowrank/statistics/output_statistics.hpp), for truncations
   /// other than plain. Must exist during the call. nullptr: no statistics.
@@ -101,8 +103,9 @@ struct factorize_options {
 
 namespace detail {
 
-/// Sum of sigma^2 beyond the first `rank`. Summed directly if all singular values are known, because the
-/// difference of two nearly equal norms has no correct digits.
+/// Sum of sigma^2 of the singular values after the first `rank`. If all `full` singular values are known,
+/// they are summed directly, because the difference of two nearly equal norms has no correct digits.
+/// Otherwise the result is the matrix's squared norm minus `kept`.
 inline double discarded_energy(const svd_result& of, index_t rank, index_t full, double kept) {
   if (static_cast<index_t>(of.singular_values.size()) < full) return std::max(0.0, of.squared_norm - kept);
   double sum = 0.0;
@@ -112,7 +115,7 @@ inline double discarded_energy(const svd_result& of, index_t rank, index_t full,
   return sum;
 }
 
-/// svd, with the layer's name prepended to the text of a value_error.
+/// Calls svd(matrix, how), and prepends the layer's name to the text of a value_error.
 template <class T>
 svd_result svd_of_layer(const tensor_view<const T, 2>& matrix, const svd_options& how,
                         const std::string& name) {
@@ -147,7 +150,7 @@ PUFFERFISH_COLD inline factor_report truncation_report(const svd_result& of, ind
 
 namespace detail {
 
-/// Throws value_error for options of another truncation than the plain one.
+/// Throws value_error if the options ask for a truncation other than truncation::plain, or have statistics.
 PUFFERFISH_COLD inline void check_plain(const factorize_options& options) {
   if (options.statistics == nullptr && options.truncate.value_or(truncation::plain) == truncation::plain) {
     return;
@@ -158,7 +161,8 @@ PUFFERFISH_COLD inline void check_plain(const factorize_options& options) {
                             ": use matrix_truncation or svd_factorize"});
 }
 
-/// up = U_r sqrt(S_r), down = sqrt(S_r) V_r^T, with a report without a name.
+/// The balanced factors up = U_r sqrt(S_r), down = sqrt(S_r) V_r^T of a decomposed matrix, with a report
+/// without a name. `rank` must not exceed the number of decomposed components.
 template <class T>
 factors<T> factors_of(const svd_result& of, index_t rank) {
   const index_t rows = of.u.extent(0), cols = of.v.extent(0);
@@ -224,7 +228,7 @@ factors<T> factorize_matrix(const tensor_view<const T, 2>& matrix, const rank_po
 
 namespace detail {
 
-/// The reports of several matrices.
+/// The reports of several factorized matrices, in the same order.
 template <class T>
 std::vector<factor_report> reports_of(const std::vector<factors<T>>& made) {
   std::vector<factor_report> reports;

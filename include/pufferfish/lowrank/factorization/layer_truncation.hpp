@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: all matrices of a layer, decomposed, so that they can be truncated to the ranks of their groups.
+/// Internal: `layer_truncation`, the decompositions of all matrices of a layer, which can be truncated to any
+/// ranks of their groups.
 
 #include <algorithm>
 #include <list>
@@ -16,7 +17,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A weight as a dense matrix: out x (the product of the other dimensions, in the order of the view).
+/// A copy of a weight as a dense matrix [out][product of the other extents]; the elements of a row are in the
+/// order of the weight's dimensions.
 template <class T, std::size_t N>
 tensor<std::remove_const_t<T>, 2> unroll(const tensor_view<T, N>& weight) {
   tensor<std::remove_const_t<T>, 2> matrix(
@@ -45,6 +47,9 @@ struct bias_place {
   std::size_t bias = 0;
   index_t first = 0;
 };
+/// Location of the bias of matrix i's outputs. If the rows of all matrices are the layer's outputs in order,
+/// all matrices share bias 0, at increasing offsets. Otherwise matrix i has bias i mod `biases`. rows_of(m):
+/// number of rows of a matrix m.
 template <class Matrices, class RowsOf>
 bias_place place_of_bias(const Matrices& matrices, std::size_t i, bool rows_are_outputs, std::size_t biases,
                          const RowsOf& rows_of) {
@@ -54,24 +59,25 @@ bias_place place_of_bias(const Matrices& matrices, std::size_t i, bool rows_are_
   return place;
 }
 
-/// The policy of a rank group: `policies` has one policy for all groups of the layer, or one for each group.
+/// The policy of a rank group: policies[0] if there is one policy for all groups of the layer, else
+/// policies[group].
 inline const rank_policy& policy_of(std::span<const rank_policy> policies, std::size_t group) {
   return policies.size() == 1 ? policies[0] : policies[group];
 }
-/// Policies, one for each group, that choose the given ranks.
+/// One policy per rank group, which chooses the given rank.
 inline std::vector<rank_policy> fixed_ranks(std::span<const index_t> ranks) {
   std::vector<rank_policy> policies;
   for (const index_t rank : ranks) policies.emplace_back(fixed_rank{rank});
   return policies;
 }
 
-/// The decompositions of a layer's matrices.
+/// The decompositions of a layer's matrices. The object owns copies of the matrices.
 template <class T>
 class layer_truncation {
  public:
   /// Decomposes copies of the matrices of `weights`. `known`: the ranks that make() will be called with, or
   /// empty if they depend on the decomposition. Throws shape_error, naming the layer, for statistics of
-  /// another number of matrices or outputs; and the errors of matrix_truncation.
+  /// another number of matrices or outputs, and the errors of matrix_truncation.
   layer_truncation(const layer_weights<T>& weights, const factorize_options& options,
                    const rank_list& known = {})
       : kind_(chosen_truncation(options)) {
@@ -95,10 +101,12 @@ class layer_truncation {
     }
   }
 
+  /// The truncation made: options.truncate, or the most exact one that the statistics allow.
   truncation kind() const { return kind_; }
+  /// The decomposed matrices, in the order of the layer's matrices.
   const std::vector<matrix_truncation>& matrices() const { return matrices_; }
 
-  /// Gains of each rank group: matrix_truncation::gains summed over the group's matrices.
+  /// Gains of each rank group: matrix_truncation::gains, summed over the group's matrices.
   std::vector<std::vector<double>> gains() const {
     std::vector<std::vector<double>> all;
     for (std::size_t i = 0; i < matrices_.size(); ++i) {
@@ -139,12 +147,14 @@ class layer_truncation {
   }
 
  private:
+  // Throws shape_error unless the statistics are those of as many matrices.
   static void check(const layer_weights<T>& weights, const layer_statistics* statistics) {
     if (statistics == nullptr || statistics->matrices.size() == weights.matrices.size()) return;
     throw_error<shape_error>({weights.name, ": statistics of ", statistics->matrices.size(),
                               " matrices for a layer of ", weights.matrices.size()});
   }
 
+  // The options of matrix i: its name, whether errors are centered, and its part of the output scales.
   truncation_options own_options(const layer_weights<T>& weights, const layer_statistics* statistics,
                                  std::size_t i) const {
     truncation_options own;
@@ -171,7 +181,8 @@ class layer_truncation {
     return place_of_bias(weights.matrices, i, weights.rows_are_outputs, weights.biases.size(),
                          [](const auto& matrix) { return matrix.view.extent(0); });
   }
-  // The bias contained in the recorded outputs. Layers that add two biases record inputs instead.
+  // The part of matrix i's recorded outputs that is a bias; empty if there is none. Layers that add two
+  // biases record inputs instead of outputs.
   static std::vector<T> bias_of(const layer_weights<T>& weights, std::size_t i) {
     if (!weights.rows_are_outputs || weights.biases.size() != 1 || weights.biases[0].view.is_null())
       return {};

@@ -21,26 +21,25 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of the truncation of one matrix.
 struct truncation_options {
-  truncation kind = truncation::plain;
-  /// Whether errors are measured about their mean. True if the mean error is compensated by the layer's bias
-  /// or by a batch normalisation after the layer.
+  truncation kind = truncation::plain;  ///< the quantity to preserve
+  /// Whether errors are measured about their mean. Set this if the mean error is compensated, by the layer's
+  /// bias or by a batch normalization after the layer.
   bool centered = false;
-  /// Scale of each output, used by truncation::data_aware: later operations multiply output i by
-  /// output_scale[i] (batch norm: weight / deviation). Empty: 1 for all; else one per row of W. Magnitudes
-  /// below 1e-12 count as 1e-12.
+  /// Factors by which later operations multiply the outputs, for truncation::data_aware (batch norm: weight /
+  /// deviation). Empty: 1 for all; else one per row of W. Magnitudes below 1e-12 count as 1e-12.
   std::vector<double> output_scale;
-  std::string name = "layer";  ///< for errors
+  std::string name = "layer";  ///< name of the layer in errors
 };
 
-/// The decomposition of W [outputs x inputs] shared by all ranks: W ~ up down with up = A_r, down = B_r W.
-/// With D = L L^T the weight of output errors (I for truncation::plain and, without an output_scale, for
-/// data_aware) and E[x x^T] = R R^T, the columns of P_r are the r leading left singular vectors of L^T W R,
-/// or eigenvectors of L^T C L with C = E[y y^T] without records of inputs.
-/// A_r = L^-T P_r and B_r = P_r^T L^T, before both factors are balanced.
+/// The decomposition of a matrix W [outputs x inputs], from which factors W ~ up down of any rank r are
+/// computed: up = A_r, down = B_r W. Let L L^T = D be the weight of output errors (I for truncation::plain
+/// and, without an output_scale, for data_aware), and R R^T = E[x x^T]. The columns of P_r are the r leading
+/// left singular vectors of L^T W R or, without records of inputs, the leading eigenvectors of L^T C L with C
+/// = E[y y^T]. Then A_r = L^-T P_r and B_r = P_r^T L^T, before both factors are balanced.
 ///
-/// Ridges keep D and E[x x^T] invertible: 1e-3 times the mean eigenvalue is added to D, and 1e-6 times that
-/// of E[x x^T] to it. Constructing costs one decomposition (svd or symmetric_eigen), make() products of about
-/// rows cols rank.
+/// Ridges keep D and E[x x^T] invertible: 1e-3 times the mean eigenvalue of D is added to D, and 1e-6 times
+/// that of E[x x^T] to E[x x^T]. The constructor costs one decomposition (svd or symmetric_eigen); make()
+/// costs products of about rows cols rank multiply-adds.
 ///
 /// \code
 /// truncation_options options;
@@ -74,10 +73,11 @@ class matrix_truncation {
   index_t cols() const { return weight_.extent[1]; }
   index_t full_rank() const { return std::min(rows(), cols()); }
 
-  /// Square roots of the weighted energy of each component, descending, full_rank() numbers (method.max_rank
-  /// with the randomized method). Rank policies use them as singular values. The sum of their squares is
-  /// squared_norm() up to rounding, if all of them are known.
+  /// Square roots of the weighted energies of the components, descending. There are full_rank() numbers, or
+  /// method.max_rank with the randomized method. Rank policies use these numbers as singular values. If all
+  /// are known, the sum of their squares is squared_norm() up to rounding.
   const std::vector<double>& spectrum() const { return spectrum_; }
+  /// The weighted energy of W: ||L^T W R||^2, or ||W||^2 for truncation::plain.
   double squared_norm() const { return squared_norm_; }
 
   /// gains[i]: predicted increase of the mean loss if component i is dropped, to second order: half of the
@@ -90,11 +90,11 @@ class matrix_truncation {
     return result;
   }
 
-  /// Balanced factors of the given rank: component i has the same norm in both. Throws the errors of
-  /// check_rank, and rank_error for a rank above the method.max_rank of the constructor, if the singular
-  /// value decomposition was limited by it. report.predicted_loss is known if there are statistics of
-  /// gradients; mean_error is empty for a plain truncation, without statistics of outputs or inputs, and for
-  /// tokens. T is the element type of the factors: float or double.
+  /// Balanced factors of the given rank: component i has the same norm in both factors. report.predicted_loss
+  /// is known if there are statistics of gradients. mean_error is empty for a plain truncation, for
+  /// statistics of neither outputs nor inputs, and for tokens. T is the element type of the factors: float or
+  /// double. Throws the errors of check_rank, and rank_error for a rank above the constructor's
+  /// method.max_rank, if that limited the decomposition.
   template <class T>
   factors<T> make(index_t rank) const {
     check_rank(options_.name, rows(), cols(), rank);
@@ -122,7 +122,7 @@ class matrix_truncation {
   }
 
  private:
-  // The decomposition may have fewer components than the matrix: svd_options::max_rank.
+  // Throws rank_error for a rank above the number of components that were decomposed (svd_options::max_rank).
   void check_computed(index_t rank) const {
     const index_t computed = svd_ ? svd_->u.extent(1) : full_rank();
     if (rank > computed) {
@@ -130,7 +130,7 @@ class matrix_truncation {
                                        computed, "; it must be in 1 .. ", computed});
     }
   }
-  // One number per output, or none.
+  // Throws shape_error unless `values` is empty or has one number per output.
   void check_per_output(const char* what, const std::vector<double>& values) const {
     if (!values.empty() && static_cast<index_t>(values.size()) != rows()) {
       detail::throw_error<shape_error>(
@@ -264,6 +264,7 @@ class matrix_truncation {
     return error;
   }
 
+  // W - up down.
   tensor<double, 2> difference(const tensor<double, 2>& up, const tensor<double, 2>& down) const {
     tensor<double, 2> error = weight_.copy();
     detail::scale_by(-1.0, error.data(), error.size());

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: what a truncation needs of the statistics of a layer's rows.
+/// Internal: `error_weight` and `input_moments`, the quantities that a truncation derives from the statistics
+/// of a layer's rows.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +21,9 @@ namespace detail {
 class error_weight {
  public:
   error_weight() = default;
+  /// A diagonal L. The default constructor makes the identity.
   explicit error_weight(std::vector<double> diagonal) : diagonal_(std::move(diagonal)) {}
+  /// A lower triangular L; elements above the diagonal must be 0.
   explicit error_weight(tensor<double, 2> lower) : lower_(std::move(lower)) {}
 
   /// L^T X for X [outputs x n].
@@ -28,8 +31,8 @@ class error_weight {
   /// L X for X [outputs x n].
   tensor<double, 2> times(const product_operand& x) const { return times(x, false); }
   /// L^T C L for a symmetric C [outputs x outputs], of which both triangles are read. Only the lower triangle
-  /// of the result is valid. About 5 outputs^3 / 6 multiplications: products with the zeros of L and above
-  /// the diagonal of the result are left out, in blocks.
+  /// of the result is valid. The cost is about 5 outputs^3 / 6 multiplications: blocks of products with the
+  /// zeros of L, and blocks above the diagonal of the result, are skipped.
   tensor<double, 2> congruent(const tensor<double, 2>& c) const {
     const index_t n = c.extent(0);
     if (lower_.size() == 0) {
@@ -56,7 +59,7 @@ class error_weight {
     }
     return result;
   }
-  /// X := L^-T X.
+  /// Replaces X [outputs x n] by L^-T X.
   void solve(const tensor_view<double, 2>& x) const {
     if (lower_.size() > 0) return solve_transposed(lower_, x);
     for (std::size_t i = 0; i < diagonal_.size(); ++i) {
@@ -83,14 +86,14 @@ class error_weight {
   tensor<double, 2> lower_;
 };
 
-/// A^T B.
+/// Returns A^T B.
 inline tensor<double, 2> product_tn(const product_operand& a, const product_operand& b) {
   tensor<double, 2> result({a.extent[1], b.extent[1]});
   add_product_tn(a, b, result.view());
   return result;
 }
 
-/// A^T A, both triangles.
+/// Returns A^T A, with both triangles.
 inline tensor<double, 2> gram_of(const product_operand& a) {
   const index_t n = a.extent[1];
   tensor<double, 2> result({n, n});
@@ -101,23 +104,25 @@ inline tensor<double, 2> gram_of(const product_operand& a) {
   return result;
 }
 
-/// Sum of the diagonal, sum of the squares of all elements, and a += value I.
+/// Sum of the diagonal elements.
 inline double trace(const tensor<double, 2>& a) {
   double sum = 0.0;
   for (index_t i = 0; i < a.extent(0); ++i) sum += a(i, i);
   return sum;
 }
+/// Sum of the squares of all elements.
 inline double squared_norm(const tensor<double, 2>& a) { return dot(a.data(), a.data(), a.size()); }
+/// a += value I.
 inline void add_to_diagonal(tensor<double, 2>& a, double value) {
   for (index_t i = 0; i < a.extent(0); ++i) a(i, i) += value;
 }
 
-/// Ridges as shares of the mean eigenvalue of a moment: for gradients, so that L is invertible; for inputs,
-/// so that directions without any input are ordered by their size in W.
+/// Ridges as shares of the mean eigenvalue of a moment. The ridge of gradients makes L invertible. The ridge
+/// of inputs orders directions without any input by their size in W.
 inline constexpr double gradient_ridge = 1e-3;
 inline constexpr double input_ridge = 1e-6;
 
-/// A vector as a column.
+/// A vector as a matrix of one column. The result refers to `v`.
 inline product_operand vector_operand(const std::vector<double>& v) {
   return tensor_view<const double, 2>(v.data(), {static_cast<index_t>(v.size()), 1});
 }
@@ -133,7 +138,8 @@ struct input_moments {
   std::vector<double> mean;         ///< E[y]; empty for tokens
 
   input_moments() = default;
-  /// `bias`: the part of the recorded outputs that is not W x, or empty. `centered`: moments about the mean.
+  /// Computes the moments from statistics. `bias`: the part of the recorded outputs that is not W x, or
+  /// empty. `centered`: moments are those about the mean.
   input_moments(const product_operand& weight, const output_statistics& seen, bool centered,
                 const std::vector<double>& bias) {
     if (seen.has_tokens()) {
@@ -172,9 +178,11 @@ struct input_moments {
     }
   }
 
+  /// Whether there are any statistics.
   bool known() const { return output_moment.size() > 0 || root.size() > 0 || !token_root.empty(); }
 
-  /// L^T W R. Its singular values are those of the weighted problem.
+  /// Returns L^T W R for `w` = W and `l` = L. The singular values of this matrix are the spectrum of the
+  /// weighted truncation.
   tensor<double, 2> rooted(const product_operand& w, const error_weight& l) const {
     tensor<double, 2> weighted = l.transposed_times(w);
     if (!token_root.empty()) {

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `layer_times`: a table of the measured milliseconds of a network's layers, dense and low-rank. Budgets
-/// in milliseconds need it. It also shows which layers do not become faster by low rank.
+/// `layer_times`: a table of the measured milliseconds of a network's layers, dense and low-rank. Budgets in
+/// milliseconds need such a table. The table also shows which layers do not become faster by low rank.
 /// nn/measure/measure_layers.hpp measures the times.
 
 #include <algorithm>
@@ -21,20 +21,22 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Whether a number can be a measured time: finite and at least 0.
 inline bool is_time(double ms) { return ms >= 0.0 && std::isfinite(ms); }
 
 }  // namespace detail
 
 /// Milliseconds of a layer's forward and backward pass over one batch. With ranks r[0], r[1], ..., one per
-/// rank group, the low-rank layer takes low_rank_ms + ms_per_rank[0] r[0] + ms_per_rank[1] r[1] + ... .
+/// rank group, the time of the low-rank layer is low_rank_ms + ms_per_rank[0] r[0] + ms_per_rank[1] r[1] +
+/// ... .
 struct layer_time {
-  std::string name;
-  double dense_ms = 0.0;
+  std::string name;                 ///< name of the layer
+  double dense_ms = 0.0;            ///< milliseconds of the dense layer
   double low_rank_ms = 0.0;         ///< the part that does not depend on the ranks
   std::vector<double> ms_per_rank;  ///< one per rank group
 
-  /// The time of the low-rank layer by that formula. Throws rank_error, naming the layer, unless `ranks`
-  /// has one rank per rank group.
+  /// The time of the low-rank layer with the given ranks, by the formula of this struct. Throws rank_error,
+  /// naming the layer, unless `ranks` has one rank per rank group.
   double milliseconds(const rank_list& ranks) const {
     if (ranks.size() != ms_per_rank.size()) {
       detail::throw_error<rank_error>(
@@ -108,8 +110,8 @@ PUFFERFISH_COLD inline layer_time fit_layer_time(const std::string& name, double
 struct layer_times {
   std::vector<layer_time> layers;
 
-  /// The times of a layer, or nullptr if they were not measured.
-  /// A linear search. The pointer is valid until `layers` changes.
+  /// The times of a layer, or nullptr if they were not measured. Linear search. The pointer is valid until
+  /// `layers` changes.
   const layer_time* find(const std::string& name) const {
     const auto at =
         std::find_if(layers.begin(), layers.end(), [&](const layer_time& one) { return one.name == name; });
@@ -121,9 +123,9 @@ struct layer_times {
 /// Milliseconds of a stage's forward and backward pass over one batch. A stage consists of consecutive layers
 /// whose outputs have the same number of channels, with the batch norms, activations and sums between them.
 struct stage_time {
-  std::string first, last;  ///< names of the first and the last of its layers or blocks
-  index_t channels = 0;
-  double dense_ms = 0.0;
+  std::string first, last;          ///< names of the first and the last of its layers or blocks
+  index_t channels = 0;             ///< output channels of the stage's layers
+  double dense_ms = 0.0;            ///< milliseconds with all layers dense
   double low_rank_ms = 0.0;         ///< with `layers` factorized at the profile's ratio
   std::vector<std::string> layers;  ///< layers that may be factorized, at least one
 
@@ -132,7 +134,8 @@ struct stage_time {
   friend bool operator==(const stage_time&, const stage_time&) = default;
 };
 
-/// The layers of all stages with gain() >= least_gain: the layers that Cuttlefish factorizes.
+/// The layers of all stages with gain() >= least_gain, in the order of the stages: the layers that Cuttlefish
+/// factorizes.
 inline std::vector<std::string> profitable_layers(const std::vector<stage_time>& stages,
                                                   double least_gain = 1.5) {
   std::vector<std::string> names;
@@ -142,8 +145,8 @@ inline std::vector<std::string> profitable_layers(const std::vector<stage_time>&
   return names;
 }
 
-/// The policy `policy`, restricted to the named layers.
-/// A layer must also satisfy the former policy.also_if, if it is set. Names of no layer have no effect.
+/// Returns the policy `policy`, restricted to the named layers. A layer must also satisfy the former
+/// policy.also_if, if that is set. Names of no layer have no effect.
 inline factorize_policy only_layers(factorize_policy policy, std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
   policy.also_if = [names = std::move(names), before = std::move(policy.also_if)](const std::string& name,
@@ -155,7 +158,8 @@ inline factorize_policy only_layers(factorize_policy policy, std::vector<std::st
 
 namespace detail {
 
-/// Calls read(line) for each line; if it returns false, throws io_error, naming `source` and the line.
+/// Calls read(line) for each line of a text. Throws io_error, naming `source`, the kind of table (`what`) and
+/// the line, if a call returns false.
 template <class Read>
 void read_times(const std::string& text, const std::string& source, const char* what, Read&& read) {
   index_t number = 0;
@@ -182,7 +186,8 @@ inline std::string to_text(const layer_times& times) {
   }
   return text;
 }
-/// Throws io_error, naming `source` and the line, for any text that to_text does not write.
+/// Reads a table that to_text has written. `source`: name of the text in errors. Throws io_error, naming
+/// `source` and the line, for any text that to_text does not write.
 inline layer_times layer_times_from_text(const std::string& text, const std::string& source) {
   layer_times times;
   detail::read_times(text, source, "layers' times", [&](detail::record_line& line) {
@@ -211,7 +216,8 @@ inline std::string to_text(const std::vector<stage_time>& stages) {
   }
   return text;
 }
-/// Throws io_error, naming `source` and the line, for any text that to_text does not write.
+/// Reads stages that to_text has written. `source`: name of the text in errors. Throws io_error, naming
+/// `source` and the line, for any text that to_text does not write.
 inline std::vector<stage_time> stage_times_from_text(const std::string& text, const std::string& source) {
   std::vector<stage_time> stages;
   detail::read_times(text, source, "stages' times", [&](detail::record_line& line) {

@@ -40,7 +40,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 class output_statistics {
  public:
   output_statistics() = default;
-  /// Throws shape_error for a negative size.
+  /// Starts the statistics of a matrix [outputs x inputs], without any rows. Throws shape_error for a
+  /// negative size.
   output_statistics(index_t outputs, index_t inputs) : outputs_(outputs), inputs_(inputs) {
     if (outputs < 0 || inputs < 0) {
       detail::throw_error<shape_error>({"output_statistics: ", outputs, " x ", inputs});
@@ -51,7 +52,9 @@ class output_statistics {
   /// stored; wider outputs and inputs are rejected.
   static constexpr index_t largest_moment = 8192;
 
+  /// Number of rows of W.
   index_t outputs() const { return outputs_; }
+  /// Number of columns of W.
   index_t inputs() const { return inputs_; }
 
   /// Adds y^T y and the column sums of y. y: rows x outputs, any strides, with the bias that the layer adds.
@@ -145,13 +148,14 @@ class output_statistics {
     detail::add_scaled(1.0, other.counts_.data(), counts_.data(), count_size);
   }
 
-  /// Sets all sums to zero and keeps their memory. Parts that were added once stay present.
+  /// Sets all sums to zero and keeps their memory. Parts that were not empty stay allocated, so parts() has
+  /// the same sizes as before.
   void clear() {
     for (const part& one : parts()) std::fill(one.values.begin(), one.values.end(), 0.0);
   }
 
-  /// Replaces the input statistics by those of another object, for a matrix that multiplies the same rows.
-  /// Token counts are not replaced. Throws shape_error if inputs() differ.
+  /// Replaces the input statistics by a copy of those of another object. Useful for a matrix that multiplies
+  /// the same rows as the other one. Token counts are not replaced. Throws shape_error if inputs() differ.
   void take_inputs(const output_statistics& other) {
     if (inputs_ != other.inputs_) {
       detail::throw_error<shape_error>(
@@ -162,9 +166,8 @@ class output_statistics {
     counts_[input_rows] = other.counts_[input_rows];
   }
 
-  /// Statistics of rows first .. first + rows - 1 of W, for one matrix of a packed weight. Throws
-  /// shape_error for rows outside W.
-  /// The result is a copy; input statistics are the same for every block.
+  /// Returns a copy of the statistics of rows first .. first + rows - 1 of W, for one matrix of a packed
+  /// weight. Input statistics are the same for every block. Throws shape_error for rows outside W.
   output_statistics block(index_t first, index_t rows) const {
     if (first < 0 || rows < 0 || first > outputs_ - rows) {
       detail::throw_error<shape_error>(
@@ -191,16 +194,19 @@ class output_statistics {
     return own;
   }
 
+  /// Whether there are statistics of inputs, as rows or as tokens.
   bool has_inputs() const { return input_moment_.size() > 0 || !token_counts_.empty(); }
+  /// Whether inputs were added as tokens (add_tokens).
   bool has_tokens() const { return !token_counts_.empty(); }
   /// Whether there are statistics of outputs or inputs: the minimum for a data-aware truncation.
   bool has_rows() const { return counts_[output_rows] + counts_[input_rows] > 0.0; }
+  /// Whether gradients were added: the condition for a two-sided truncation.
   bool has_gradients() const { return counts_[gradient_rows] > 0.0; }
-  /// Rows per sample: the pixels of an image, for example.
+  /// Number of rows per sample, such as the pixels of an image; 1 without add_batch.
   double rows_of_sample() const {
     return counts_[all_samples] > 0.0 ? counts_[all_rows] / counts_[all_samples] : 1.0;
   }
-  /// Rows of the tied output layer per sample.
+  /// Number of rows of the tied output layer per sample; 0 without add_batch.
   double tied_rows_of_sample() const {
     return counts_[all_samples] > 0.0 ? counts_[all_tied] / counts_[all_samples] : 0.0;
   }
@@ -224,8 +230,8 @@ class output_statistics {
   std::vector<double> gradient_squares() const {
     return detail::mean(gradient_squares_, counts_[gradient_rows]);
   }
-  /// Share of each token among the inputs. Half an occurrence is added to every count: a word that did not
-  /// occur in the batches is rare, not impossible.
+  /// Share of each token among the inputs: (count + 1/2) / sum of all (count + 1/2). Half an occurrence is
+  /// added, because a word that did not occur in the batches is rare, not impossible.
   std::vector<double> token_shares() const {
     std::vector<double> shares = token_counts_;
     double sum = 0.0;
@@ -234,12 +240,14 @@ class output_statistics {
     return shares;
   }
 
-  /// The sums under their names, for files and messages between ranks. Of a moment, only the lower triangle
-  /// is valid. Empty parts: nothing was added.
+  /// One of the sums under its name, for files and messages between ranks. In a moment, only the lower
+  /// triangle is valid. Empty `values`: nothing was added.
   struct part {
     const char* name;
     std::span<double> values;
   };
+  /// All parts in a fixed order, as spans of this object's memory, valid until the next call that adds or
+  /// clears.
   std::vector<part> parts() {
     return {{"counts", counts_},
             {"output_moment", span_of(output_moment_)},
@@ -277,6 +285,7 @@ class output_statistics {
     return {moment.data(), static_cast<std::size_t>(moment.size())};
   }
 
+  // Throws shape_error unless the rows have `columns` columns.
   static void check(const char* what, const extents<2>& shape, index_t columns) {
     if (shape[1] != columns) {
       detail::throw_error<shape_error>(
@@ -284,6 +293,7 @@ class output_statistics {
     }
   }
 
+  // Checks the width of the rows, and adds them to a moment and its sum.
   template <class T>
   static void add_moment(const char* what, const tensor_view<const T, 2>& rows, index_t columns,
                          tensor<double, 2>& moment, std::vector<double>& sum) {
@@ -301,18 +311,20 @@ class output_statistics {
   std::vector<double> output_sum_, input_sum_, token_counts_, gradient_squares_;
 };
 
-/// Statistics of one layer.
+/// Statistics of one layer: one output_statistics per matrix.
 struct layer_statistics {
   layer_statistics() = default;
   /// Statistics of a layer with one matrix.
   layer_statistics(output_statistics one) { matrices.push_back(std::move(one)); }
+  /// Statistics of a layer with several matrices, in the order of the layer's matrices.
   explicit layer_statistics(std::vector<output_statistics> all) : matrices(std::move(all)) {}
 
-  std::string name;
+  std::string name;                         ///< name of the layer in its network
   std::vector<output_statistics> matrices;  ///< in the order of the layer's matrices (see kind_traits)
-  /// A batch normalisation follows; it subtracts the mean of the outputs, and so the mean of their errors.
+  /// Whether a batch normalization follows the layer. The normalization subtracts the mean of the outputs,
+  /// and with it the mean of their errors.
   bool normalized = false;
-  /// The factors weight / deviation by which that normalisation multiplies the outputs, for
+  /// The factors weight / deviation by which the batch normalization multiplies the outputs, for
   /// truncation::data_aware. Empty: unknown.
   std::vector<double> output_scale;
 };
@@ -323,7 +335,8 @@ struct network_statistics {
   std::vector<layer_statistics> layers;
   layer_times times;  ///< measured times, for budgets in milliseconds; empty: none
 
-  /// The statistics of the layer called `name`, or nullptr if there are none.
+  /// The statistics of the layer called `name`, or nullptr if there are none. Linear search. The pointer is
+  /// valid until `layers` changes.
   const layer_statistics* find(const std::string& name) const {
     for (const layer_statistics& layer : layers) {
       if (layer.name == name) return &layer;

@@ -21,7 +21,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Options of stable_rank; the tolerance must be positive.
+/// Options of stable_rank, which throws value_error for a tolerance that is not positive.
 struct stable_rank_options {
   /// Bound on the relative error of sigma_1^2, the square of the largest singular value.
   double tolerance = 1e-6;
@@ -32,7 +32,8 @@ struct stable_rank_options {
 
 namespace detail {
 
-/// Throws value_error for the first non-finite element, in row order, or else for a non-finite norm.
+/// Throws value_error for a matrix whose squared norm is not finite. The text names the first non-finite
+/// element in row order or, if all elements are finite, the overflow of the norm.
 template <class T>
 [[noreturn]] PUFFERFISH_COLD void refuse_stable_rank(const tensor_view<const T, 2>& a,
                                                      const std::string& name) {
@@ -54,8 +55,8 @@ PUFFERFISH_COLD inline tensor<double, 2> in_range(const tensor_view<const double
   return scaled;
 }
 
-/// stable_rank without the check of the options. Scales a matrix of doubles whose squares overflow or
-/// underflow, once.
+/// stable_rank without the check of the options. A matrix of doubles whose squares overflow or underflow is
+/// scaled once.
 template <class T>
 double stable_rank_of(const tensor_view<const T, 2>& a, const stable_rank_options& options,
                       const std::string& name) {
@@ -153,7 +154,7 @@ std::vector<double> stable_ranks(const layer_weights<T>& weights, const stable_r
 
 /// The stable ranks of one layer.
 struct layer_stable_rank {
-  std::string name;
+  std::string name;                  ///< name of the layer
   std::vector<matrix_group> groups;  ///< by rank group
   std::vector<double> values;        ///< one per group; see stable_ranks
 };
