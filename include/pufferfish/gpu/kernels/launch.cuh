@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Common parts of all kernels: launches, 16-byte accesses, and what threads.cuh declares.
+/// Common parts of all kernels: launches, and accesses of 16 bytes. Also provides the declarations of
+/// threads.cuh.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -30,7 +31,8 @@ struct grid {
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of each block
 };
 
-/// A stream and the launcher that uses it, for error messages. Converts from a stream.
+/// The stream of a launch, and the name and position of the launcher's source, for error messages. A stream
+/// converts to a launch_site, which then has the position of the conversion.
 struct launch_site {
   launch_site(cudaStream_t stream_of_launch, const char* function_of_caller = __builtin_FUNCTION(),
               const char* file_of_caller = __builtin_FILE(), int line_of_caller = __builtin_LINE())
@@ -71,7 +73,9 @@ inline cudaError_t allow_shared_memory(const void* function, std::size_t bytes) 
                               most - static_cast<int>(of.sharedSizeBytes));
 }
 
-/// Starts a kernel. `waits`: its first parameter is a grid_dependency.
+/// Starts a kernel on a stream and returns CUDA's error code. `waits`: the kernel's first parameter is a
+/// grid_dependency, so the kernel may overlap the one before. Allows more than 48 KB of shared memory where
+/// `g` asks for it.
 inline cudaError_t start_kernel(const void* kernel, const grid& g, cudaStream_t stream, void** arguments,
                                 bool waits) {
   if (g.shared_bytes > 48 * 1024) {
@@ -92,19 +96,19 @@ inline cudaError_t start_kernel(const void* kernel, const grid& g, cudaStream_t 
 }
 #endif
 
-/// Starts a kernel on a stream; does nothing if the grid is empty. Arguments convert to the kernel's
-/// parameters. Throws backend_error that names the calling launcher. Raises the kernel's limit if it needs
-/// more than 48 KB of shared memory. A kernel whose first parameter is a grid_dependency, which is not among
-/// the arguments, may start before earlier work of the stream has ended.
+/// Starts a kernel on a stream; does nothing if the grid is empty. The arguments are converted to the
+/// kernel's parameters. A kernel whose first parameter is a grid_dependency may start before earlier work of
+/// the stream has ended; that parameter is not among the arguments. A kernel that needs more than 48 KB of
+/// shared memory gets a higher limit. Throws backend_error, which names the calling launcher.
 ///
-/// A host that executes kernels itself defines PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
+/// A host that executes kernels itself, as the tests do to run kernels without a device, defines
+/// PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
 ///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
 ///                      body), where body() executes one thread,
 ///   void* dynamic_shared_memory(), void check_aligned16(const void*),
 ///   void wait_for_earlier_work(), called by grid_dependency::wait(), and void check_waited(), called at the
-///                      end of each thread that must have called it,
+///                      end of each thread that must have called wait(),
 /// and replacements of the PTX in gpu/kernels/gemm/async_copy.cuh and gpu/kernels/gemm/mma.cuh.
-/// The tests define it to run kernels without a device.
 ///
 ///     static __global__ void twice_kernel(float* x, index_t size) {
 ///       for (index_t i = grid_thread(); i < size; i += grid_threads()) x[i] *= 2.0F;
@@ -131,13 +135,14 @@ void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t
     launch_failed(site, g, error);
   }
 }
+/// Starts a kernel that waits for earlier work itself; see above.
 template <class... P>
 void launch(launch_site site, grid g, void (*kernel)(grid_dependency, P...),
             std::type_identity_t<P>... arguments) {
   launch<grid_dependency, P...>(site, g, kernel, grid_dependency(), arguments...);
 }
 
-/// The launch's dynamic shared memory, aligned to 16 bytes.
+/// The block's dynamic shared memory, aligned to 16 bytes.
 template <class T>
 __device__ inline T* dynamic_shared() {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -151,8 +156,8 @@ __device__ inline T* dynamic_shared() {
 // ---------------------------------------------------------------------------------------------------------
 // Numbers
 
-/// The element types for which kernels are compiled. A program that needs fewer types, and less time to
-/// compile, defines the macro before.
+/// The element types for which kernels are compiled. A program that needs fewer types, and a shorter
+/// compilation, defines the macro before it includes the kernels.
 #ifndef PUFFERFISH_DEVICE_TYPES
 #define PUFFERFISH_DEVICE_TYPES(use) use(float) use(__nv_bfloat16) use(__half)
 #endif
@@ -160,7 +165,7 @@ __device__ inline T* dynamic_shared() {
 // ---------------------------------------------------------------------------------------------------------
 // 16-byte accesses
 
-/// Number of T in an access of 16 bytes.
+/// Number of elements of type T in an access of 16 bytes.
 template <class T>
 inline constexpr int vector_width = static_cast<int>(16 / sizeof(T));
 
@@ -172,19 +177,22 @@ struct alignas(16) vector {
   PUFFERFISH_HOST_DEVICE const T& operator[](int i) const { return values[i]; }
 };
 
-/// Whether each of the addresses is a multiple of 16; parameters, packed in arenas, may have others.
+/// Whether each of the addresses is a multiple of 16. Parameters are packed in arenas, so their addresses may
+/// be others.
 template <class... P>
 PUFFERFISH_HOST_DEVICE inline bool aligned16(const P*... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) | ... | std::uintptr_t{0}) & 15U) == 0;
 }
 
-/// Whether runs of `count` elements can be read and written in vectors at these addresses and after them.
+/// Whether consecutive rows of `count` elements, the first of which are at these addresses, can all be read
+/// and written in vectors.
 template <class T, class... P>
 PUFFERFISH_HOST_DEVICE inline bool whole_vectors(index_t count, const P*... pointers) {
   return count % vector_width<T> == 0 && aligned16(pointers...);
 }
 
-/// Calls f with the number of elements per access, as a type: a vector's or 1.
+/// Calls f with the number of elements per access as an integral constant: vector_width<T> if `vectors` is
+/// true, else 1.
 template <class T, class F>
 void with_width(bool vectors, F f) {
   if (vectors) {
@@ -194,7 +202,7 @@ void with_width(bool vectors, F f) {
   }
 }
 
-/// Accesses of 16 bytes. The address must be a multiple of 16. For device memory and shared memory.
+/// Reads 16 bytes of device or shared memory. The address must be a multiple of 16.
 template <class T>
 __device__ inline vector<T> load_vector(const T* from) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -202,6 +210,7 @@ __device__ inline vector<T> load_vector(const T* from) {
 #endif
   return *reinterpret_cast<const vector<T>*>(from);
 }
+/// Writes 16 bytes of device or shared memory. The address must be a multiple of 16.
 template <class T>
 __device__ inline void store_vector(T* to, const vector<T>& value) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -210,9 +219,9 @@ __device__ inline void store_vector(T* to, const vector<T>& value) {
   *reinterpret_cast<vector<T>*>(to) = value;
 }
 
-/// Stores values in the device's memory, if `inside`, by one store of 4, 8 or 16 bytes; the address is a
-/// multiple of that. In PTX: for values that were narrowed, or computed in loops, the compiler makes one
-/// store per element, and a branch of a condition.
+/// Stores values in the device's memory if `inside` is true, by one store of 4, 8 or 16 bytes. The address
+/// must be a multiple of the size of V. The store is written in PTX, because for values that were narrowed or
+/// computed in loops the compiler makes one store per element and a branch for the condition.
 template <class V>
 __device__ inline void store_global(void* to, const V& values, bool inside = true) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -240,10 +249,10 @@ __device__ inline void store_global(void* to, const V& values, bool inside = tru
 #endif
 }
 
-/// Calls by_vector(i) for groups i, i + 1, .. i + vector_width<T> - 1 of 0 .. size - 1, and by_element(i) for
-/// the rest (for all if `vectors` is false), distributed over a one-dimensional grid. Thread t of N takes the
-/// groups from elements t width, (t + N) width, ... on, then single elements of the tail likewise. `vectors`
-/// requires arrays that are aligned to 16 bytes.
+/// Distributes the elements 0 .. size - 1 over a one-dimensional grid. Calls by_vector(i) for whole groups i
+/// .. i + vector_width<T> - 1, and by_element(i) for each element after the last whole group, or for all
+/// elements if `vectors` is false. Of N threads, thread t gets the groups that begin at t width, (t + N)
+/// width, ..., and every N-th of the single elements. `vectors` requires arrays that are aligned to 16 bytes.
 template <class T, class V, class E>
 __device__ inline void for_each_vector(index_t size, bool vectors, V by_vector, E by_element) {
   constexpr index_t width = vector_width<T>;

@@ -15,13 +15,13 @@
 
 #include <pufferfish/core/config.hpp>
 
-/// Around launchers. Their visibility is hidden: each of two shared objects in a process calls the kernels
-/// that it was linked with.
+/// Opens the namespace of launchers. Its visibility is hidden, so that each of two shared objects in a
+/// process calls the kernels that it was linked with.
 #define PUFFERFISH_KERNELS_BEGIN    \
   PUFFERFISH_STABLE_NAMESPACE_BEGIN \
   namespace gpu_kernels __attribute__((visibility("hidden"))) {
-/// Around plain structs of launchers' signatures that classes may have as members: not hidden, since a
-/// class must not be more visible than its members.
+/// Opens the namespace of plain structs that occur in launchers' signatures and may be members of classes.
+/// The namespace is not hidden, because a class must not be more visible than its members.
 #define PUFFERFISH_KERNEL_TYPES_BEGIN \
   PUFFERFISH_STABLE_NAMESPACE_BEGIN   \
   namespace gpu_kernels {
@@ -32,10 +32,11 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// Signed, as everywhere in the library.
+/// Signed integer type of sizes and positions, the same as elsewhere in the library.
 using index_t = std::ptrdiff_t;
 
-/// Type of computation, parameters and sums for numbers stored as T: float; double for double.
+/// Type in which kernels compute with numbers stored as T, and in which parameters and sums are stored:
+/// double for double, else float.
 template <class T>
 struct accumulate {
   using type = float;
@@ -52,8 +53,9 @@ using accumulate_t = typename accumulate<T>::type;
 struct step_values {
   std::uint64_t seed;  ///< seed of all random streams of the run
   std::uint64_t
-      layer_stream;    ///< substream(stream_id("layer"), step); a layer's is substream(this, its number)
-  std::uint64_t step;  ///< steps done so far
+      /// substream(stream_id("layer"), step). Layer n has the stream substream(layer_stream, n)
+      layer_stream;
+  std::uint64_t step;  ///< number of steps done so far
 };
 
 PUFFERFISH_KERNEL_TYPES_END

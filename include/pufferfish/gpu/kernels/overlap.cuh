@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Kernels that start while the kernel before them in the stream still runs, and wait for its end themselves.
+/// Kernels that start while the previous kernel of the stream still runs, and wait for its end themselves.
 /// CUDA's name is programmatic dependent launch (CUDA C++ Programming Guide).
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// First parameter of a kernel that waits for earlier work of its stream itself; `launch` passes it. The
-/// kernel's first statement must be wait(): in every thread, before any access to global memory, and before
-/// any return. All kernels of the library have the parameter.
+/// First parameter of a kernel that waits for earlier work of its stream itself; `launch` passes this
+/// parameter. The kernel's first statement must be wait(): in every thread, before any access to global
+/// memory, and before any return. All kernels of the library have this parameter.
 ///
 ///     static __global__ void twice_kernel(grid_dependency earlier, float* x, index_t size) {
 ///       earlier.wait();
@@ -21,16 +21,19 @@ PUFFERFISH_KERNELS_BEGIN
 ///     }
 ///     launch(stream, {blocks_for(size, 256), 256}, twice_kernel, x, size);
 ///
-/// - When all blocks of the kernel before have called wait() or ended, blocks of this kernel may start in
-///   places of the multiprocessors that are free, so that the latency of the launch is hidden. No block of
-///   the kernel before waits for a place at this time.
-/// - wait() returns when the kernel before has ended and its writes are visible. That kernel ended after its
-///   own wait(), or was started after all work before it, and so on: all earlier work has ended.
-/// - Everything else in a stream (copies, events, host functions, graphs, kernels without the parameter)
-///   starts after the end of the kernel before it, as without overlap, and this kernel after its end.
-///   Kernels of NVIDIA's libraries that overlap must wait in the same way.
-/// - In a captured graph, wait() waits for all kernels on which this one depends, also of other streams.
+/// - When all blocks of the previous kernel have called wait() or ended, blocks of this kernel may start on
+/// free places of the multiprocessors, so that the latency of the launch is hidden. At this time no block of
+/// the previous kernel needs such a place any more.
+/// - wait() returns when the previous kernel has ended and its writes are visible. Because the previous
+/// kernel has waited in the same way, all earlier work of the stream has ended, too.
+/// - All other work in a stream (copies, events, host functions, graphs, kernels without the parameter)
+/// starts after the end of the kernel before it, as without overlap, and this kernel starts after the end of
+/// such work. Kernels of NVIDIA's libraries that overlap must wait in the same way.
+/// - In a captured graph, wait() waits for all kernels on which this one depends, also for those of other
+/// streams.
 struct grid_dependency {
+  /// Waits until all earlier work of the stream has ended. Before compute capability 9.0 this function does
+  /// nothing, because the kernel has started after that work.
   __device__ void wait() const {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
     emulated_device::wait_for_earlier_work();
@@ -48,11 +51,11 @@ template <class... P>
 inline constexpr bool waits_itself<grid_dependency, P...> = true;
 
 #if !defined(PUFFERFISH_EMULATED_DEVICE)
-/// Whether a kernel with a grid_dependency may overlap the kernel before it on the current device: if
-/// overlap_launches() allows it and the kernel's code was compiled for compute capability 9.0 or later. Older
-/// code, which newer devices execute after compiling its PTX, does not wait. The first kernel asked for on a
-/// device decides for all: files with such kernels must be compiled for the same architectures as the
-/// library's kernels.
+/// Whether a kernel with a grid_dependency may overlap the previous kernel on the current device. Two
+/// conditions must hold: overlap_launches() allows overlap, and the kernel's code was compiled for compute
+/// capability 9.0 or later. Older code, which newer devices execute after compiling its PTX, does not wait.
+/// The first kernel examined on a device decides for all kernels, so files with such kernels must be compiled
+/// for the same architectures as the library's kernels.
 inline bool may_overlap(const void* kernel) {
   enum : signed char { unknown, yes, no };
   static std::atomic<signed char> waits[64];  // by device

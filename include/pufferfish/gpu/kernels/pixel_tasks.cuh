@@ -8,14 +8,14 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The result of a thread: channels of pixel (y, x) of image n, from `channel` on.
+/// The part of the result that one thread computes: channels of pixel (y, x) of image n, from `channel` on.
 struct pixel_place {
   index_t n, y, x, channel;
 };
 
-/// The place of task i over images of `height` x `width` pixels, with `columns` tasks of
-/// `task_width` channels a pixel. I is std::uint32_t if it can count the tasks, because the
-/// divisions dominate the time of small windows.
+/// The place of task i over images of `height` x `width` pixels, with `columns` tasks of `task_width`
+/// channels for each pixel. I is std::uint32_t if that type can count the tasks, because the divisions take
+/// most of the time for small windows.
 template <class I>
 __device__ inline pixel_place pixel_place_of(index_t i, index_t height, index_t width, index_t columns,
                                              int task_width) {
@@ -26,8 +26,8 @@ __device__ inline pixel_place pixel_place_of(index_t i, index_t height, index_t 
           static_cast<index_t>(task - pixel * static_cast<I>(columns)) * task_width};
 }
 
-/// Grid: one-dimensional, 128 threads, one task a thread and step; neighbouring threads have neighbouring
-/// channels. `columns`: tasks of a pixel.
+/// Grid: one-dimensional, 128 threads, one task per thread and step. Neighbouring threads have neighbouring
+/// channels. `columns`: number of tasks of a pixel.
 template <class I, class Task>
 static __global__ void pixel_kernel(grid_dependency earlier, Task task, index_t tasks, index_t height,
                                     index_t width, index_t columns) {
@@ -37,8 +37,8 @@ static __global__ void pixel_kernel(grid_dependency earlier, Task task, index_t 
   }
 }
 
-/// Calls task.run(place) on the device for each pixel of the images and each Task::width channels of it,
-/// which divide `channels`.
+/// Calls task.run(place) on the device for each pixel of the images and for each group of Task::width
+/// channels of the pixel. Task::width must divide `channels`.
 template <class Task>
 void run_pixel_tasks(const launch_site& site, const Task& task, index_t images, index_t height, index_t width,
                      index_t channels) {

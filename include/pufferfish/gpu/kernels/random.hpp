@@ -9,12 +9,12 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// 128 random bits.
+/// One result of the generator: 128 random bits.
 struct random_block {
   std::uint32_t words[4];
 };
 
-/// Identifies a stream of random numbers, as random_stream does.
+/// Identifies a stream of random numbers, like pufferfish::random_stream on the host.
 struct random_key {
   std::uint64_t seed, stream;
 };
@@ -51,14 +51,15 @@ PUFFERFISH_HOST_DEVICE constexpr random_block random_block_at(const random_key& 
   return {{c0, c1, c2, c3}};
 }
 
-/// random_stream::word: 32 random bits at a position. Position 32 g + 16 h + 2 i + l has word 2 h + l of
-/// block 8 g + i, so one block serves positions 32 g + 2 i + {0, 1, 16, 17}.
+/// The 32 random bits at a position of a stream: random_stream::word on the host. Position 32 g + 16 h + 2 i
+/// + l has word 2 h + l of block 8 g + i, so one block serves the positions 32 g + 2 i + {0, 1, 16, 17}.
 PUFFERFISH_HOST_DEVICE constexpr std::uint32_t random_word(const random_key& key, std::uint64_t position) {
   return random_block_at(key, position / 32 * 8 + position % 16 / 2)
       .words[position / 16 % 2 * 2 + position % 2];
 }
 
-/// random_stream::below: uniform in 0 .. bound - 1. Uses words 0 and 1 of block i.
+/// The i-th uniform number in 0 .. bound - 1 of a stream: random_stream::below on the host. Computed from
+/// words 0 and 1 of block i.
 PUFFERFISH_HOST_DEVICE constexpr std::uint64_t random_below(const random_key& key, std::uint64_t i,
                                                             std::uint64_t bound) {
   const random_block block = random_block_at(key, i);

@@ -9,14 +9,14 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// One thread.
+/// Grid: one thread.
 static __global__ void store_step_values_kernel(grid_dependency earlier, step_values* to,
                                                 step_values values) {
   earlier.wait();
   *to = values;
 }
 
-/// One thread per element, 256 a block, then a loop.
+/// Grid: one thread per element, 256 threads a block; threads loop if there are more elements.
 template <class T>
 static __global__ void fill_rows_kernel(grid_dependency earlier, const T* row, T* y, index_t size,
                                         index_t columns, index_t step, bool add) {

@@ -323,7 +323,7 @@ class matrix_truncation {
     if (rows_.output_moment.size() == 0) {
       return detail::squared_norm(rows_.rooted(difference(by.left, down), loss_));
     }
-    // e = (I - A B) y.
+    // The error of the outputs is e = (I - A B) y.
     tensor<double, 2> rest({rows(), rows()});
     detail::add_product_tn(detail::product_operand(by.left).transposed(),
                            detail::product_operand(by.right).transposed(), rest.view());

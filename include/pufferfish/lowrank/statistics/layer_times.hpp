@@ -33,7 +33,7 @@ struct layer_time {
   std::string name;                 ///< name of the layer
   double dense_ms = 0.0;            ///< milliseconds of the dense layer
   double low_rank_ms = 0.0;         ///< the part that does not depend on the ranks
-  std::vector<double> ms_per_rank;  ///< one per rank group
+  std::vector<double> ms_per_rank;  ///< milliseconds per unit of rank, one number per rank group
 
   /// The time of the low-rank layer with the given ranks, by the formula of this struct. Throws rank_error,
   /// naming the layer, unless `ranks` has one rank per rank group.

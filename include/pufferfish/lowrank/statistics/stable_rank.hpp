@@ -155,7 +155,7 @@ std::vector<double> stable_ranks(const layer_weights<T>& weights, const stable_r
 /// The stable ranks of one layer.
 struct layer_stable_rank {
   std::string name;                  ///< name of the layer
-  std::vector<matrix_group> groups;  ///< by rank group
+  std::vector<matrix_group> groups;  ///< rank groups of the layer's matrices, in order
   std::vector<double> values;        ///< one per group; see stable_ranks
 };
 

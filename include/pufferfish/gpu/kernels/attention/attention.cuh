@@ -2,16 +2,17 @@
 #pragma once
 
 /// \file
-/// Attention: the forward pass.
+/// Kernels and launchers of attention: the forward pass, and the launches of the backward pass.
 
 #include <pufferfish/gpu/kernels/attention/attention_backward.cuh>
 #include <pufferfish/gpu/kernels/attention/attention_tiles.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Adds a tile of keys, from `key` on, to the softmax of a tile's rows. Scores become weights relative to the
-/// largest score so far, in shared memory; earlier sums and results are rescaled to it. `best`: largest score
-/// of each row so far; `sum`: this thread's part of the sum of exp(score - best).
+/// Adds a tile of keys, from `key` on, to the softmax of a tile's rows. The scores are replaced by weights
+/// relative to the largest score so far, which are written to shared memory (`weights`); earlier sums and
+/// results are rescaled to the new largest score. `best`: largest score of each row so far. `sum`: this
+/// thread's part of the sum of exp(score - best).
 template <int Tile, class T>
 __device__ void take_scores(const attention_problem<T>& p, const attention_head<T>& head, index_t query,
                             index_t key, const kept_bits<Tile>& kept, tile_scores<Tile>& scores,
@@ -44,7 +45,7 @@ __device__ void take_scores(const attention_problem<T>& p, const attention_head<
   }
 }
 
-/// A tile of queries of a head; result: `value_columns` columns of the values.
+/// Computes `value_columns` columns of the result for a tile of queries of one head.
 template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>)
     /// Block (bx, by, bz): tile bx of the queries of all sequences, head by, columns 64 bz .. of the head's
@@ -87,8 +88,8 @@ static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>
                      column);
 }
 
-/// Calls f with the edge of tiles, as a type, for runs that have `rows` rows in all. 32 if the average run
-/// has at most short_run rows, else 64.
+/// Calls f with the edge of a tile as an integral constant, for runs that have `rows` rows in all: 32 if the
+/// average run has at most short_run rows, else 64.
 template <class F>
 void with_attention_tile(index_t rows, index_t sequences, F f) {
   if (rows <= short_run * sequences) {
@@ -98,9 +99,9 @@ void with_attention_tile(index_t rows, index_t sequences, F f) {
   }
 }
 
-/// One block for every possible tile: runs do not overlap, and each run has at most one tile that is not
-/// full. Only the device knows the lengths of runs; blocks without a tile end at once. `rows`: rows of the
-/// matrix that is tiled; `columns`: columns of a head's result.
+/// The grid of the attention kernels: one block for every possible tile. Runs do not overlap, and each run
+/// has at most one tile that is not full. Only the device knows the lengths of runs; blocks without a tile
+/// end at once. `rows`: rows of the matrix that is cut into tiles; `columns`: columns of a head's result.
 template <class T>
 grid attention_grid(const attention_problem<T>& p, index_t rows, int tile, int columns) {
   const index_t tiles = rows / tile + p.queries.sequences;

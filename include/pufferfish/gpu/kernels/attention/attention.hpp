@@ -16,19 +16,21 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// As ops::attention_input. query_rows, key_rows: number of rows of the matrices that contain the runs.
+/// The arguments of attention, as in ops::attention_input, with pointers to device memory. query_rows and
+/// key_rows are the numbers of rows of the matrices that contain the runs.
 template <class T>
 struct attention_problem {
-  row_array<const T> q, k, v;
+  row_array<const T> q, k, v;  ///< rows of queries, keys and values; the columns of all heads side by side
   index_t query_rows, key_rows;
-  run_arrays queries, keys;
-  int heads, depth, value_depth;  ///< depths of one head
-  bool causal;
-  const unsigned char* allowed;  ///< nullptr: all
-  index_t allowed_strides[3];
-  float scale;            ///< factor of the scores
-  layer_dropout dropout;  ///< dropout of the weights
-  std::uint64_t first_sequence;
+  run_arrays queries, keys;       ///< the rows of each sequence
+  int heads, depth, value_depth;  ///< number of heads; columns of a head in q and k, and in v
+  bool causal;                    ///< whether query i sees only the keys up to i + (keys - queries)
+  /// mask: a pair of query and key counts if its byte is not 0; nullptr: all pairs
+  const unsigned char* allowed;
+  index_t allowed_strides[3];    ///< strides of the mask: sequence, query, key
+  float scale;                   ///< factor of the scores
+  layer_dropout dropout;         ///< dropout of the weights
+  std::uint64_t first_sequence;  ///< number of the first sequence in the global batch, for dropout's streams
 };
 
 PUFFERFISH_KERNEL_TYPES_END
@@ -38,25 +40,28 @@ PUFFERFISH_KERNELS_BEGIN
 /// If the average run has no more rows than this, tiles have 32 rows, else 64.
 inline constexpr index_t short_run = 40;
 
-/// Writes y, and log_sums[head * query_rows + row] = log sum_j exp(score_ij) unless it is nullptr. log_sums:
-/// heads x query_rows floats; -infinity for a query that sees no key, whose y is 0. Rows of no run are not
-/// written. The launchers but attention_row_products start one block of 128 threads per tile of 32 or 64
-/// rows, head and 64 columns of the result; no atomics.
+/// Writes y and, unless it is nullptr, log_sums[head * query_rows + row] = log sum_j exp(score_ij), heads x
+/// query_rows floats. For a query that sees no key, the logarithm is -infinity and y is 0. Rows that belong
+/// to no run are not written. All launchers except attention_row_products start one block of 128 threads for
+/// each tile of 32 or 64 rows, each head, and each 64 columns of the result; none uses atomics. Throws
+/// backend_error if a launch fails.
 template <class T>
 void attention_forward(cudaStream_t stream, const attention_problem<T>& problem, row_array<T> y,
                        float* log_sums);
 
-/// products[head * query_rows + row] = dot product of dy and y over the columns of the head. For all rows,
-/// also those of no run. products: heads x query_rows floats.
+/// products[head * query_rows + row] = dot product of dy and y over the columns of the head. The products are
+/// computed for all rows, also for those that belong to no run. products: heads x query_rows floats.
 template <class T>
 void attention_row_products(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                             row_array<const T> y, float* products);
 
-/// The gradients of q; then those of k and v. log_sums is the result of attention_forward, products that of
-/// attention_row_products. Rows of no run are not written.
+/// Writes dq, the gradient of the queries. log_sums is the result of attention_forward, products that of
+/// attention_row_products. Rows that belong to no run are not written.
 template <class T>
 void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                               const float* log_sums, const float* products, row_array<T> dq);
+/// Writes dk and dv, the gradients of the keys and of the values. The arguments are those of
+/// attention_query_gradient.
 template <class T>
 void attention_key_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                             const float* log_sums, const float* products, row_array<T> dk, row_array<T> dv);

@@ -2,16 +2,17 @@
 #pragma once
 
 /// \file
-/// Attention: the backward pass. Weights p = exp(score - log sum); u = p s if kept by dropout, else 0; g = dy
-/// v s if kept, else 0. dv = u^T dy, dscore = p (g - dy y) scale, dq = dscore k, dk = dscore^T q. Tiles of
-/// queries compute dq, tiles of keys dk and dv: every sum has a fixed order.
+/// Kernels of attention: the backward pass. Weights are p = exp(score - log sum). With s = 1 / (1 - dropout
+/// rate), u = p s for weights that dropout keeps, else 0, and g = dy v s for those, else 0. Then dv = u^T dy,
+/// dscore = p (g - dy y) scale, dq = dscore k, and dk = dscore^T q. Blocks for tiles of queries compute dq,
+/// blocks for tiles of keys compute dk and dv, so every sum has a fixed order.
 
 #include <pufferfish/gpu/kernels/attention/attention_tiles.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// One warp for each row and head. Warp w of the grid has the pairs w, w + warps, ... of row + query_rows
-/// head.
+/// One warp for each row and head. Warp w of the grid computes the pairs w, w + warps, ..., where pair row +
+/// query_rows head belongs to a row and a head.
 template <class T>
 static __global__ void attention_row_products_kernel(grid_dependency earlier, attention_problem<T> p,
                                                      row_array<const T> dy, row_array<const T> y,
@@ -31,21 +32,26 @@ static __global__ void attention_row_products_kernel(grid_dependency earlier, at
   }
 }
 
-/// The numbers of a query with which its weights are computed again.
+/// The two numbers of a query from which its weights and their gradients are computed again: the logarithm of
+/// the sum, and the dot product of dy and y.
 struct query_record {
   float log_sum, product;
 };
 
-/// `at`: position of the query in both arrays.
+/// Reads the record at position `at` of both arrays. A query that does not exist has the logarithm -infinity,
+/// which makes its weights 0.
 __device__ inline query_record read_query(const float* log_sums, const float* products, index_t at,
                                           bool exists) {
   return exists ? query_record{log_sums[at], products[at]} : query_record{-HUGE_VALF, 0.0F};
 }
 
-/// The weight u and the gradient of a score; formulas: see the top of this file.
+/// The weight u after dropout, and the gradient of the score.
 struct score_gradient {
   float used, dscore;
 };
+/// Computes u and dscore of a pair of query and key by the formulas at the top of this file. `seen`: the mask
+/// allows the pair; `kept`: dropout keeps its weight; `gradient`: dot product of the query's dy and the key's
+/// v.
 template <class T>
 __device__ inline score_gradient differentiate(const attention_problem<T>& p, bool seen, bool kept,
                                                float score, float gradient, const query_record& query) {
@@ -55,7 +61,7 @@ __device__ inline score_gradient differentiate(const attention_problem<T>& p, bo
   return {weight * factor, weight * (gradient * factor - query.product) * p.scale};
 }
 
-/// dq of a tile of queries of a head, `value_columns` columns of it.
+/// Computes `value_columns` columns of dq for a tile of queries of one head.
 template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
     /// Block (bx, by, bz): tile bx of the queries, head by, columns 64 bz .. of the head's depth. Sums run
@@ -103,7 +109,8 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
                      column);
 }
 
-/// dk and dv of a tile of keys of a head, `value_columns` columns of each. Rows of threads are keys.
+/// Computes `value_columns` columns of dk and of dv for a tile of keys of one head. Rows of threads belong to
+/// keys.
 template <class T, int Tile>
 static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
     /// Block (bx, by, bz): tile bx of the keys, head by, columns 64 bz .. of both depths. Sums run over
@@ -122,7 +129,7 @@ static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile
 #pragma unroll
   for (int r = 0; r < Tile / thread_rows; ++r) ones[r] = 1.0F;
   tile_result<Tile> key_result = {}, value_result = {};
-  // The first query that sees the first key.
+  // First query that sees the first key of the tile.
   const index_t first = p.causal ? tile.first + head.queries - head.keys : 0;
   for (index_t query = first > 0 ? first / Tile * Tile : 0; query < head.queries; query += Tile) {
     tile_scores<Tile> scores = {}, gradients = {};

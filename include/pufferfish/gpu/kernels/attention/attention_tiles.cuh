@@ -6,10 +6,10 @@
 /// scores, with 8 rows of threads by 16 columns: thread (y, x) has rows y, y + 8, .. and columns x, x + 16,
 /// .. of the tile. Products of tiles read shared memory, 16 bytes at a time.
 ///
-/// Shared memory of a block (attention_memory): two operand tiles of Tile rows x 32 columns of the depth,
-/// whose rows are operand_pitch apart, or in their place a tile of values of 32 x 64; the weights, Tile x
-/// Tile with rows weight_pitch apart; and the bits of dropout. Operands are floats there, whatever the
-/// element type in device memory.
+/// Shared memory of a block (attention_memory) has three parts: two operand tiles of Tile rows x 32 columns
+/// of the depth with row stride operand_pitch, or in their place a tile of values of 32 x 64; the weights,
+/// Tile x Tile with row stride weight_pitch; and the bits of dropout. Operands are stored there as floats,
+/// whatever the element type in device memory.
 
 #include <pufferfish/gpu/kernels/attention/attention.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -18,11 +18,12 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int attention_threads = 128;
 inline constexpr int thread_columns = 16, thread_rows = attention_threads / thread_columns;
-/// Depth of the operands of scores in shared memory at a time; rows and columns of values at a time.
+/// Depth of the operands of scores that are in shared memory at a time.
 inline constexpr int tile_depth = 32;
+/// Rows and columns of the values that are in shared memory at a time.
 inline constexpr int value_rows = 32, value_columns = 64;
 
-/// Strides of rows in shared memory: whole vectors, such that the 8 threads of one 16-byte
+/// Row strides in shared memory, in floats. They are whole vectors, such that the 8 threads of one 16-byte
 /// access read 8 rows from different banks.
 inline constexpr int operand_pitch = tile_depth + 4;
 template <int Tile>
@@ -48,23 +49,26 @@ struct alignas(16) attention_memory {
 };
 static_assert(2 * 32 * operand_pitch >= value_rows * value_columns && value_columns == 4 * thread_columns);
 
-/// Blocks that a multiprocessor should hold at once, forward and backward: limits a thread's registers.
+/// Number of blocks that a multiprocessor should hold at once in the forward and the backward pass. This
+/// number limits the registers of a thread.
 template <int Tile>
 inline constexpr int forward_blocks = Tile == 32 ? 4 : 3;
 template <int Tile>
 inline constexpr int backward_blocks = forward_blocks<Tile> - 1;
 
-/// A thread's part of a tile of scores, and of a tile of results.
+/// A thread's part of a tile of scores.
 template <int Tile>
 using tile_scores = float[own_rows<Tile>][own_columns<Tile>];
+/// A thread's part of a tile of results: four neighbouring columns of each of its rows.
 template <int Tile>
 using tile_result = float[own_rows<Tile>][4];
 
-/// Row of the calling thread's r-th row of a tile, and column of its c-th column.
+/// Row in the tile of the calling thread's r-th row.
 __device__ inline int tile_row(int r) { return block_thread() / thread_columns + thread_rows * r; }
+/// Column in the tile of the calling thread's c-th column.
 __device__ inline int tile_column(int c) { return block_thread() % thread_columns + thread_columns * c; }
 
-/// Combines the values of the threads of a row. These are 16 neighbouring lanes of a warp; all of them
+/// Combines the values of the 16 threads of a row, which are neighbouring lanes of a warp. All of them
 /// receive the result. `combine` must be commutative.
 template <class F>
 __device__ inline float row_reduce(float value, F combine) {
@@ -74,19 +78,19 @@ __device__ inline float row_reduce(float value, F combine) {
   return value;
 }
 
-/// Four neighbouring elements, read at once.
+/// Four neighbouring elements that are read by one access.
 template <class T>
 struct alignas(4 * sizeof(T)) four_of {
   T values[4];
 };
 
-/// The rows of one sequence and the columns of one head.
+/// The part of a matrix that belongs to one sequence (rows) and one head (columns).
 template <class T>
 struct head_rows {
   const T* data;
   index_t stride, rows;
   int columns;
-  bool vectors;  ///< rows are aligned to four elements
+  bool vectors;  ///< whether rows are aligned to four elements
 
   __device__ head_rows(const row_array<const T>& all, index_t first, index_t count, int head, int depth)
       : data(all.row(first) + static_cast<index_t>(head) * depth),
@@ -95,7 +99,7 @@ struct head_rows {
         columns(depth),
         vectors(reinterpret_cast<std::uintptr_t>(data) % sizeof(four_of<T>) == 0 && stride % 4 == 0) {}
 
-  /// Four elements of a row; zeros outside of the matrix.
+  /// Four neighbouring elements of a row from `column` on; zeros outside of the matrix.
   __device__ vector<float> four(index_t row, int column) const {
     vector<float> result{};
     if (row >= rows) return result;
@@ -112,8 +116,8 @@ struct head_rows {
   }
 };
 
-/// Copies Rows x Columns elements of a head to shared memory; rows are `Pitch` apart there. Element (r, c) is
-/// stored at r Pitch + c, zero outside of the head. All 128 threads take part; no barrier.
+/// Copies Rows x Columns elements of a head to shared memory, from (row, column) on. Element (r, c) is stored
+/// at r Pitch + c; elements outside of the head become zeros. All 128 threads take part. No barrier.
 template <int Rows, int Columns, int Pitch, class T>
 __device__ void load_tile(const head_rows<T>& from, index_t row, int column, float* to) {
   constexpr int groups = Columns / 4;
@@ -126,10 +130,9 @@ __device__ void load_tile(const head_rows<T>& from, index_t row, int column, flo
   }
 }
 
-/// scores += the products of rows of `left` and rows of `right`. All threads of the block must call it. Their
-/// earlier writes to other shared memory are visible to all of them afterwards. Element (i, j) += the dot
-/// product of row left_row + i of `left` and row right_row + j of `right` over all columns, 32 columns a
-/// step.
+/// scores(i, j) += dot product of row left_row + i of `left` and row right_row + j of `right` over all
+/// columns, 32 columns a step. All threads of the block must call this function. Their earlier writes to
+/// other shared memory are visible to all of them afterwards.
 template <int Tile, class T>
 __device__ void add_scores(const head_rows<T>& left, index_t left_row, const head_rows<T>& right,
                            index_t right_row, float* operands, tile_scores<Tile>& scores) {
@@ -164,8 +167,8 @@ __device__ void add_scores(const head_rows<T>& left, index_t left_row, const hea
 }
 
 /// result += weights (in shared memory, Tile x Tile) times rows row .. row + Tile - 1, columns column ..
-/// column + value_columns - 1 of `values`. It begins with a barrier, so none is needed after the weights are
-/// written. Rows from `end` on have no weight.
+/// column + value_columns - 1 of `values`. Rows from `end` on have no weight. The function begins with a
+/// barrier, so the caller needs none after writing the weights.
 template <int Tile, class T>
 __device__ void add_weighted(const float* weights, const head_rows<T>& values, index_t row, index_t end,
                              int column, float* operands, tile_result<Tile>& result) {
@@ -195,9 +198,9 @@ __device__ void add_weighted(const float* weights, const head_rows<T>& values, i
   }
 }
 
-/// Writes the tile's results, multiplied by a factor per row, if their rows and columns exist. `first`: row
-/// of the sequence in the matrix, `row`: first row of the tile in the sequence, `rows`: rows of the sequence,
-/// `depth`: columns of a head, `column`: first of the tile's columns in the head. A thread has four
+/// Writes the tile's results, each row multiplied by a factor, where their rows and columns exist. `first`:
+/// row of the sequence in the matrix; `row`: first row of the tile in the sequence; `rows`: rows of the
+/// sequence; `depth`: columns of a head; `column`: first column of the tile in the head. A thread has four
 /// neighbouring columns from column + 4 (thread % 16) on.
 template <int Tile, class T>
 __device__ void store_result(const tile_result<Tile>& result, const float (&factors)[own_rows<Tile>],
@@ -223,14 +226,14 @@ __device__ void store_result(const tile_result<Tile>& result, const float (&fact
   }
 }
 
-/// A tile of a run; sequence -1: none.
+/// A tile of a run: number of the sequence, and first row of the tile in the sequence. Sequence -1: no tile.
 struct run_tile {
   index_t sequence, first;
 };
 
-/// Tile `number` of the sequence of all runs' tiles. Every warp finds it by itself. Tiles are counted
-/// sequence by sequence, ceil(count / Tile) of each. All lanes of a warp must call it. Sequence -1: there are
-/// fewer tiles.
+/// Tile `number` among the tiles of all runs, which are counted sequence by sequence, ceil(count / Tile)
+/// tiles each. The result has sequence -1 if there are fewer tiles. Every warp searches by itself; all lanes
+/// of a warp must call this function.
 template <int Tile>
 __device__ inline run_tile find_tile(const run_arrays& runs, index_t number) {
   const int lane = block_thread() % warp_threads;
@@ -253,7 +256,7 @@ __device__ inline run_tile find_tile(const run_arrays& runs, index_t number) {
   return {-1, 0};
 }
 
-/// One head of one sequence.
+/// One head of one sequence: its rows of queries, keys and values.
 template <class T>
 struct attention_head {
   index_t sequence, queries, keys, first_query, first_key;
@@ -275,35 +278,37 @@ struct attention_head {
   __device__ head_rows<T> of_queries(const row_array<const T>& all, int depth) const {
     return {all, first_query, queries, head, depth};
   }
-  /// Whether the query and the key exist and the mask allows the pair. Positions count within the sequence.
+  /// Whether the query and the key exist and the mask allows the pair. Positions are counted within the
+  /// sequence.
   __device__ bool sees(const attention_problem<T>& p, index_t query, index_t key) const {
     if (query >= queries || key >= keys || (p.causal && key > query + keys - queries)) return false;
     return p.allowed == nullptr || p.allowed[sequence * p.allowed_strides[0] + query * p.allowed_strides[1] +
                                              key * p.allowed_strides[2]] != 0;
   }
-  /// Number of keys, from the first one on, that queries before `end` may see.
+  /// Number of keys, counted from the first one, that queries before `end` may see.
   __device__ index_t visible(const attention_problem<T>& p, index_t end) const {
     const index_t last = (end < queries ? end : queries) + keys - queries;
     return !p.causal || last > keys ? keys : last;
   }
 };
 
-/// Bits of a tile's weights that dropout keeps, in shared memory; see attention_dropout for their numbers.
+/// Bits of a tile's weights that dropout keeps, in shared memory. draw_kept explains the order of the bits.
 template <int Tile>
 struct kept_bits {
   const std::uint32_t* words;
   index_t query, key, keys;
 
-  /// Bit of the tile's row and column.
+  /// Whether dropout keeps the weight at a row and column of the tile.
   __device__ bool operator()(int row, int column) const {
     const int bit = static_cast<int>(((query + row) * keys + key) % 32) + column;
     return (words[row * kept_words<Tile> + bit / 32] >> (bit % 32) & 1U) != 0;
   }
 };
 
-/// Draws the bits, four random words per thread and step. A call of add_scores (its barrier) must follow.
-/// Weight (query, key) of a head has position query keys + key in the head's random stream. Word w of row r
-/// of `words` has the positions from 32 (((query + r) keys + key) / 32 + w) on.
+/// Draws the bits of a tile, four random words per thread and step. A call of add_scores, whose barrier makes
+/// the bits visible, must follow. Weight (query, key) of a head has position query keys + key in the head's
+/// random stream. Word w of row r of `words` has the positions from 32 (((query + r) keys + key) / 32 + w)
+/// on.
 template <int Tile, class T>
 __device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attention_head<T>& head,
                                      index_t query, index_t key, std::uint32_t* words) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Kernels of exchange.hpp. Memory bandwidth limits their speed, which is above that of a network.
+/// Kernels of exchange.hpp. Their speed is limited by the memory bandwidth, which is above that of a network.
 ///
 /// All grids have one dimension and 256 threads a block; threads loop if there are more elements. No kernel
 /// uses shared memory. The only atomic operation is a minimum of integers, so results do not depend on the
@@ -16,12 +16,12 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr unsigned exchange_threads = 256;
 
-/// 256 threads a block, per_thread elements a thread and step.
+/// A grid of 256 threads a block, with per_thread elements for each thread and step.
 inline grid exchange_grid(index_t size, index_t per_thread = 1) {
   return {blocks_for(size, per_thread * index_t{exchange_threads}), exchange_threads};
 }
 
-/// Grid: exchange_grid of vectors.
+/// Grid: exchange_grid with one vector per thread and step.
 template <class T>
 static __global__ void multiply_kernel(grid_dependency earlier, T* x, index_t size, T factor) {
   earlier.wait();
@@ -41,7 +41,7 @@ void multiply(cudaStream_t stream, T* x, index_t size, T factor) {
     launch(stream, exchange_grid(size, vector_width<T>), multiply_kernel<T>, x, size, factor);
 }
 
-/// Grid of this kernel and the next two: exchange_grid, one element a thread and step.
+/// Grid of this kernel and the next two: exchange_grid, one element per thread and step.
 template <class Wire, class T>
 static __global__ void narrow_kernel(grid_dependency earlier, const T* from, std::uint16_t* to,
                                      index_t size) {
@@ -58,7 +58,7 @@ static __global__ void widen_kernel(grid_dependency earlier, const std::uint16_t
     to[i] = static_cast<T>(Wire::widen(from[i])) * factor;
   }
 }
-/// Element i: own_i + others_i + others_(step + i) + ..., in T, in this order.
+/// Element i of the sum: own_i + others_i + others_(step + i) + ..., computed in T in this order.
 template <class Wire, class T>
 static __global__ void add_narrow_kernel(grid_dependency earlier, const std::uint16_t* others, int count,
                                          index_t step, T* own, std::uint16_t* sum, index_t size, T factor) {

@@ -38,10 +38,10 @@ struct correlation {
   const T* weight;
   result_target<T> result;
   conv_geometry geometry;
-  index_t elements;     ///< elements of the result
+  index_t elements;     ///< number of elements of the result
   divider by_channels;  ///< division by the channels of `in`
-  int slices;
-  bool weight_vectors;
+  int slices;           ///< number of parts into which sums are cut
+  bool weight_vectors;  ///< whether rows of the weight can be read in vectors
 };
 
 /// Layout of the dynamic shared memory of `correlate`: `slots` times (left, right), then Block::rows
@@ -59,8 +59,8 @@ struct correlation_memory {
       tiles + Block::rows * sizeof(gathered_pixel<T>);  ///< without the table
 };
 
-/// x: tiles of the result, columns fastest. So blocks that run at the same time share patches; the weight
-/// fits into the second-level cache anyway. y: phases of a gradient; z: slices.
+/// Grid: x counts tiles of the result, columns fastest, so that blocks that run at the same time share
+/// patches; the weight fits into the second-level cache anyway. y counts phases of a gradient, z slices.
 template <class T, class Block, bool Backward>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     /// Block (bx, by, bz): tile bx / column tiles of the pixels and bx % column tiles of the columns; phase
@@ -82,7 +82,7 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
                              Backward ? g.out_channels : g.in_channels, work.by_channels);
   const index_t pixels = g.images * (static_cast<index_t>(patches.rows.outputs) * patches.columns.outputs);
   if (first_pixel >= pixels) return;
-  // No tap reaches these pixels: there is nothing to add to their old values.
+  // No tap reaches these pixels, so there is nothing to add to their old values.
   if (Backward && patches.depth == 0 && work.result.add && work.result.partials == nullptr) return;
 
   T* const tiles = dynamic_shared<T>();
@@ -141,8 +141,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
   }
 }
 
-/// Fills in the members that follow from the others, starts `correlate`, and adds the slices if there are
-/// several.
+/// Fills in the members of `work` that follow from the others, starts `correlate`, and adds the slices if
+/// there are several.
 template <class T, bool Backward>
 inline void run_correlation(const launch_site& site, const conv_plan& plan, correlation<T> work) {
   const conv_geometry& g = work.geometry;
@@ -219,8 +219,8 @@ struct weight_gradient_memory {
       patch_columns<T, Block::rows, Block::depth, left_stride, Block::threads, Block::run>::first_bytes;
 };
 
-/// Rows are elements of the patch, columns are output channels, and sums run over a
-/// slice of the pixels. y of the grid: slices.
+/// The gradient of the weight for one tile: rows are elements of the patch, columns are output channels, and
+/// sums run over a slice of the pixels. y of the grid counts slices.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     /// Block (bx, by): tile bx / column tiles of the patch and bx % column tiles of the channels; slice by of

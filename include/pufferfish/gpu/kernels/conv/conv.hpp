@@ -14,24 +14,27 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-// For all launchers: pointers are to device memory, aligned to their elements; no output overlaps anything.
-// The plan is the result of plan_conv_... for the geometry, or any other (tests use all of them). `partials`:
-// plan.scratch floats. Element types: float, and 16 bits.
+// For all launchers: pointers are to device memory, aligned to their elements, and no output overlaps an
+// input or another output. The plan is the result of plan_conv_... for the geometry; any other plan is
+// correct, too (tests use all of them). `partials`: plan.scratch floats. Element types: float, bfloat16 and
+// half.
 
-/// y = x * w + bias. bias: out_channels elements, or nullptr. y: out_pixels x out_channels. One launch, and a
+/// y = x * w + bias. x: images x in_height x in_width x in_channels; w: [kernel height][kernel
+/// width][in][out]; bias: out_channels elements, or nullptr; y: out_pixels x out_channels. One launch, and a
 /// second one that adds the slices if plan.slices > 1. All three launchers throw backend_error if a launch
 /// fails, for example if the device has less shared memory than a block needs.
 template <class T>
 void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
                   const T* w, const T* bias, T* y, float* partials);
 
-/// dx = the gradient with respect to x; with `add`, dx += the gradient. Every element of dx is written by one
-/// thread: no atomics.
+/// dx = the gradient with respect to x; with `add`, dx += the gradient. dx has the shape of x, dy that of y.
+/// Every element of dx is written by one thread, without atomics.
 template <class T>
 void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
                          const T* dy, const T* w, T* dx, bool add, float* partials);
 
-/// dw = the gradient with respect to w; with `accumulate`, dw += the gradient. dw: patch x out_channels.
+/// dw = the gradient with respect to w; with `accumulate`, dw += the gradient. dw: patch x out_channels, the
+/// layout of w.
 template <class T>
 void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
                           const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials);

@@ -3,7 +3,7 @@
 
 /// \file
 /// The geometry of convolutions for kernels: the inputs of an output along one axis, and divisions by numbers
-/// that are known before a kernel starts. Plain C++, for both sides.
+/// that are known before a kernel starts. Plain C++, for host compilers and for CUDA.
 
 #include <cstdint>
 
@@ -11,9 +11,10 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-// Functions of these structs are always inlined: otherwise they would be visible outside, like the structs.
+// Functions of these structs are always inlined. Otherwise they would be visible outside of a shared object,
+// like the structs.
 
-/// A convolution and the images that it is applied to. Lengths in pixels; an image has fewer than 2^31
+/// A convolution and the images to which it is applied. Lengths are in pixels. An image has fewer than 2^31
 /// elements. out_height and out_width follow from the other numbers.
 struct conv_geometry {
   index_t images;
@@ -24,40 +25,47 @@ struct conv_geometry {
   int padding_height, padding_width;
   int dilation_height, dilation_width;
 
+  /// Number of input elements that one output pixel reads: kernel height * kernel width * input channels.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE int patch() const {
     return kernel_height * kernel_width * in_channels;
   }
+  /// Number of pixels of all output images.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE index_t out_pixels() const {
     return images * (static_cast<index_t>(out_height) * out_width);
   }
+  /// Number of pixels of all input images.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE index_t in_pixels() const {
     return images * (static_cast<index_t>(in_height) * in_width);
   }
 };
 
-/// Divides 0 <= n < 2^31 by one number (1 .. 2^31 - 1), by a multiplication. (Granlund, Montgomery: "Division
-/// by invariant integers using multiplication", 1994: with 2^(shift - 32) < divisor <= 2^(shift - 31), the
-/// multiplier 2^shift / divisor rounded up has an error too small to show for 31-bit dividends.)
+/// Divides numbers 0 <= n < 2^31 by a fixed number (1 .. 2^31 - 1), by a multiplication and a shift. Source:
+/// Granlund, Montgomery: "Division by invariant integers using multiplication", 1994. With 2^(shift - 32) <
+/// divisor <= 2^(shift - 31), the multiplier is 2^shift / divisor rounded up; its error is too small to
+/// change the quotient of a 31-bit dividend.
 struct divider {
   std::uint32_t divisor, multiplier, shift;
 
+  /// The divider for a number.
   PUFFERFISH_HOST_DEVICE static PUFFERFISH_ALWAYS_INLINE divider by(int number) {
     const auto d = static_cast<std::uint32_t>(number);
     std::uint32_t shift = 31;
     while ((std::uint64_t{1} << (shift - 31)) < d) ++shift;
     return {d, static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d), shift};
   }
+  /// n / divisor, rounded down.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE int quotient(int n) const {
     return static_cast<int>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(n)) * multiplier) >>
                             shift);
   }
+  /// n % divisor, for quotient(n).
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE int remainder(int n, int quotient) const {
     return n - quotient * static_cast<int>(divisor);
   }
 };
 
-/// One axis of a correlation. Output j is at out_first + j * out_step; its tap i reads the input j * in_step
-/// + offset + i * offset_step and the kernel's element kernel + i * kernel_step.
+/// One axis of a correlation. Output j is the pixel out_first + j * out_step of the result. Its tap i reads
+/// the input pixel j * in_step + offset + i * offset_step, and the kernel's element kernel + i * kernel_step.
 struct conv_axis {
   int inputs, outputs;
   int in_step, out_first, out_step;
@@ -69,16 +77,16 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The axis of a convolution's forward direction.
+/// The axis of the forward pass of a convolution.
 PUFFERFISH_HOST_DEVICE inline conv_axis forward_axis(int inputs, int outputs, int kernel, int stride,
                                                      int padding, int dilation) {
   return {inputs, outputs, stride, 0, 1, kernel, -padding, dilation, 0, 1};
 }
 
-/// The axis of the gradient with respect to the input, with inputs and outputs swapped. The pixels phase,
-/// phase + stride, ... use the same taps: every step-th one, from the last to the first, so that offsets
-/// increase. `pixels`: extent of the input, `gradients`: of the output. `phase`: 0 .. stride - 1. A phase may
-/// have no taps.
+/// The axis of the gradient of the input, which is a correlation with inputs and outputs swapped. `pixels`:
+/// extent of the convolution's input; `gradients`: extent of its output. The pixels phase, phase + stride,
+/// ... use the same taps: every step-th one, from the last to the first, so that offsets increase. `phase`: 0
+/// .. stride - 1. A phase may have no taps.
 PUFFERFISH_HOST_DEVICE inline conv_axis backward_axis(int pixels, int gradients, int kernel, int stride,
                                                       int padding, int dilation, int phase) {
   conv_axis axis{gradients, (pixels - phase + stride - 1) / stride, 1, phase, stride, 0, 0, 0, 0, 0};

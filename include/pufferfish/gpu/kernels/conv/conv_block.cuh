@@ -13,11 +13,11 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The product that computes a block's tile. The more rows and columns a thread or a warp has, the less is
-/// read from shared memory, and the fewer other instructions are needed. The registers bound them: two large
-/// blocks, or three or four of 128 threads, must fit on each multiprocessor. Dynamic shared memory: `slots`
-/// pairs of tiles, left (patches) then right (weight or gradient); correlation_memory and
-/// weight_gradient_memory have the sizes.
+/// The type of a thread block: its tile, and the product that computes the tile. The more rows and columns a
+/// thread or a warp has, the less is read from shared memory, and the fewer other instructions are needed.
+/// The registers are the limit: two large blocks, or three or four of 128 threads, must fit on each
+/// multiprocessor. Dynamic shared memory: `slots` pairs of tiles, left (patches) then right (weight or
+/// gradient); correlation_memory and weight_gradient_memory have the sizes.
 template <bool Tensor, class T, int Rows, int Columns, int Run>
 struct conv_block {
   static constexpr int rows = Rows, columns = Columns;
@@ -41,10 +41,10 @@ struct conv_block {
                                             : 512 / threads;
 };
 
-/// Calls f(block) for the block of a plan. Blocks of 16 columns have RowsOf16 rows: 256 for pixels, 128 for
-/// gradients of weights. Tensors whose channels cannot be copied in vectors have few channels as a rule (an
-/// image's three), so two kinds of blocks suffice for them. f receives an object of the type conv_block.
-/// 16-bit types always compute on tensor cores.
+/// Calls f(block) with an object of the conv_block type for a plan. Blocks of 16 columns have RowsOf16 rows:
+/// 256 for pixels, 128 for gradients of weights. Tensors whose channels cannot be copied in vectors
+/// (`in_vectors` false) usually have few channels, such as the three of an image, so two kinds of blocks
+/// suffice for them. 16-bit types always compute on tensor cores.
 template <class T, int RowsOf16, class F>
 inline void with_block(const conv_plan& plan, bool in_vectors, F f) {
   const auto kind = [&](auto tensor) {

@@ -3,7 +3,8 @@
 
 /// \file
 /// Cuts the work of a convolution into blocks. A plan depends on shapes alone, never on the device, so that
-/// results do not depend on its number of multiprocessors. Plain C++, for both sides.
+/// results do not depend on the device's number of multiprocessors. Plain C++, for host compilers and for
+/// CUDA.
 
 #include <algorithm>
 #include <utility>
@@ -16,12 +17,14 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 /// of the patch), columns are channels of the output.
 enum class conv_tile : int { t128x128, t128x64, t64x64, t128x32, t256x16, t128x16 };
 
-/// How the products of a convolution are cut.
+/// How the work of a convolution is cut into blocks and slices.
 struct conv_plan {
-  conv_tile tile = conv_tile::t64x64;
-  /// Products on tensor cores: for float with operands rounded to TF32. (16-bit types: always so.)
+  conv_tile tile = conv_tile::t64x64;  ///< part of the result that a block computes
+  /// Whether products are computed on tensor cores. For float, operands are then rounded to TF32. 16-bit
+  /// types always use tensor cores.
   bool tensor = false;
-  /// Number of parts of the sums. Each part has a result of its own in `partials`; these are added in order.
+  /// Number of slices into which the sums are cut. Each slice has a result of its own in `partials`; these
+  /// results are added in order.
   int slices = 1;
   /// Number of floats of `partials`.
   index_t scratch = 0;
@@ -37,13 +40,14 @@ inline constexpr int conv_step = 16;
 /// Internal: the rules of the plans.
 namespace plans {
 
-/// Number of parts of up to `part` elements.
+/// Number of parts of at most `part` elements that cover `size` elements.
 constexpr index_t cut(index_t size, index_t part) { return (size + part - 1) / part; }
 
-/// Rows of a tile, its columns, and the number of tiles that cover rows x columns.
+/// Number of rows of a tile.
 constexpr index_t rows_of(conv_tile tile) {
   return tile == conv_tile::t256x16 ? 256 : tile == conv_tile::t64x64 ? 64 : 128;
 }
+/// Number of columns of a tile.
 constexpr index_t columns_of(conv_tile tile) {
   switch (tile) {
     case conv_tile::t128x128:
@@ -57,6 +61,7 @@ constexpr index_t columns_of(conv_tile tile) {
       return 64;
   }
 }
+/// Number of tiles that cover rows x columns.
 constexpr index_t blocks_of(conv_tile tile, index_t rows, index_t columns) {
   return cut(rows, rows_of(tile)) * cut(columns, columns_of(tile));
 }
@@ -99,16 +104,17 @@ inline conv_tile weight_tile_for(index_t rows, index_t columns, index_t channels
 /// Largest number of slices, which are one dimension of a grid.
 inline constexpr index_t most_slices = 32768;
 
-/// `wanted` slices of sums of `steps` steps, but none shorter than 16 steps, and no more than fit into 64 MB.
+/// Number of slices for sums of `steps` steps: `wanted`, but no more than leave 16 steps for each slice, than
+/// fit with their results of `elements` floats into 64 MB, and than most_slices; at least 1.
 inline int slices_for(index_t wanted, index_t steps, index_t elements) {
   constexpr index_t most_floats = index_t{1} << 24, shortest = 16;
   const index_t room = std::min(steps / shortest, most_floats / std::max<index_t>(elements, 1));
   return static_cast<int>(std::clamp<index_t>(std::min(wanted, room), 1, most_slices));
 }
 
-/// The plan of a product of `rows` pixels by `columns` channels. `channels`: those of the gathered tensor;
+/// The plan of a product of `rows` pixels by `columns` channels. `channels`: channels of the gathered tensor;
 /// `depth`: elements of a sum over all phases; `phases`: classes of pixels that a gradient of the input
-/// computes separately.
+/// computes separately; `vector`: elements in 16 bytes.
 inline conv_plan correlation_plan(index_t rows, index_t columns, index_t channels, index_t phases,
                                   index_t depth, bool tensor, int vector) {
   conv_plan plan;
@@ -124,13 +130,14 @@ inline conv_plan correlation_plan(index_t rows, index_t columns, index_t channel
 
 }  // namespace plans
 
-/// The plan of conv_forward for elements `vector` of which are 16 bytes. If there are few pixels of many
-/// channels, the sums are cut into slices.
+/// The plan of conv_forward. `vector`: number of elements in 16 bytes. The sums are cut into slices if there
+/// are few pixels of many channels.
 inline conv_plan plan_conv_forward(const conv_geometry& g, bool tensor, int vector = 4) {
   return plans::correlation_plan(g.out_pixels(), g.out_channels, g.in_channels, 1, g.patch(), tensor, vector);
 }
 
-/// The plan of conv_backward_input. Pixels with different positions modulo the stride have different taps.
+/// The plan of conv_backward_input. `vector`: number of elements in 16 bytes. Pixels with different positions
+/// modulo the stride have different taps, so each of these phases is a product of its own.
 inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor, int vector = 4) {
   const index_t phases =
       static_cast<index_t>(std::min(g.stride_height, g.in_height)) * std::min(g.stride_width, g.in_width);
@@ -138,8 +145,8 @@ inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor, i
   return plans::correlation_plan(g.in_pixels(), g.in_channels, g.out_channels, phases, depth, tensor, vector);
 }
 
-/// The convolution with input and gradient of the output swapped. For stride and dilation 1, its gradient of
-/// weights, converted by turn_filter, is the gradient of g's weights.
+/// The convolution with its input and the gradient of its output swapped. For stride and dilation 1, the
+/// gradient of this convolution's weights, converted by turn_filter, is the gradient of g's weights.
 inline conv_geometry turned(const conv_geometry& g) {
   conv_geometry result = g;
   std::swap(result.in_height, result.out_height);
@@ -158,7 +165,8 @@ inline bool is_better_turned(const conv_geometry& g, int vector = 4) {
          2 * g.out_channels <= g.in_channels && g.out_channels % vector == 0;
 }
 
-/// The plan of conv_backward_weight: long sums over pixels, a small result.
+/// The plan of conv_backward_weight, which has long sums over pixels and a small result. `vector`: number of
+/// elements in 16 bytes.
 inline conv_plan plan_conv_backward_weight(const conv_geometry& g, bool tensor, int vector = 4) {
   const index_t rows = g.patch(), columns = g.out_channels, pixels = g.out_pixels();
   conv_plan plan;

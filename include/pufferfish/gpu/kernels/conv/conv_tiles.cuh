@@ -9,8 +9,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Copies Count elements to shared memory, or zeros if not `inside` (`from` is not read then). Asynchronous
-/// except for elements of less than 4 bytes. `Again`: see copy_async.
+/// Copies Count elements to shared memory if `inside` is true, else writes zeros without reading `from`. The
+/// copy is asynchronous, except for elements of less than 4 bytes. `Again`: see copy_async.
 template <int Count, bool Again = false, class T>
 __device__ inline void copy_elements(T* to, const T* from, bool inside) {
   constexpr int bytes = Count * static_cast<int>(sizeof(T));
@@ -55,8 +55,9 @@ __device__ inline int remaining(index_t size, index_t first, int most) {
   return rest < most ? static_cast<int>(rest) : most;
 }
 
-/// Calls copy(at) for at = thread, thread + Threads, .. below Count. Not unrolled for copies of single
-/// elements: only unaligned matrices need them, and unrolled code would take registers from the others.
+/// Calls copy(at) for at = thread, thread + Threads, ... below Count. The loop is not unrolled for copies of
+/// single elements: only unaligned matrices need them, and unrolled code would take registers from the other
+/// copies.
 template <int Count, int Threads, bool Unrolled, class F>
 __device__ inline void for_own(int thread, F copy) {
   if constexpr (Unrolled) {
@@ -71,11 +72,11 @@ __device__ inline void for_own(int thread, F copy) {
   }
 }
 
-/// Copies a tile of a matrix, `Rows` rows of `Length` elements, of which `rows` x `length` exist; the others
-/// become zeros. `in_vectors`: addresses, steps and lengths are multiples of 16 bytes. The tile is within
-/// 2^31 elements. Layout: element (row, column) of the tile is at row Stride + column. `matrix` is the tile's
-/// first element; its rows are row_step elements apart. Threads: number of threads that call it, numbered by
-/// `thread`.
+/// Copies a tile of a matrix to shared memory: `Rows` rows of `Length` elements, of which `rows` x `length`
+/// exist; the others become zeros. Element (row, column) of the tile is stored at row Stride + column.
+/// `matrix` is the tile's first element, and row_step the row stride of the matrix, in elements; the tile is
+/// within 2^31 elements. `in_vectors`: addresses, row stride and lengths are multiples of 16 bytes. Threads:
+/// number of threads that call this function, numbered by `thread`.
 template <int Rows, int Length, int Stride, int Threads, class T>
 __device__ inline void copy_tile(T* tile, const T* matrix, int row_step, int rows, int length,
                                  bool in_vectors, int thread) {
@@ -94,13 +95,14 @@ __device__ inline void copy_tile(T* tile, const T* matrix, int row_step, int row
   }
 }
 
-/// Copies tiles of `Rows` rows of a matrix, `Length` elements each, of which `length` exist; elements that do
-/// not exist become zeros. Layout and `in_vectors`: see copy_tile. Rows of the matrix are row_step elements
-/// apart, less than 2^31 bytes.
+/// Copies tiles of `Rows` rows of a matrix to shared memory, `Length` elements each, of which `length` exist;
+/// elements that do not exist become zeros. Layout and `in_vectors` are those of copy_tile. The row stride
+/// row_step is in elements, and less than 2^31 bytes.
 template <class T, int Rows, int Length, int Stride, int Threads>
 class row_tiles {
  public:
-  /// The columns from `matrix`, an element of row 0, on; `rows`: number of rows of the matrix.
+  /// `matrix`: address of row 0 in the first of the columns to copy; `rows`: number of rows of the matrix;
+  /// `length`: number of columns from there on.
   __device__ row_tiles(const T* matrix, int row_step, int rows, int length, bool in_vectors, int thread)
       : matrix_(matrix),
         row_step_(row_step),
@@ -109,7 +111,7 @@ class row_tiles {
         thread_(thread),
         in_vectors_(in_vectors) {}
 
-  /// Copies the rows first .. first + Rows - 1.
+  /// Copies the rows first .. first + Rows - 1; rows that do not exist become zeros.
   __device__ void copy(T* tile, int first) const {
     if (!in_vectors_) [[unlikely]] {
       copy_tile<Rows, Length, Stride, Threads>(tile, matrix_ + static_cast<index_t>(first) * row_step_,
@@ -132,7 +134,7 @@ class row_tiles {
     }
   }
 
-  /// Moves to the columns `by` further.
+  /// Moves the copied columns by `by` columns.
   __device__ void move(int by) {
     matrix_ += by;
     length_ -= by;

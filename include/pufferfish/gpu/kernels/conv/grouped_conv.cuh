@@ -3,7 +3,7 @@
 
 /// \file
 /// Kernels of grouped_conv.hpp. For the result and for the gradient of the input, a thread computes one
-/// element, or 16 bytes of elements of a depthwise convolution; neighbouring threads have neighbouring
+/// element, or 16 bytes of elements of a depthwise convolution. Neighbouring threads have neighbouring
 /// channels. For the gradient of the weight, 8 threads share the pixels of an element.
 ///
 /// No kernel uses dynamic shared memory or atomics.
@@ -32,9 +32,9 @@ __device__ inline void for_each_tap(const conv_axis& rows, const conv_axis& colu
   }
 }
 
-/// Width > 1: a depthwise convolution with as many outputs as inputs, Width channels a thread. A task of
-/// run_pixel_tasks over the output: y of Width neighbouring channels of one pixel. Sums run over taps, then
-/// over the inputs of the group, in float.
+/// A task of run_pixel_tasks over the output: computes y in Width neighbouring channels of one pixel. Sums
+/// run over taps, then over the inputs of the group, in float. Width > 1 requires a depthwise convolution
+/// with as many outputs as inputs.
 template <class T, int Width>
 struct grouped_forward_task {
   static constexpr int width = Width;
@@ -71,8 +71,9 @@ struct grouped_forward_task {
   }
 };
 
-/// Width: as in grouped_forward_task. A task of run_pixel_tasks over the input: dx of Width neighbouring
-/// channels of one pixel. Sums run over taps, then over the outputs of the group.
+/// A task of run_pixel_tasks over the input: computes dx in Width neighbouring channels of one pixel. Sums
+/// run over taps, then over the outputs of the group, in float. Width > 1 has the condition of
+/// grouped_forward_task.
 template <class T, int Width>
 struct grouped_input_task {
   static constexpr int width = Width;
@@ -112,7 +113,8 @@ struct grouped_input_task {
   }
 };
 
-/// Whether threads may compute 16 bytes of channels each: one input and output per group, aligned vectors.
+/// Whether threads may compute 16 bytes of channels each. This requires one input and one output channel per
+/// group, and arrays whose channels are aligned vectors.
 template <class T, class... P>
 inline bool in_channel_vectors(const conv_geometry& g, int groups, const P*... pointers) {
   return g.in_channels == groups && g.out_channels == groups && whole_vectors<T>(groups, pointers...);
@@ -141,15 +143,17 @@ void grouped_conv_backward_input(cudaStream_t stream, const conv_geometry& g, in
 // ---------------------------------------------------------------------------------------------------------
 // The gradient of the weight
 
-/// A number of pixels as images, rows and columns; also the position of a pixel.
+/// A number of pixels in the units images, rows and columns; also the position of a pixel.
 struct pixel_steps {
   index_t images;
   int rows, columns;
 
+  /// Converts a number of pixels, for images of height x width.
   static __device__ pixel_steps of(index_t pixels, int height, int width) {
     const index_t lines = pixels / width;
     return {lines / height, static_cast<int>(lines % height), static_cast<int>(pixels % width)};
   }
+  /// Moves the position by a number of pixels.
   __device__ void advance(const pixel_steps& by, int height, int width) {
     columns += by.columns;
     const bool next_row = columns >= width;
@@ -171,7 +175,7 @@ struct grouped_weight_gradient {
   result_target<accumulate_t<T>> result;
 };
 
-/// x of the grid: elements of the weight, outputs fastest; y: slices of the pixels.
+/// Grid: x counts blocks of elements of the weight, outputs fastest; y counts slices of the pixels.
 template <class T>
 static __global__ void __launch_bounds__(grouped_elements* grouped_rows)
     /// 256 threads: thread t of block (bx, by) has element 32 bx + t % 32 and the pixels first + t / 32,

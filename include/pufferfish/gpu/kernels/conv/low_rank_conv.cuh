@@ -11,10 +11,10 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Rows pixels, Rank channels between the factors, 64 channels of the output at a time. 128 threads. Dynamic
-/// shared memory: in the first product `slots` times (left: rows x depth patches, right: depth x Rank of
-/// `down`); in the second one the inner tile, rows x Rank, then `slots` tiles of `up`, up_depth x chunk; at
-/// the end `rows` gathered_pixel and the table of taps.
+/// The type of a block of 128 threads: Rows pixels, Rank channels between the factors, and 64 channels of the
+/// output at a time. Dynamic shared memory in the first product: `slots` pairs of tiles (left: rows x depth
+/// patches, right: depth x Rank of `down`). In the second product: the inner tile, rows x Rank, then `slots`
+/// tiles of `up`, up_depth x chunk. At the end: `rows` gathered_pixel and the table of taps.
 template <bool Tensor, class T, int Rows, int Rank, int Run>
 struct low_rank_block {
   static constexpr int rows = Rows, rank = Rank, run = Run, chunk = 64, threads = 128, slots = 3;
@@ -58,7 +58,7 @@ struct low_rank_correlation {
   bool down_vectors, up_vectors;
 };
 
-/// A copy of a target without bias, slices and addition, whose code the compiler can then leave out.
+/// A copy of a target without bias, slices and addition. The compiler can then leave out the code for these.
 template <class T>
 __device__ inline result_target<T> plain(const result_target<T>& target) {
   return {target.out, nullptr, nullptr, false, target.columns, target.runs};
@@ -122,7 +122,7 @@ static __global__ void __launch_bounds__(Block::threads, 3)
   row_tiles<T, Block::up_depth, Block::chunk, Block::up_stride, Block::threads> up_tiles(
       work.up, columns, rank, columns, work.up_vectors, thread);
   int loaded = 0, used = 0, chunk = 0;  // elements of the rank, copied and multiplied; first column
-  // The pipeline's first barrier is between the writes to `kept` and the reads.
+  // The first barrier of the pipeline separates the writes to `kept` from the reads.
   pipeline<Block::slots>(
       0, ceil_div(columns, Block::chunk) * up_steps,
       [&](int slot, int) {
@@ -144,7 +144,7 @@ static __global__ void __launch_bounds__(Block::threads, 3)
       });
 }
 
-/// Calls f(tensor, padded rank) with integral constants.
+/// Calls f(tensor, padded rank) with both arguments as integral constants.
 template <class T, class F>
 inline void with_rank(bool tensor, int rank, F f) {
   const auto ranks = [&](auto on) {

@@ -2,18 +2,20 @@
 #pragma once
 
 /// \file
-/// Launchers of the low-rank convolution in one pass: the result of its first factor does not go through
-/// device memory to the second one.
+/// Launchers of the low-rank convolution in one pass: the result of the first factor is passed to the second
+/// factor in shared memory, not through device memory.
 
 #include <pufferfish/gpu/kernels/conv/low_rank_plan.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
-// As in conv.hpp: device memory, dense, outputs overlap nothing. `geometry` is that of `down`: its
-// out_channels are the rank, at most 64. up: rank x out_channels. Element types: float, and 16 bits.
+// Pointers are to device memory, matrices are dense, and no output overlaps another array. `geometry` is that
+// of `down`: its out_channels are the rank, at most 64. up: rank x out_channels. Element types: float,
+// bfloat16 and half. Each launcher throws backend_error if its launch fails.
 
-/// t = x * down, which is stored unless t is null; y = t up + bias. x: NHWC, down: patch x rank, t: pixels x
-/// rank, y: pixels x out_channels, bias: out_channels elements or nullptr.
+/// t = x * down, which is stored unless t is null; y = t up + bias. x: NHWC; down: patch x rank; t: pixels x
+/// rank; y: pixels x out_channels; bias: out_channels elements or nullptr. plan: the result of
+/// plan_low_rank_forward, with plan.fused true.
 template <class T>
 void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, const low_rank_plan& plan,
                            const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t,

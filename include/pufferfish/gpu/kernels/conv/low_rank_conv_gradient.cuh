@@ -11,8 +11,9 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// 128 threads, 256 for rank 64. Dynamic shared memory: 2 times (gradient: rows x chunk, up: Rank x chunk), 2
-/// times (t: rows x Rank), then the sums of dup, Rank x padded columns floats: plan.shared_bytes in all.
+/// The type of a block of 128 threads, or 256 for rank 64. Dynamic shared memory (plan.shared_bytes): two
+/// pairs of tiles (gradient: rows x chunk, up: Rank x chunk), two tiles of t (rows x Rank), then the sums of
+/// dup (Rank x padded columns, in float).
 template <bool Tensor, class T, int Rank>
 struct up_gradient_block {
   static constexpr int rows = plans::backward_rows, rank = Rank, chunk = plans::backward_chunk(Rank);
@@ -30,7 +31,7 @@ struct up_gradient_block {
                          simt_product<Rank, chunk, 4, up_results / 4, dense::width, dense::width>>;
   static_assert(inner_product::threads == threads && up_product::threads == threads);
 
-  // Gradients are read along both of their directions: rows 16 bytes apart in the banks suit both.
+  // Gradients are read along both of their directions. Rows that begin 16 bytes apart in the banks suit both.
   static constexpr int stride = tile_stride<T, dense::depth>(chunk);
   static constexpr int inner_stride = tile_stride<T, dense::depth>(Rank);
   static constexpr int gradient = rows * stride, up = Rank * stride, inner = rows * inner_stride;
@@ -51,10 +52,10 @@ struct up_gradient {
   bool t_vectors, gradient_vectors, up_vectors;
 };
 
-/// x: slices of the pixels, in tiles of Block::rows. For each tile and each chunk of the output's channels,
-/// the chunk's part of dt is added in registers, and that of dup in shared memory. Block bx: tiles tiles
-/// bx / slices .. tiles (bx + 1) / slices - 1 of 64 pixels. Its part of dup is written to slice bx of the
-/// partial results, which add_slices adds in order.
+/// Grid: x counts slices of the pixels. Block bx has the tiles tiles bx / slices .. tiles (bx + 1) / slices -
+/// 1 of Block::rows = 64 pixels. For each tile and each chunk of the output's channels, the chunk's part of
+/// dt is added in registers, and that of dup in shared memory. The block's part of dup is written to slice bx
+/// of the partial results, which add_slices adds in order.
 template <class T, class Block>
 static __global__ void __launch_bounds__(Block::threads)
     up_gradients(grid_dependency earlier, up_gradient<T> work) {
@@ -106,7 +107,7 @@ static __global__ void __launch_bounds__(Block::threads)
         typename Block::up_product up(thread);
         up.template multiply<Block::rows, Block::inner_stride, Block::stride>(
             inners + tile % Block::slots * Block::inner, gradient);
-        // Every thread adds to elements of its own.
+        // Every thread adds only to its own elements, so no barrier is needed.
         up.for_each([&](int row, int channel, const auto& run) {
 #pragma unroll
           for (int i = 0; i < Block::up_product::width; ++i) {

@@ -9,18 +9,20 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// How a low-rank convolution is computed.
+/// How a low-rank convolution is computed, and how one pass is cut into blocks.
 struct low_rank_plan {
-  /// False: two products, one after the other.
+  /// Whether both factors are computed in one pass. False: two products, one after the other.
   bool fused = false;
+  /// Whether products are computed on tensor cores.
   bool tensor = false;
   /// Number of pixels of a block: 64 or 128.
   int rows = 64;
-  /// Backward: number of parts into which the pixels are cut, and number of floats of `partials`.
+  /// Number of slices into which the backward pass cuts the pixels.
   int slices = 1;
+  /// Number of floats of `partials` in the backward pass.
   index_t scratch = 0;
-  /// Backward: shared memory of a block, bytes. Devices of compute capability 8.0 and 9.0 have enough of it
-  /// for every fused plan, others may not.
+  /// Shared memory of a block of the backward pass, in bytes. Devices of compute capability 8.0 and 9.0 have
+  /// enough for every fused plan; other devices may have less.
   index_t shared_bytes = 0;
 };
 
@@ -57,7 +59,8 @@ constexpr index_t padded_columns(int padded, index_t columns) {
 
 }  // namespace plans
 
-/// g.out_channels is the rank. `tensor`: products on tensor cores.
+/// The plan of low_rank_conv_forward. `g` is the geometry of `down`, so g.out_channels is the rank. `tensor`:
+/// products on tensor cores.
 inline low_rank_plan plan_low_rank_forward(const conv_geometry& g, bool tensor) {
   low_rank_plan plan;
   plan.tensor = tensor;

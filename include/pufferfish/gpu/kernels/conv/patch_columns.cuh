@@ -10,7 +10,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The position of an output's first tap: in memory, and in its image.
+/// The position of the first tap of an output: its address in the input, and its pixel (y, x) in the image.
 template <class T>
 struct alignas(16) first_tap {
   const T* in;
@@ -18,9 +18,10 @@ struct alignas(16) first_tap {
 };
 
 /// Copies tiles of the transposed matrix of patches of a forward convolution: Depth pixels by Columns
-/// elements of the patch, Run at a time. A thread keeps its columns. The first taps of a step's pixels are
-/// found by one warp, another one for each step, before the step's copies start. Layout: column c of pixel r
-/// is at r Stride + c of the tile. Pixels from `last` on and taps outside of the image become zeros.
+/// elements of the patch, Run elements at a time. Column c of pixel r is stored at r Stride + c of the tile.
+/// Pixels from `last` on and taps outside of the image become zeros. A thread always copies the same columns.
+/// The first taps of a step's pixels are found by one warp, a different one in each step, before the step's
+/// copies start.
 template <class T, int Columns, int Depth, int Stride, int Threads, int Run>
 class patch_columns {
   static constexpr int runs = Columns / Run, rows_at_once = Threads / runs;
@@ -29,12 +30,13 @@ class patch_columns {
   static_assert(Threads % runs == 0 && own_rows % group == 0 && Depth <= warp_threads);
 
  public:
-  /// Number of steps whose first taps are in shared memory: more than the pipeline's slots. Bytes of these.
+  /// Number of steps whose first taps are in shared memory: more than the slots of the pipeline.
   static constexpr int kept = 4;
+  /// Bytes of shared memory for these first taps.
   static constexpr std::size_t first_bytes = kept * Depth * sizeof(first_tap<T>);
 
-  /// The columns from `first_column` on of the patches of the pixels first .. last - 1. `places`: kept
-  /// Depth entries in shared memory.
+  /// Prepares the copies of the columns from `first_column` on of the patches of the pixels first .. last -
+  /// 1. `places`: kept * Depth entries in shared memory.
   __device__ patch_columns(const gathering<T>& g, first_tap<T>* places, int first_column, index_t first,
                            index_t last, const divider& by_area, const divider& by_width, int thread)
       : g_(&g),
@@ -53,8 +55,8 @@ class patch_columns {
     offset_ = element.offset;
   }
 
-  /// Writes the first taps of this block's pixels step Depth .. step Depth + Depth - 1, over those of step
-  /// step - kept. A barrier must follow before the step is copied.
+  /// Writes the first taps of the pixels step Depth .. step Depth + Depth - 1 of this block, in place of
+  /// those of step step - kept. A barrier must follow before the step is copied.
   __device__ void find(int step) const {
     if (thread_ / warp_threads != step % (Threads / warp_threads) || thread_ % warp_threads >= Depth) return;
     const int row = thread_ % warp_threads, pixel = step * Depth + row, at = first_inside_ + pixel;
@@ -69,14 +71,15 @@ class patch_columns {
         pixel < count_ ? y : -(1 << 29), x};
   }
 
-  /// Copies the patches of a step's pixels.
+  /// Copies the patches of a step's pixels to a tile.
   __device__ void copy(T* tile, int step) const {
     const int own = thread_ / runs;
     T* const to = tile + own * Stride + thread_ % runs * Run;
     const first_tap<T>* const places = places_ + step % kept * Depth + own;
 #pragma unroll
     for (int i = 0; i < own_rows; i += group) {
-      // Loads the places of some copies before these start, since the compiler keeps the order of copies.
+      // The places of several copies are loaded before these copies start, because the compiler keeps the
+      // order of copies.
       array_of<first_tap<T>, group> place;
 #pragma unroll
       for (int d = 0; d < group; ++d) {

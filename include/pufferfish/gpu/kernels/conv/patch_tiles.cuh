@@ -11,24 +11,24 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// An output pixel: the position of its first tap in the input, and its own in the output.
+/// An output pixel: the position of its first tap in the input, and its own position in the output.
 template <class T>
 struct gathered_pixel {
-  const T* in;       ///< may be outside of the image
-  index_t out;       ///< elements from the output's begin; -1 for a pixel that does not exist
-  int y, x;          ///< of the input
-  unsigned outside;  ///< see taps_outside; only if Bits of find_pixels is set
+  const T* in;       ///< address of the first tap; may be outside of the image
+  index_t out;       ///< offset of the pixel in the output, in elements; -1 for a pixel that does not exist
+  int y, x;          ///< pixel of the first tap in the input image
+  unsigned outside;  ///< see taps_outside; set only if Bits of find_pixels is true
 };
 
 /// Writes the outputs first .. first + Rows - 1 of a correlation over `images` images to shared memory.
 /// Outputs have `out_channels` channels, in images of out_height x out_width pixels. `pixels`: Rows entries
 /// in shared memory; a barrier must follow before other threads read them. Outputs from images x area on do
-/// not exist: out = -1, and all of their taps are outside. Bits: computes `outside`.
+/// not exist: they have out = -1, and all of their taps are outside. Bits: whether `outside` is computed.
 template <int Rows, int Threads, bool Bits, class T>
 __device__ inline void find_pixels(gathered_pixel<T>* pixels, const gathering<T>& g, index_t first,
                                    index_t images, int out_height, int out_width, int out_channels,
                                    int thread) {
-  // Divides in 64 bits once for the block, then in 32 bits.
+  // One division in 64 bits for the block is followed by divisions in 32 bits.
   const int area = g.rows.outputs * g.columns.outputs;
   const index_t first_image = first / area;
   const auto first_inside = static_cast<unsigned>(first - first_image * area);
@@ -57,10 +57,10 @@ __device__ inline void find_pixels(gathered_pixel<T>* pixels, const gathering<T>
 }
 
 /// Copies tiles of the matrix of patches, step after step: Rows pixels by Depth elements of the sum, Run
-/// elements at a time, which divides the channels and the address. A thread keeps its pixels in registers.
-/// Layout: element k + c of pixel r is at r Stride + c of the tile. Thread t copies the columns
-/// (t % (Depth / Run)) Run .. of every (Threads Run / Depth)-th row. Taps outside of the image and elements
-/// from g.depth on become zeros.
+/// elements at a time. Run must divide the number of channels, and addresses must be aligned to Run elements.
+/// Element k + c of pixel r is stored at r Stride + c of the tile. Thread t copies the columns (t % (Depth /
+/// Run)) Run .. of every (Threads Run / Depth)-th row, and keeps its pixels in registers. Taps outside of the
+/// image and elements from g.depth on become zeros.
 template <class T, int Rows, int Depth, int Stride, int Threads, int Run>
 class patch_rows {
   static constexpr int runs = Depth / Run, rows_at_once = Threads / runs;
@@ -73,7 +73,7 @@ class patch_rows {
   };
 
  public:
-  /// Begins at step `step`. `taps`: see list_taps.
+  /// Begins at step `step` of the sum. `taps`: the table written by list_taps.
   __device__ patch_rows(const gathering<T>& g, const gathered_pixel<T>* pixels, const tap_place* taps,
                         int step, int thread)
       : walk_(g, taps, step, thread % runs * Run), at_(thread / runs * Stride + thread % runs * Run) {
@@ -93,8 +93,11 @@ class patch_rows {
                                (own_[i].outside & walk_.tap().bits) == 0);
     }
   }
+  /// Moves to the next step.
   __device__ void advance() { walk_.advance(); }
+  /// This thread's position in the sum.
   __device__ const sum_walk<T, Depth>& walk() const { return walk_; }
+  /// First element of the sum in the current step.
   __device__ int k() const { return walk_.k(); }
 
  private:
@@ -103,8 +106,8 @@ class patch_rows {
   array_of<own_pixel, own_rows> own_;
 };
 
-/// The same, one element at a time: for channels that are not whole vectors, and for large kernels. Uses no
-/// table of taps.
+/// The copies of patch_rows, one element at a time, for channels that are not whole vectors and for large
+/// kernels. No table of taps is used.
 template <class T, int Rows, int Depth, int Stride, int Threads>
 class patch_rows<T, Rows, Depth, Stride, Threads, 1> {
   static constexpr int rows_at_once = Threads / Depth;
@@ -136,9 +139,9 @@ class patch_rows<T, Rows, Depth, Stride, Threads, 1> {
 };
 
 /// Copies tiles of the weight for the gradient of the input: Rows input channels from `first` on (of
-/// `in_channels`) by Depth elements of the sum, whose channels are those of the convolution's output. Layout:
-/// element (row, c) of the tile, at row Stride + c, is the weight [tap of k + c][first + row][channel of
-/// k + c], zero outside of the weight.
+/// `in_channels`) by Depth elements of the sum, whose channels are those of the convolution's output. Element
+/// (row, c) of the tile, stored at row Stride + c, is the weight [tap of k + c][first + row][channel of k +
+/// c], or zero outside of the weight.
 template <class T, int Rows, int Depth, int Stride, int Threads>
 class turned_weight {
  public:
@@ -155,8 +158,8 @@ class turned_weight {
     own_rows_ = rows_ - thread / runs;
   }
 
-  /// Copies the current step of `rows`, a patch_rows whose elements of the sum have the same places among
-  /// threads.
+  /// Copies the tile of the current step of `rows`, a patch_rows in which each thread has the same elements
+  /// of the sum as in this object.
   template <class R>
   __device__ void copy(T* tile, const R& rows) const {
     if constexpr (requires { rows.walk(); }) {

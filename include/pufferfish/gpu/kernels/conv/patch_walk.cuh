@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the elements of a convolution's patches: taps of the kernel, which of them are inside of an
-/// image, and a thread's walk from one step of the sum to the next.
+/// Internal: the elements of a convolution's patches: the taps of the kernel, which of them are inside of an
+/// image, and the element that a thread copies in each step of the sum.
 
 #include <pufferfish/gpu/kernels/conv/conv_axis.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -29,22 +29,22 @@ struct gathering {
         depth(row_axis.taps * column_axis.taps * channel_count),
         by_channels(by_channel_count) {}
 
-  /// Whether the input has the pixel.
+  /// Whether pixel (y, x) is inside of the input image.
   __device__ bool inside(int y, int x) const {
     return static_cast<unsigned>(y) < static_cast<unsigned>(rows.inputs) &&
            static_cast<unsigned>(x) < static_cast<unsigned>(columns.inputs);
   }
 
-  /// The number of neighbouring channels that all taps use before any tap uses another channel: see
+  /// The number of neighbouring channels that all taps use before any tap uses another channel; see
   /// step_begin.
   __device__ int span() const {
     constexpr int line = static_cast<int>(128 / sizeof(T));
     return channels > line && channels % line == 0 ? line : channels;
   }
 
-  /// The first element of the sum in a step of `Depth` elements: half a cache line of channels. If a pixel
-  /// has several lines, all taps use one line before the next: the pixels of one tap are also neighbours of
-  /// other taps, so that the L1 cache has most of them already.
+  /// The first element of the sum in a step of `Depth` elements, which is half a cache line of channels. If a
+  /// pixel has several lines, all taps use one line before the next one. The pixels of one tap are also
+  /// neighbours of other taps, so the L1 cache then has most of them already.
   template <int Depth>
   __device__ int step_begin(int step) const {
     constexpr int line = static_cast<int>(128 / sizeof(T));
@@ -60,6 +60,7 @@ struct gathering {
     int offset;  ///< in elements
     int tap_row, tap_column, channel;
   };
+  /// Position of element k of the sum.
   __device__ element at(int k) const {
     const int tap = by_channels.quotient(k), channel = by_channels.remainder(k, tap);
     const int tap_row = tap / max(columns.taps, 1), tap_column = tap - tap_row * columns.taps;
@@ -68,10 +69,10 @@ struct gathering {
   }
 };
 
-/// Bits of tap rows and tap columns: bit i stands for tap row i, bit most_bit_taps + j for tap column j.
-/// Larger kernels are gathered element by element.
+/// Largest number of taps of a kernel, in each direction, whose rows and columns have bits: bit i stands for
+/// tap row i, bit most_bit_taps + j for tap column j. Larger kernels are gathered element by element.
 inline constexpr int most_bit_taps = 15;
-/// The bit of elements after the end of the sum.
+/// Bit of elements after the end of the sum.
 inline constexpr unsigned beyond_bit = 1U << (2 * most_bit_taps);
 
 /// Whether the patches of a convolution are copied in vectors of `channels` channels. Requires aligned
@@ -83,8 +84,8 @@ inline bool patches_in_vectors(const conv_geometry& g, int channels, const T* in
          static_cast<index_t>(g.patch()) * g.out_channels < (index_t{1} << 31);
 }
 
-/// beyond_bit, and the bits of the tap rows and columns that are outside of the image for an output whose
-/// first tap is at (y, x). A tap is outside if one of its bits is set.
+/// The bits of the tap rows and tap columns that are outside of the image for an output whose first tap is at
+/// (y, x), together with beyond_bit. A tap is outside if one of its bits is set in the result.
 template <class T>
 __device__ inline unsigned taps_outside(const gathering<T>& g, int y, int x) {
   unsigned bits = beyond_bit;
@@ -103,14 +104,14 @@ __device__ inline unsigned taps_outside(const gathering<T>& g, int y, int x) {
   return bits;
 }
 
-/// An entry of the table of taps.
+/// An entry of the table of taps in shared memory.
 struct alignas(16) tap_place {
   int offset;     ///< elements of the input from an output's first tap to this one
   unsigned bits;  ///< of its row and its column; beyond_bit: after the last tap
   int weight;     ///< elements from the weight's begin to this tap's matrix
 };
-/// Number of entries after the last tap, for elements after the end of the sum: the last step may have some,
-/// and threads read the entry of one step more.
+/// Number of table entries after the last tap. The last step may have elements after the end of the sum, and
+/// threads read the entry of one step more.
 inline constexpr int spare_taps = 16;
 
 /// Bytes of the table of taps of a block that copies Run elements at a time. Only vectors use the table.
@@ -142,9 +143,9 @@ __device__ inline void list_taps(tap_place* taps, const gathering<T>& g, int ker
   }
 }
 
-/// The element of the sum that a thread copies, step after step in the order of gathering::step_begin.
-/// Divides once, at the first step; then the element advances by constant numbers of taps and channels. The
-/// table's entry is loaded a step ahead.
+/// The element of the sum that a thread copies in each step, in the order of gathering::step_begin. Only the
+/// first step divides; afterwards the element advances by constant numbers of taps and channels. The table's
+/// entry is loaded one step ahead.
 template <class T, int Depth>
 class sum_walk {
  public:
@@ -163,9 +164,11 @@ class sum_walk {
     place_ = taps_[tap_];
   }
 
-  /// The step's first element of the sum; the tap and the channel of this thread's element.
+  /// First element of the sum in the current step.
   __device__ int k() const { return k_; }
+  /// Tap of this thread's element.
   __device__ const tap_place& tap() const { return place_; }
+  /// Channel of this thread's element.
   __device__ int channel() const { return first_ + inside_; }
 
   /// Moves to the next step.

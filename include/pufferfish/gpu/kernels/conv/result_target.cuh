@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: `result_target`: the destination of the results of a product.
+/// Internal: `result_target`, the destination of the results of a product.
 
 #include <cstdint>
 
@@ -11,19 +11,20 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Destination of results: `out`, with a bias for each column or added to the old values; or, if sums are cut
-/// into slices, this slice's part of `partials`. Matrix `columns` wide, dense. A thread writes runs of
-/// Product::width elements at once if `runs` is set.
+/// Destination of the results of a product, a dense matrix of `columns` columns. Results are written to
+/// `out`, with a bias for each column or added to the old values. If sums are cut into slices, results are
+/// written to this slice's part of `partials` instead. A thread writes runs of Product::width elements at
+/// once if `runs` is true.
 template <class T>
 struct result_target {
   T* out;
-  const T* bias;    ///< null: none
-  float* partials;  ///< null: results are whole
-  bool add;
-  int columns;  ///< of the matrix
-  bool runs;    ///< columns and addresses are multiples of 4 elements
+  const T* bias;    ///< one number per column; null: no bias
+  float* partials;  ///< partial results of a slice; null: results are complete
+  bool add;         ///< whether results are added to the old values
+  int columns;      ///< number of columns of the matrix
+  bool runs;        ///< whether columns and addresses are multiples of 4 elements
 
-  /// The same for a matrix that begins `elements` elements further.
+  /// The same destination for the part of the matrix that begins `elements` elements further.
   __device__ result_target at(index_t elements) const {
     result_target moved = *this;
     moved.out += elements;
@@ -54,7 +55,8 @@ struct result_target {
     write(out, product, first_column, row_of);
   }
 
-  /// Stores the first `rows` rows of a product as rows of the matrix, from its first element on.
+  /// Stores the first `rows` rows of a product as consecutive rows of the matrix. first_column: column of the
+  /// matrix for the product's first column.
   template <class Product>
   __device__ void store_rows(Product& product, int first_column, int rows) const {
     store(product, first_column, [&](int row) { return row < rows ? row * columns : -1; });
@@ -70,7 +72,7 @@ struct result_target {
     }
   }
 
-  // Stores each run at once if `runs` is set, else element by element up to the last column.
+  // Stores each run at once if `runs` is true, else element by element up to the last column.
   template <class To, class Product, class RowOf>
   __device__ void write(To* to, Product& product, int first_column, RowOf row_of) const {
     constexpr int width = Product::width;
@@ -99,8 +101,8 @@ struct result_target {
   }
 };
 
-/// A target for whole results, or for slices of them. `partials`: not null for slices; they are then the
-/// destination, and add_slices applies bias and addition.
+/// A destination for complete results or, if `partials` is not null, for slices of them. add_slices then
+/// applies the bias or the addition.
 template <class T>
 inline result_target<T> target_of(T* out, const T* bias, float* partials, bool add, int columns) {
   const auto address = partials != nullptr ? reinterpret_cast<std::uintptr_t>(partials) / sizeof(float)

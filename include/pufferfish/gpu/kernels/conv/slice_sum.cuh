@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: adds up partial results of products whose sums were cut into slices, in a fixed order.
+/// Internal: adds the partial results of products whose sums were cut into slices, in a fixed order.
 
 #include <pufferfish/gpu/kernels/conv/result_target.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
@@ -10,9 +10,9 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// result_i = the sum of partials[slice * size + i] over the slices, plus the target's bias or old value. A
-/// block computes 256 / Groups elements; each of its groups of threads adds every Groups-th slice, in double.
-/// Grid: size / items blocks of 256 threads, items = 256 / Groups; thread t has item t % items and slices
-/// t / items, t / items + Groups, ...
+/// block computes items = 256 / Groups elements; each of its groups of threads adds every Groups-th slice, in
+/// double. Grid: size / items blocks of 256 threads; thread t has item t % items and the slices t / items, t
+/// / items + Groups, ...
 template <class T, int Groups>
 static __global__ void __launch_bounds__(256)
     sum_slices(grid_dependency earlier, result_target<T> result, int slices, index_t size) {
@@ -42,8 +42,8 @@ static __global__ void __launch_bounds__(256)
   result.out[at] = static_cast<T>(static_cast<float>(sum));
 }
 
-/// Starts sum_slices for `size` elements: with 8 groups of threads if there are 16 slices or more.
-/// result.partials: slices x size floats.
+/// Starts sum_slices for `size` elements, with 8 groups of threads if there are 16 slices or more, else with
+/// one. result.partials: slices x size floats.
 template <class T>
 inline void add_slices(const launch_site& site, int slices, index_t size, const result_target<T>& result) {
   constexpr int groups = 8;

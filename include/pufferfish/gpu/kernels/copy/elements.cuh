@@ -3,13 +3,15 @@
 
 /// \file
 /// Kernels of elements.hpp. Memory bandwidth limits their speed. Grids have one dimension and 256 threads a
-/// block; a thread has one element a step, and loops if there are more. No kernel uses shared memory.
+/// block. A thread has one element per step, and loops if there are more elements. No kernel uses shared
+/// memory.
 
 #include <pufferfish/gpu/kernels/copy/elements.hpp>
 #include <pufferfish/gpu/kernels/launch.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// The grid of these kernels for `size` elements.
 inline grid single_elements(index_t size) { return {blocks_for(size, 256), 256}; }
 
 template <class T>

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Passes over rows of matrices, by 16-byte accesses if the layout allows them.
+/// Kernels of rows.hpp, with 16-byte accesses if the layout allows them.
 ///
 /// A block works on whole rows: row m, then m + gridDim.x, and so on. Its threads, 32 to 256, have
 /// neighbouring accesses of the row.
@@ -15,12 +15,13 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The value of a row that a table does not have. A kernel cannot throw an
-/// exception; the caller's loss becomes NaN instead.
+/// NaN: the value of elements that a table does not have. A kernel cannot throw an exception; the NaN makes
+/// the caller's loss NaN instead.
 template <class T>
 __device__ inline T not_a_number() {
   return static_cast<T>(NAN);
 }
+/// A run of NaN.
 template <class T, int Width>
 __device__ inline row_values<T, Width> no_row() {
   row_values<T, Width> result;
@@ -28,8 +29,8 @@ __device__ inline row_values<T, Width> no_row() {
   return result;
 }
 
-/// Whether all rows can be read or written in vectors: every row is aligned to 16 bytes and has whole
-/// vectors. Null matrices do not count.
+/// Whether all rows of the matrices can be read and written in vectors: every row is aligned to 16 bytes and
+/// has whole vectors. Null matrices are ignored.
 template <class T, class... Rows>
 bool rows_in_vectors(index_t columns, const Rows&... rows) {
   const auto fits = [](const auto& matrix) {
@@ -38,13 +39,13 @@ bool rows_in_vectors(index_t columns, const Rows&... rows) {
   return columns % vector_width<T> == 0 && (fits(rows) && ...);
 }
 
-/// Threads for a row: whole warps, up to `most`. Blocks for rows: one each, up to a limit, then blocks loop.
+/// Number of threads for a row of `columns` columns, `width` per access: whole warps, up to `most`.
 inline unsigned row_threads(index_t columns, int width, int most = 256) {
   const index_t warps = ceil_div(columns, static_cast<index_t>(width * warp_threads));
   const index_t threads = (warps < 1 ? 1 : warps) * warp_threads;
   return static_cast<unsigned>(threads < most ? threads : most);
 }
-/// `width`: elements of an access.
+/// A grid with one block per row, up to a limit from which on blocks loop. `width`: elements of an access.
 inline grid row_grid(index_t rows, index_t columns, int width) {
   return {dim3(columns == 0 ? 0U : blocks_for(rows, 1)), dim3(row_threads(columns, width))};
 }
@@ -58,7 +59,7 @@ __device__ inline void for_each_column(index_t columns, F f) {
   }
 }
 
-/// Calls f(row, column) for each row, one block per row, and each column as in for_each_column.
+/// Calls f(row, column) for each row, one block per row, and for each column that for_each_column selects.
 template <int Width, class F>
 __device__ inline void for_each_row(index_t rows, index_t columns, F f) {
   for (index_t m = static_cast<index_t>(blockIdx.x); m < rows; m += static_cast<index_t>(gridDim.x)) {
@@ -79,12 +80,12 @@ static __global__ void scale_rows_kernel(grid_dependency earlier, accumulate_t<T
   });
 }
 
-/// Row m, or places[m] if there is such an array.
+/// The row number places[m], or m if `places` is nullptr.
 __device__ inline index_t place_of(const index_t* places, index_t m) {
   return places == nullptr ? m : places[m];
 }
 
-/// Grid: row_grid. Row m of `rows` goes from from_places[m] to to_places[m].
+/// Grid: row_grid. Row from_places[m] of `from` is copied to row to_places[m] of `to`, for m < rows.
 template <class T, int Width>
 static __global__ void move_rows_kernel(grid_dependency earlier, row_array<const T> from,
                                         const index_t* from_places, row_array<T> to, const index_t* to_places,
@@ -164,7 +165,7 @@ void scale_rows(cudaStream_t stream, accumulate_t<T> factor, row_array<const T> 
   });
 }
 
-/// The common part of gather_rows and scatter_rows. nullptr: row m itself.
+/// The common part of gather_rows and scatter_rows. Places that are nullptr stand for row m itself.
 template <class T>
 void move_rows(const launch_site& site, row_array<const T> from, const index_t* from_places, row_array<T> to,
                const index_t* to_places, index_t rows, index_t columns) {
@@ -206,7 +207,7 @@ void clear_rows_outside(cudaStream_t stream, const run_arrays& runs, row_array<T
   });
 }
 
-/// One thread per sequence, 128 a block.
+/// Grid: one thread per sequence, 128 a block.
 static __global__ void make_runs_kernel(grid_dependency earlier, index_t sequences, index_t length,
                                         const index_t* lengths, index_t* first, index_t* count) {
   earlier.wait();

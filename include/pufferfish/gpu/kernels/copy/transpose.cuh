@@ -9,8 +9,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Tiles of 32 x 32 through shared memory, by 32 x 8 threads: both sides are read and written along their
-/// rows. y of the grid: several matrices, whose order is reversed.
+/// Transposes tiles of 32 x 32 through shared memory, by 32 x 8 threads, so that both matrices are accessed
+/// along their rows. y of the grid counts matrices, whose order is reversed.
 template <class T, class To>
 static __global__ void __launch_bounds__(256)
     transpose_kernel(grid_dependency earlier, const T* from, index_t rows, index_t columns, To* to,
@@ -37,8 +37,8 @@ static __global__ void __launch_bounds__(256)
   }
 }
 
-/// x: tiles of 32 x 32, columns fastest; y: matrices; 256 threads: thread t has column t % 32 and every 8th
-/// row from t / 32 on.
+/// x of the grid counts tiles of 32 x 32, columns fastest; y counts matrices. Of the 256 threads, thread t
+/// has column t % 32 and every 8th row from t / 32 on.
 inline grid transpose_grid(index_t rows, index_t columns, index_t matrices = 1) {
   return {dim3(static_cast<unsigned>(ceil_div(rows, 32) * ceil_div(columns, 32)),
                static_cast<unsigned>(matrices)),

@@ -2,18 +2,19 @@
 #pragma once
 
 /// \file
-/// Launcher of a matrix's transposition.
+/// Launchers of the transposition of matrices. Each throws backend_error if its launch fails.
 
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// to = the transpose of `from` (rows x columns, dense). Device memory, no overlap. Types: float, and 16
-/// bits. to_(j rows + i) = from_(i columns + j).
+/// to_(j rows + i) = from_(i columns + j): the transpose of a dense matrix of rows x columns. Device memory,
+/// no overlap. Element types: float, bfloat16 and half.
 template <class T>
 void transpose(cudaStream_t stream, const T* from, index_t rows, index_t columns, T* to);
 
-/// to = the transpose in float; with `add`, to += the transpose. No overlap.
+/// to = the transpose of `from` (rows x columns, dense), converted to float; with `add`, to += the transpose.
+/// No overlap.
 template <class T>
 void transpose_wide(cudaStream_t stream, const T* from, index_t rows, index_t columns, accumulate_t<T>* to,
                     bool add);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of elementwise.hpp. Memory bandwidth limits their speed. They use 16-byte
-/// accesses if all arrays are aligned to them.
+/// Kernels of elementwise.hpp. Memory bandwidth limits their speed. They use accesses of 16 bytes if all
+/// arrays are aligned to 16 bytes.
 ///
 /// Grids have one dimension and 256 threads a block (dropout: two dimensions), at most 65536 blocks along x;
 /// threads then loop. No kernel uses shared memory.
@@ -18,8 +18,8 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr unsigned element_threads = 256;
 
-/// A grid for passes with one vector per thread. 256 threads a block; at most 65536 blocks, whose threads
-/// then loop.
+/// A grid for passes with one vector per thread: 256 threads a block, at most 65536 blocks, whose threads
+/// loop if there are more vectors.
 template <class T>
 inline grid element_grid(index_t size) {
   return {blocks_for(size, index_t{element_threads} * vector_width<T>), element_threads};
@@ -36,8 +36,8 @@ __device__ inline vector<T> map_vectors(const F& f, const vector<X>&... x) {
   return y;
 }
 
-/// Grid: element_grid. Thread t computes the vectors at elements t width, t width + all threads width, ... An
-/// element is read before it is written, by the same thread, so y may be one of the x.
+/// Grid: element_grid. Of N threads, thread t computes the vectors that begin at elements t width, (t + N)
+/// width, ... Each element is read before it is written, by the same thread, so y may be one of the x.
 template <class F, class T, class... X>
 static __global__ void map_kernel(grid_dependency earlier, F f, index_t size, bool vectors, T* y,
                                   const X*... x) {
@@ -47,13 +47,13 @@ static __global__ void map_kernel(grid_dependency earlier, F f, index_t size, bo
       [&](index_t i) { y[i] = static_cast<T>(f(static_cast<accumulate_t<T>>(x[i])...)); });
 }
 
-/// y_i = f(x_i...), computed in accumulate_t<T>. `stream` names the calling launcher.
+/// y_i = f(x_i...) for i < size, computed in accumulate_t<T>. `stream` also names the calling launcher.
 template <class T, class F, class... X>
 void map(const launch_site& stream, F f, index_t size, T* y, const X*... x) {
   launch(stream, element_grid<T>(size), map_kernel<F, T, X...>, f, size, aligned16(y, x...), y, x...);
 }
 
-/// f() = value, for fill.
+/// A function without arguments that returns `value`, for fill.
 template <class A>
 struct constant {
   A value;
@@ -154,15 +154,15 @@ void masked(cudaStream_t stream, const T* x, const std::uint32_t* mask, T* y, in
 // ---------------------------------------------------------------------------------------------------------
 // Dropout
 
-/// Two neighbouring elements.
+/// Two neighbouring elements that are accessed at once.
 template <class T>
 struct alignas(2 * sizeof(T)) neighbours {
   T values[2];
 };
 
-/// Applies one block of random numbers to its elements: two pairs of neighbours, at positions 32 g + 2 i and
-/// 16 after that. `at`: column of the first element, which may be negative; `width`: columns of the row. Word
-/// 2 h + l of the block belongs to column at + 16 h + l.
+/// Applies dropout to the four elements of one block of random numbers: two pairs of neighbours, at positions
+/// 32 g + 2 i and 16 after that. `at`: column of the first element, which may be negative; `width`: columns
+/// of the row. Word 2 h + l of the block belongs to column at + 16 h + l.
 template <class T>
 __device__ inline void drop_block(const T* x, T* y, accumulate_t<T> scale, std::uint32_t threshold,
                                   const random_block& block, index_t at, index_t width) {
@@ -185,10 +185,9 @@ __device__ inline void drop_block(const T* x, T* y, accumulate_t<T> scale, std::
   }
 }
 
-/// A thread computes one block of random numbers at a time, of the blocks that touch a row. The grid's second
-/// dimension is over rows. Block j of a row has the four stream positions p, p + 1, p + 16 and p + 17, where
-/// p is 32 (first / 32 + j / 8) + 2 (j % 8). The grid is (blocks of a row / threads, rows up to 32768), with
-/// 64 or 256 threads a block.
+/// A thread computes the elements of one block of random numbers at a time. The grid is (blocks of a row /
+/// threads, rows up to 32768), with 64 or 256 threads a block. Block j of a row has the four stream positions
+/// p, p + 1, p + 16 and p + 17, where p is 32 (first / 32 + j / 8) + 2 (j % 8).
 template <class T>
 static __global__ void dropout_kernel(grid_dependency earlier, const T* x, T* y, accumulate_t<T> scale,
                                       dropout_rows rows, index_t blocks_in_row, const step_values* values) {
@@ -220,22 +219,25 @@ void dropout(cudaStream_t stream, const T* x, T* y, accumulate_t<T> scale, const
 // ---------------------------------------------------------------------------------------------------------
 // Conversions, four elements a thread
 
+/// Rounds a float to the 16-bit format Format.
 template <class Format>
 struct narrow_element {
   __device__ std::uint16_t operator()(float x) const { return Format::narrow(x); }
 };
+/// Converts a number of the 16-bit format Format to float.
 template <class Format>
 struct widen_element {
   __device__ float operator()(std::uint16_t x) const { return Format::widen(x); }
 };
 
+/// Four neighbouring elements that are accessed at once.
 template <class T>
 struct alignas(4 * sizeof(T)) four {
   T values[4];
 };
 
-/// y_i = f(x_i). Grid: one-dimensional, 256 threads, four neighbouring elements a thread and step. `vectors`:
-/// both arrays are aligned to four of their elements.
+/// y_i = f(x_i) for i < size. Grid: one-dimensional, 256 threads, four neighbouring elements per thread and
+/// step. `vectors`: both arrays are aligned to four of their elements.
 template <class F, class X, class Y>
 static __global__ void convert_kernel(grid_dependency earlier, F f, const X* x, Y* y, index_t size,
                                       bool vectors) {

@@ -2,20 +2,21 @@
 #pragma once
 
 /// \file
-/// Dropout inside of other passes: the argument of launchers, and runs of random words.
+/// Dropout inside of other passes: the launchers' argument, and runs of random words.
 
 #include <pufferfish/gpu/kernels/random.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// Dropout of one layer in one step. Element `position` of the layer's stream is dropped where its word is
-/// below the threshold, else multiplied by `scale`.
+/// Dropout of one layer in one step. Element `position` of the layer's stream is dropped where its random
+/// word is below the threshold, else multiplied by `scale`.
 struct layer_dropout {
   const step_values* step;  ///< on the device; nullptr: nothing is dropped
   std::uint64_t layer;      ///< number of the layer: the stream of context::next_random_stream()
-  std::uint32_t threshold;
-  float scale;
+  std::uint32_t threshold;  ///< share of dropped elements times 2^32
+  float scale;              ///< 1 / (1 - share of dropped elements)
 
+  /// Whether any element may be dropped.
   PUFFERFISH_HOST_DEVICE bool drops() const { return step != nullptr; }
 };
 
@@ -23,14 +24,15 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Neighbouring words of a stream.
+/// Count neighbouring random words of a stream.
 template <int Count>
 struct random_run {
   std::uint32_t words[static_cast<std::size_t>(Count)];
   PUFFERFISH_HOST_DEVICE std::uint32_t operator[](int i) const { return words[i]; }
 };
 
-/// Words position .. position + Count - 1; Count: a power of two up to 16 that divides the position.
+/// The random words position .. position + Count - 1 of a stream. Count is a power of two up to 16 that
+/// divides the position.
 template <int Count>
 PUFFERFISH_HOST_DEVICE inline random_run<Count> random_words(const random_key& key, std::uint64_t position) {
   random_run<Count> run{};

@@ -2,12 +2,12 @@
 #pragma once
 
 /// \file
-/// Kernels of <pufferfish/gpu/kernels/embedding/embedding.hpp>. No atomics: positions are sorted by token,
-/// windows of positions are summed in parallel, and then the sums of tokens that are in several windows are
-/// merged.
+/// Kernels of <pufferfish/gpu/kernels/embedding/embedding.hpp>. The gradient needs no atomics: positions are
+/// sorted by token, windows of positions are summed in parallel, and then the sums of tokens that are in
+/// several windows are merged.
 ///
 /// Window w has the positions order[32 w] .. order[32 w + 31]. Row 2 w of `parts` has the window's sum of a
-/// token that began before it, row 2 w + 1 that of a token that goes on after it.
+/// token that began in an earlier window, row 2 w + 1 that of a token that continues in the next window.
 
 #include <pufferfish/gpu/kernels/copy/rows.cuh>
 #include <pufferfish/gpu/kernels/embedding/embedding.hpp>
@@ -16,7 +16,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int order_threads = 256;
 
-/// Grid: row_grid, one block a row.
+/// Grid: row_grid, one block per row.
 template <class T, int Width>
 static __global__ void embedding_forward_kernel(grid_dependency earlier, row_array<const T> table,
                                                 token_array tokens, index_t columns, row_array<T> y) {
@@ -28,15 +28,15 @@ static __global__ void embedding_forward_kernel(grid_dependency earlier, row_arr
   });
 }
 
-/// Sort key of a position: the token, or the vocabulary's size if the token does not count.
+/// Sort key of position n: its token, or the vocabulary's size if the token adds to no gradient.
 __device__ inline index_t token_key(const token_array& tokens, std::int32_t padding, index_t n) {
   const std::int32_t token = tokens.tokens[n];
   return token < 0 || token >= tokens.vocabulary || token == padding ? tokens.vocabulary
                                                                      : static_cast<index_t>(token);
 }
 
-/// Thread t of block b has position n = 256 b + t. It counts the positions that come before n in the order,
-/// 256 keys at a time from shared memory, and writes n to that place.
+/// Thread t of block b has position n = 256 b + t. The thread counts the positions that precede n in the
+/// order, 256 keys at a time from shared memory, and writes n to the place with that number.
 static __global__ void embedding_order_kernel(grid_dependency earlier, token_array tokens,
                                               std::int32_t padding, index_t* order) {
   earlier.wait();
@@ -51,7 +51,8 @@ static __global__ void embedding_order_kernel(grid_dependency earlier, token_arr
   for (index_t first = 0; first < tokens.count; first += order_threads) {
     keys[block_thread()] = key(first + block_thread());
     __syncthreads();
-    // Equal keys count if their position is smaller: all of a block, none, or those before this thread's.
+    // Equal keys count if their position is smaller: all keys of a block, none, or those before this
+    // thread's.
     const int equal = first < block ? order_threads : first > block ? 0 : block_thread();
     int before = 0;
     for (int i = 0; i < order_threads; ++i) before += keys[i] < own || (keys[i] == own && i < equal) ? 1 : 0;
@@ -61,7 +62,7 @@ static __global__ void embedding_order_kernel(grid_dependency earlier, token_arr
   if (n < tokens.count) order[place] = n;
 }
 
-/// The keys of a window of the order and of one neighbour on each side; the window's positions.
+/// The positions of a window of the order, their keys, and the keys of one neighbour on each side.
 struct order_window {
   index_t begin, end;
   index_t keys[embedding_window + 2];  ///< keys[0] is the key before the window, -1 if there is none
@@ -89,7 +90,7 @@ __device__ inline void read_window(const token_array& tokens, std::int32_t paddi
   __syncthreads();
 }
 
-/// Writes sums to a row of the table, or adds them.
+/// Writes sums to a row of the table, or adds them to the row.
 template <int Width, class T>
 __device__ inline void store_row_sum(row_values<T, Width> sums, bool add, T* to) {
   if (add) {
@@ -99,9 +100,10 @@ __device__ inline void store_row_sum(row_values<T, Width> sums, bool add, T* to)
   store_row<Width>(to, sums);
 }
 
-/// Sums window w by token. Tokens in no other window: sum to the table. A token that began in an earlier
-/// window: to row 2 w of `parts`. A token that begins in w and goes on after it: to row 2 w + 1. Grid
-/// (windows, tiles of columns): a thread has Width columns of all positions of window blockIdx.x.
+/// Sums the rows of window w by token. The sum of a token that occurs in no other window is stored in the
+/// table; of a token that began in an earlier window, in row 2 w of `parts`; of a token that begins in window
+/// w and continues in the next one, in row 2 w + 1. Grid (windows, tiles of columns): a thread has Width
+/// columns of all positions of window blockIdx.x.
 template <class T, int Width>
 static __global__ void embedding_window_kernel(grid_dependency earlier, token_array tokens,
                                                std::int32_t padding, const index_t* order,
@@ -133,8 +135,9 @@ static __global__ void embedding_window_kernel(grid_dependency earlier, token_ar
   }
 }
 
-/// Adds up the parts of a window's last token, if the token begins in this window and goes on after it. Grid
-/// as embedding_window_kernel, after it. Parts are added in double, in the order of windows.
+/// Adds the parts of a window's last token, if the token begins in this window and continues in the next one.
+/// The grid is that of embedding_window_kernel, which must have ended. Parts are added in double, in the
+/// order of windows.
 template <class T, int Width>
 static __global__ void embedding_merge_kernel(grid_dependency earlier, token_array tokens,
                                               std::int32_t padding, const index_t* order, index_t columns,

@@ -9,8 +9,9 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// A thread computes one column of all rows, and the wavelength of the column once. Grid (columns / threads,
-/// rows up to 256): thread x of block (bx, by) has column bx threads + x of the rows by, by + gridDim.y, ...
+/// A thread computes one column of several rows, and the wavelength of the column once. Grid (columns /
+/// threads, rows up to 256): thread x of block (bx, by) has column bx threads + x of the rows by, by +
+/// gridDim.y, ...
 template <class T>
 static __global__ void add_positions_kernel(grid_dependency earlier, const std::int32_t* places,
                                             index_t length, row_array<const T> x, row_array<T> y,

@@ -12,9 +12,9 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Starts a copy of 4, 8 or 16 bytes, or writes zeros if not `inside` (`from` is not read then). Both
-/// addresses are multiples of Bytes; `to` is in shared memory. Copies of 16 bytes bypass the L1 cache unless
-/// the same bytes are read `Again` soon.
+/// Starts a copy of 4, 8 or 16 bytes to shared memory if `inside` is true, else writes zeros without reading
+/// `from`. Both addresses must be multiples of Bytes. Copies of 16 bytes bypass the L1 cache, unless `Again`
+/// says that the same bytes are read again soon.
 template <int Bytes, bool Again = false>
 __device__ inline void copy_async(void* to, const void* from, bool inside = true) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16);
@@ -34,7 +34,7 @@ __device__ inline void copy_async(void* to, const void* from, bool inside = true
 #endif
 }
 
-/// Closes the calling thread's group of copies; it may be empty.
+/// Closes the calling thread's group of copies, which may be empty.
 __device__ inline void commit_copies() {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   emulated_device::commit_copies();

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Products with few rows on tensor cores.
+/// Kernels of few_rows.hpp: products with at most 32 rows, on tensor cores.
 
 #include <type_traits>
 
@@ -12,8 +12,9 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// A block's tile: all rows and `Columns` columns of the result. Every step of the depth is shared by the
-/// warps, each of which has sums of the whole tile; at the end the sums are added in the order of the warps.
+/// The type of a block, which computes all rows and `Columns` columns of the result. In every step the warps
+/// share the depth, and each has sums of the whole tile. At the end the sums are added in the order of the
+/// warps.
 template <class T, int Columns, dense B>
 struct few_rows_block {
   static constexpr int rows = static_cast<int>(few_rows), columns = Columns;
@@ -42,7 +43,8 @@ struct few_rows_work {
   bool add;
 };
 
-/// Copies Rows x Length elements, Run at a time, of which rows x length exist; the others become zeros.
+/// Copies Rows x Length elements to shared memory, Run at a time. Elements outside of rows x length become
+/// zeros.
 template <int Rows, int Length, int Stride, int Threads, int Run, class T>
 __device__ inline void copy_runs(T* tile, const T* matrix, int row_step, int rows, int length, int thread) {
   constexpr int runs = Length / Run;
@@ -53,7 +55,7 @@ __device__ inline void copy_runs(T* tile, const T* matrix, int row_step, int row
   });
 }
 
-/// Block bx: columns bx Columns .. of the result.
+/// Block bx computes the columns from bx Columns on.
 template <class T, class Block, dense B>
 static __global__ void __launch_bounds__(Block::threads)
     multiply_few_rows(grid_dependency earlier, few_rows_work<T> work) {
@@ -108,7 +110,8 @@ static __global__ void __launch_bounds__(Block::threads)
   }
 }
 
-/// Grid: tiles of the columns, of 16 columns where wider tiles would leave multiprocessors idle.
+/// The grid counts tiles of the columns. Tiles have 16 columns where wider tiles would leave multiprocessors
+/// idle.
 template <class T>
 void few_rows_product(cudaStream_t stream, row_array<const T> a, row_array<const T> b, bool turned,
                       row_array<T> c, index_t rows, index_t depth, index_t columns, bool add) {

@@ -4,7 +4,7 @@
 /// \file
 /// Products of small matrices by a warp's tensor cores (mma.sync, from compute capability 8.0 on), and loads
 /// of their operands from shared memory to the lanes. Operands are words of 4 bytes: one TF32 number, or two
-/// of 16 bits with the lower index in the lower half.
+/// numbers of 16 bits with the lower index in the lower half.
 ///
 /// With g = lane / 4, t = lane % 4 and K = 8 numbers (TF32) or 16 (16 bits) deep:
 ///   a (16 x K, rows):     a[0] row g, words t;  a[1] row g + 8, words t;  a[2], a[3] the same, words t + 4
@@ -16,8 +16,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The bits of a float rounded to TF32 (10 bits of mantissa; to nearest, ties away from zero, or to even from
-/// compute capability 9.0 on, which has one instruction for that).
+/// The bits of a float rounded to TF32, which has 10 bits of mantissa. Rounding is to nearest; ties are
+/// rounded away from zero, or to even from compute capability 9.0 on, which has one instruction for that.
 __device__ inline std::uint32_t to_tf32(float value) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   return emulated_device::to_tf32(value);
@@ -33,9 +33,9 @@ __device__ inline std::uint32_t to_tf32(float value) {
 }
 __device__ inline std::uint32_t to_tf32(std::uint32_t bits) { return to_tf32(__uint_as_float(bits)); }
 
-/// c += a b, by all 32 lanes. T: float (words are TF32: bits below the 10 bits of mantissa
-/// are ignored), __nv_bfloat16 or __half. Sums are in float; their order and the rounding
-/// of intermediate sums are not specified.
+/// c += a b, by all 32 lanes. T: float (words are TF32; bits below the 10 bits of mantissa are ignored),
+/// __nv_bfloat16 or __half. Sums are in float; their order and the rounding of intermediate sums are not
+/// specified.
 template <class T>
 __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   static_assert(std::is_same_v<T, float> || std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>);
@@ -59,10 +59,10 @@ __device__ inline void mma(float (&c)[4], const std::uint32_t (&a)[4], const std
 #endif
 }
 
-/// Loads four 8 x 8 blocks of 2-byte numbers (or 8 x 4 of words of 4 bytes) from shared memory, by all 32
-/// lanes: `row` of lane 8 i + j is the address of row j (16 bytes, a multiple of 16) of block i. words[i]
-/// becomes the word lane % 4 of row lane / 4 of block i. Transposed, for 2-byte numbers: words[i] becomes the
-/// numbers of rows 2 (lane % 4) and the next in column lane / 4 of block i.
+/// Loads four 8 x 8 blocks of 2-byte numbers (or 8 x 4 blocks of words of 4 bytes) from shared memory, by all
+/// 32 lanes. `row` of lane 8 i + j is the address of row j of block i, which has 16 bytes and is aligned to
+/// 16 bytes. words[i] becomes the word lane % 4 of row lane / 4 of block i. Transposed, for 2-byte numbers:
+/// words[i] becomes the numbers of rows 2 (lane % 4) and 2 (lane % 4) + 1 in column lane / 4 of block i.
 template <bool Transposed = false>
 __device__ inline void load_matrices(std::uint32_t (&words)[4], const void* row) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)

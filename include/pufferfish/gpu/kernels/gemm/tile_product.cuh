@@ -24,8 +24,9 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The dense direction of an operand's tile: along the sum (a row of the tile is a row of the left operand or
-/// a column of the right one), or across it (a row of the tile is one element of the sum).
+/// The direction in which an operand's tile is dense: along the sum (`depth`: a row of the tile is a row of
+/// the left operand or a column of the right one), or across the sum (`width`: a row of the tile is one
+/// element of the sum).
 enum class dense { depth, width };
 
 /// Stride of a tile's rows, in elements. Every row begins 16 bytes further in the banks: 8 lanes that read 16
@@ -67,6 +68,7 @@ class simt_product {
   static_assert(Rows % ThreadRows == 0 && Columns % ThreadColumns == 0 && threads % warp_threads == 0);
   static_assert(row_threads % lane_rows == 0);
 
+  /// All results are zero. `thread`: number of the calling thread.
   __device__ explicit simt_product(int thread) {
     const int lane = thread % warp_threads, warp = thread / warp_threads;
     row_ = warp / warp_columns * lane_rows + lane / lane_columns;

@@ -14,12 +14,12 @@ PUFFERFISH_KERNELS_BEGIN
 
 inline constexpr int factor_threads = 256;
 
-/// The moments of all threads' shares. All threads of the block call it.
+/// Combines the moments of all threads' shares. All threads of the block must call this function.
 __device__ inline matrix_moments block_moments(double sum, double largest) {
   return {block_sum(sum), block_max(largest, 0.0)};
 }
 
-/// Grid: up to most_moment_parts blocks of 256 threads, one element a thread and step; block b writes
+/// Grid: up to most_moment_parts blocks of 256 threads, one element per thread and step. Block b writes
 /// parts[b].
 template <class T>
 static __global__ void measure_matrix_kernel(grid_dependency earlier, const T* matrix, matrix_layout layout,
@@ -36,7 +36,7 @@ static __global__ void measure_matrix_kernel(grid_dependency earlier, const T* m
   if (threadIdx.x == 0) parts[blockIdx.x] = all;
 }
 
-/// One block of most_moment_parts threads; count is at most that.
+/// Grid: one block of most_moment_parts threads; `count` must not be larger.
 static __global__ void join_moments_kernel(grid_dependency earlier, const matrix_moments* parts, int count,
                                            matrix_moments* result) {
   earlier.wait();
@@ -46,7 +46,7 @@ static __global__ void join_moments_kernel(grid_dependency earlier, const matrix
   if (threadIdx.x == 0) *result = all;
 }
 
-/// Grid: factor_grid, one element (i, j) = (at / columns, at % columns) a thread and step.
+/// Grid: factor_grid. A thread has one element (i, j) = (at / columns, at % columns) per step.
 template <class T>
 static __global__ void load_matrix_kernel(grid_dependency earlier, const T* matrix, matrix_layout layout,
                                           bool transposed, double* to) {
@@ -75,7 +75,7 @@ static __global__ void orthogonality_correction_kernel(grid_dependency earlier, 
   }
 }
 
-/// Block b: row b, 256 threads.
+/// Grid: one block of 256 threads per row.
 static __global__ void row_norms_kernel(grid_dependency earlier, const double* rows, index_t length,
                                         double* norms) {
   earlier.wait();
@@ -88,7 +88,7 @@ static __global__ void row_norms_kernel(grid_dependency earlier, const double* r
   if (threadIdx.x == 0) norms[blockIdx.x] = sqrt(sum);
 }
 
-/// The smaller number.
+/// The smaller of two numbers.
 struct minimum {
   template <class T>
   __device__ T operator()(T a, T b) const {
@@ -96,8 +96,8 @@ struct minimum {
   }
 };
 
-/// Block b: row of.order[b], 256 threads. A thread keeps the first of its largest elements, then the block
-/// takes the smallest position among those that equal the largest of all.
+/// Grid: block b of 256 threads has row of.order[b]. A thread keeps the first of its largest elements; the
+/// block then takes the smallest position among those that equal the largest of all.
 static __global__ void row_signs_kernel(grid_dependency earlier, singular_rows of, double* signs) {
   earlier.wait();
   const double* row = of.rows + static_cast<index_t>(of.order[blockIdx.x]) * of.length;
@@ -114,9 +114,9 @@ static __global__ void row_signs_kernel(grid_dependency earlier, singular_rows o
   if (threadIdx.x == 0) signs[blockIdx.x] = at < of.length && row[at] < 0.0 ? -1.0 : 1.0;
 }
 
-/// Grid: factor_grid over count x length elements; element (i, j) comes from row of.order[i]. With sigma =
-/// norms: the factor is signs_i sqrt(sigma), or with `scaled` signs_i / sqrt(sigma), because the row has
-/// length sigma.
+/// Grid: factor_grid over count x length elements; element (i, j) is made from row of.order[i]. With sigma =
+/// norms_i, the factor is signs_i sqrt(sigma), or with `scaled` signs_i / sqrt(sigma), because the row then
+/// has length sigma.
 template <class T>
 static __global__ void store_factor_kernel(grid_dependency earlier, singular_rows of, const double* signs,
                                            bool scaled, T* to, matrix_layout layout) {
@@ -140,7 +140,7 @@ static __global__ void copy_vector_kernel(grid_dependency earlier, const T* from
   }
 }
 
-/// Blocks for kernels that do little work for each of `size` elements.
+/// A grid for kernels that do little work for each of `size` elements.
 inline grid factor_grid(index_t size) { return {blocks_for(size, factor_threads, 8192), factor_threads}; }
 
 template <class T>

@@ -14,14 +14,14 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The larger number; a NaN is ignored unless both are NaN.
+/// The larger of two numbers. A NaN is ignored unless both are NaN.
 struct larger_number {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
   __device__ double operator()(double a, double b) const { return fmax(a, b); }
 };
 
-/// Block b: row b, 32 to 512 threads; thread t has the classes t, t + threads, .... losses[b] = the row's
-/// loss, losses[rows + b] = 1 if no other class has a larger logit, nor an earlier one an equal one, else 0.
+/// Block b has row b, with 32 to 512 threads; thread t has the classes t, t + threads, ... losses[b] = the
+/// row's loss. losses[rows + b] = 1 if the label has the largest logit, the first one among equals, else 0.
 template <class T>
 static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* logits,
                                            const std::int32_t* labels, index_t rows, index_t classes,
@@ -52,7 +52,7 @@ static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* log
 
   if (first == 0) {
     const double shifted = static_cast<double>(own - largest);
-    // A weight of zero must not be multiplied by an infinity.
+    // A weight of zero must not be multiplied by an infinite logit, because the product would be NaN.
     const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (shifted_sum - shifted);
     losses[row] = log(powers) - target.right * shifted - rest;
     losses[rows + row] = valid && beaten == 0.0 ? 1.0 : 0.0;
@@ -69,7 +69,7 @@ static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* log
   }
 }
 
-/// One block of 256 threads.
+/// Grid: one block of 256 threads.
 static __global__ void softmax_results_kernel(grid_dependency earlier, const double* losses, index_t rows,
                                               double* results) {
   earlier.wait();

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Kernels of <pufferfish/gpu/kernels/loss/token_loss.hpp>. One block per row: the largest logit first, then
-/// sums relative to it, for which the row is in the second-level cache.
+/// Kernels of <pufferfish/gpu/kernels/loss/token_loss.hpp>. One block per row finds the largest logit first,
+/// then computes sums relative to the largest; by then the row is in the second-level cache.
 ///
-/// A thread adds its share of the classes in float; shares and rows are added in double, gradients of the
+/// A thread adds its share of the classes in float. Shares and rows are added in double, gradients of the
 /// bias in float for up to 16 rows, then in double. The order depends on the shape alone. Logits are read
 /// twice, once more with label smoothing, and once more for the gradient.
 
@@ -21,14 +21,15 @@ __device__ inline void for_each_class(index_t count, F f) {
   for (index_t k = static_cast<index_t>(threadIdx.x); k < count; k += static_cast<index_t>(blockDim.x)) f(k);
 }
 
-/// z_mk = scale logits_mk + bias_k.
+/// The logit of row m and class k: z_mk = scale logits_mk + bias_k.
 template <class T>
 __device__ inline float logit(const token_logits<T>& z, index_t m, index_t k) {
   const float value = static_cast<float>(z.logits.row(m)[k]) * z.scale;
   return z.bias == nullptr ? value : value + static_cast<float>(z.bias[k]);
 }
 
-/// The largest of value(k); NaN if one of them is NaN. All threads of the block receive it.
+/// The largest of value(k) for k < count; NaN if one of them is NaN. All threads of the block receive the
+/// result.
 template <class F>
 __device__ inline float largest_of(index_t count, F value) {
   float most = -HUGE_VALF;
@@ -36,7 +37,7 @@ __device__ inline float largest_of(index_t count, F value) {
   return block_max(most, -HUGE_VALF);
 }
 
-/// The sum of f(k): a thread's share in float, the sum of the shares in double.
+/// The sum of f(k) for k < count: a thread's share in float, the sum of the shares in double.
 template <class F>
 __device__ inline double sum_over_classes(index_t count, F f) {
   float sum = 0.0F;
@@ -50,7 +51,8 @@ __device__ inline bool target_counts(const token_logits<T>& z, index_t m) {
   return z.padding < 0 || z.targets[m] != z.padding;
 }
 
-/// -sum_k t_k (shifted_k - log sum), where the t_k sum to 1. A zero weight is not multiplied by an infinity.
+/// Loss of a row: -sum_k t_k (shifted_k - log sum), where the targets t_k sum to 1 and shifted_k = z_k -
+/// largest. A target of zero is not multiplied by an infinite logit.
 template <class T>
 __device__ inline double row_loss(const token_logits<T>& z, index_t m, double sum, double shifted,
                                   float largest) {
@@ -59,7 +61,7 @@ __device__ inline double row_loss(const token_logits<T>& z, index_t m, double su
   return log(sum) - z.right * own - rest;
 }
 
-/// Grid: class_grid; block b has the rows b, b + gridDim.x, ...; thread t the classes t, t + threads, ....
+/// Grid: class_grid. Block b has the rows b, b + gridDim.x, ...; thread t the classes t, t + threads, ...
 template <class T>
 static __global__ void token_losses_kernel(grid_dependency earlier, token_logits<T> z, loss_divisor divisor,
                                            row_array<T> dlogits, double* losses, float* maxima,
@@ -98,7 +100,7 @@ static __global__ void token_losses_kernel(grid_dependency earlier, token_logits
   }
 }
 
-/// One block of 256 threads.
+/// Grid: one block of 256 threads.
 static __global__ void sum_token_losses_kernel(grid_dependency earlier, const double* losses,
                                                const std::int32_t* targets, std::int32_t padding,
                                                index_t rows, double* sums) {
@@ -116,7 +118,7 @@ static __global__ void sum_token_losses_kernel(grid_dependency earlier, const do
   }
 }
 
-/// Overwrites logits with their gradients, and sums the gradients over rows.
+/// A task of sum_columns: replaces logits by their gradients, and sums the gradients over rows.
 template <class T>
 struct token_gradient_task {
   static constexpr int width = 1;
@@ -165,7 +167,7 @@ struct bias_finish {
   }
 };
 
-/// Grid: class_grid, as token_losses_kernel. A row of -infinity gives -infinity.
+/// Grid: class_grid, as for token_losses_kernel. A row of -infinity gives -infinity.
 template <class T>
 static __global__ void log_sum_exp_kernel(grid_dependency earlier, row_array<const T> logits, index_t rows,
                                           index_t classes, double* result) {
@@ -182,7 +184,7 @@ static __global__ void log_sum_exp_kernel(grid_dependency earlier, row_array<con
   }
 }
 
-/// A block a row, up to 65536 blocks; 32 to 512 threads.
+/// One block per row, up to 65536 blocks, which loop over further rows; 32 to 512 threads.
 inline grid class_grid(index_t rows, index_t classes) {
   return {dim3(blocks_for(rows, 1)), dim3(row_threads(classes, 1, 512))};
 }

@@ -19,13 +19,15 @@ PUFFERFISH_KERNELS_BEGIN
 // ---------------------------------------------------------------------------------------------------------
 // Statistics
 
+/// 1 / sqrt(variance + eps).
 __device__ inline double inverse_deviation(double variance, double eps) { return 1.0 / sqrt(variance + eps); }
 
+/// The running statistic after a batch with the given value: (1 - momentum) running + momentum value.
 __device__ inline float moved_towards(float running, double value, double momentum) {
   return static_cast<float>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
 }
 
-/// Stores the statistics of channel c and moves the running ones; channel 0 also counts the batch.
+/// Stores the statistics of channel c and moves the running statistics. Channel 0 also counts the batch.
 struct norm_batch_finish {
   norm_batch_use use;
   index_t channels;
@@ -50,7 +52,7 @@ void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t chann
   });
 }
 
-/// One thread per channel, 64 a block.
+/// Grid: one thread per channel, 64 a block.
 template <class T>
 static __global__ void norm_use_running_kernel(grid_dependency earlier, const T* running_mean,
                                                const T* running_var, index_t channels, double eps,
@@ -72,9 +74,9 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 // ---------------------------------------------------------------------------------------------------------
 // Forward
 
-/// y = (x - mean) scale + shift, scale = inv_std weight, shift = bias, then the tail. Element i of the matrix
-/// has its mask bit in word i / 32; the lanes of a word join their bits by shuffles, and the first of them
-/// stores the word.
+/// A task of channel_pass: y = (x - mean) scale + shift with scale = inv_std weight and shift = bias, then
+/// the epilogue. Element i of the matrix has its mask bit in word i / 32. The lanes of a word join their bits
+/// by shuffles, and the first of these lanes stores the word.
 template <class T, int Width>
 struct norm_apply_task {
   static constexpr int width = Width;
@@ -152,14 +154,14 @@ struct raw_pair {
   std::uint32_t bits;
 };
 
-/// Elements i .. i + Width - 1 of both matrices. mask: nullptr for none.
+/// Loads the elements i .. i + Width - 1 of both matrices, and their mask bits. mask nullptr: no mask.
 template <int Width, class T>
 __device__ inline raw_pair<T, Width> load_pair(const T* x, const T* dy, const std::uint32_t* mask,
                                                index_t i) {
   return {load_raw<Width>(x + i), load_raw<Width>(dy + i), mask == nullptr ? ~0U : mask_bits(mask, i)};
 }
 
-/// The gradient with the mask applied.
+/// dy, with zeros where the mask has no bit.
 template <class T, int Width>
 __device__ inline row_values<T, Width> masked(const raw_pair<T, Width>& pair) {
   row_values<T, Width> g = widen(pair.dy);
@@ -169,7 +171,7 @@ __device__ inline row_values<T, Width> masked(const raw_pair<T, Width>& pair) {
   return g;
 }
 
-/// Sums of g and of g (x - mean).
+/// A task of sum_columns: sums of g and of g (x - mean) over rows, where g is dy with the mask applied.
 template <class T, int Width>
 struct norm_sum_task {
   static constexpr int width = Width;
@@ -194,7 +196,8 @@ struct norm_sum_task {
   }
 };
 
-/// Stores both gradients, and the coefficients of the input's: dx = scale g + (x - mean) slope + shift.
+/// Stores the gradients of weight and bias, and the coefficients of the gradient of the input: dx = scale g +
+/// (x - mean) slope + shift.
 template <class T>
 struct norm_sum_finish {
   norm_matrix<T> m;
@@ -227,7 +230,8 @@ void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* d
   });
 }
 
-/// dx = scale g + (x - mean) slope + shift, with the three coefficients of each channel.
+/// A task of channel_pass: dx = scale g + (x - mean) slope + shift, with the three coefficients of each
+/// channel.
 template <class T, int Width>
 struct norm_input_task {
   static constexpr int width = Width;

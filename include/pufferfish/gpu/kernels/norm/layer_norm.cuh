@@ -2,9 +2,8 @@
 #pragma once
 
 /// \file
-/// Layer normalisation: one block per row. A thread reads the same elements of the sum that it has written.
-///
-/// The passes over a row therefore need no barriers but those of the block's sums.
+/// Kernels of layer_norm.hpp: one block per row. In each pass over the row, a thread reads the elements of
+/// the sum that it has written itself, so only the block's sums need barriers.
 
 #include <pufferfish/gpu/kernels/copy/rows.cuh>
 #include <pufferfish/gpu/kernels/norm/layer_norm.hpp>
@@ -12,7 +11,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// values *= scale where dropout keeps, else 0. Positions position .. position + Width - 1 of the stream.
+/// Applies dropout to the positions position .. position + Width - 1 of the layer's stream: values *= scale
+/// where an element is kept, else 0.
 template <class A, int Width>
 __device__ inline void drop_values(const layer_dropout& dropout, const random_key& key,
                                    std::uint64_t position, lanes<A, Width>& values) {
@@ -22,8 +22,9 @@ __device__ inline void drop_values(const layer_dropout& dropout, const random_ke
   }
 }
 
-/// Grid: row_grid, one block a row. Three passes of the block over its row: s and its sum, the squared
-/// deviations, y. Sums are in float, in an order that depends on the number of columns and the access width.
+/// Grid: row_grid, one block per row. Three passes of the block over its row compute s and its sum, the
+/// squared deviations, and y. Sums are in float, in an order that depends on the number of columns and the
+/// access width.
 template <class T, int Width>
 static __global__ void layer_norm_forward_kernel(grid_dependency earlier, norm_problem<T> p) {
   earlier.wait();
@@ -67,8 +68,8 @@ static __global__ void layer_norm_forward_kernel(grid_dependency earlier, norm_p
   }
 }
 
-/// dsum = (g - mean(g) - n mean(g n)) inverse_deviation with g = dy weight; dx is dsum with dropout's mask.
-/// Grid: row_grid, one block a row; two passes over it.
+/// dsum = (g - mean(g) - n mean(g n)) inverse_deviation with g = dy weight and the normalized row n; dx is
+/// dsum with dropout's mask. Grid: row_grid, one block per row, which makes two passes over the row.
 template <class T, int Width>
 static __global__ void layer_norm_input_gradient_kernel(grid_dependency earlier, norm_gradient_problem<T> p) {
   earlier.wait();
@@ -112,7 +113,7 @@ static __global__ void layer_norm_input_gradient_kernel(grid_dependency earlier,
   }
 }
 
-/// Sums over rows of dy n and of dy.
+/// A task of sum_columns: sums over rows of dy n and of dy, where n is the normalized row.
 template <class T, int Width>
 struct layer_norm_sum_task {
   static constexpr int width = Width;

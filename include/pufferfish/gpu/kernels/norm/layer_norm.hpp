@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Launchers of layer normalisation over rows.
+/// Launchers of layer normalization over rows. All arrays are in device memory. Each launcher throws
+/// backend_error if its launch fails.
 
 #include <pufferfish/gpu/kernels/copy/rows.hpp>
 #include <pufferfish/gpu/kernels/elementwise/layer_dropout.hpp>
@@ -17,25 +18,28 @@ struct row_dropout_numbers {
   std::uint64_t first_row;
   const std::uint64_t* numbers;  ///< row numbers, on the device; nullptr: counted from first_row
 
+  /// Number of a row in the stream of dropout.
   PUFFERFISH_HOST_DEVICE std::uint64_t number(index_t row) const {
     return numbers != nullptr ? numbers[row] : first_row + static_cast<std::uint64_t>(row);
   }
 };
 
-/// y = norm(s) weight + bias with s = dropout(x) + residual, as ops::layer_norm_forward.
+/// Arguments of the forward pass: y = norm(s) weight + bias with s = dropout(x) + residual, as in
+/// ops::layer_norm_forward.
 template <class T>
 struct norm_problem {
   index_t rows, columns;
-  row_array<const T> x, residual;  ///< residual.data nullptr: none
+  row_array<const T> x, residual;  ///< residual.data nullptr: no residual
   const accumulate_t<T>*weight, *bias;
   double eps;
-  row_array<T> sum;  ///< receives s; data nullptr: s is x
+  row_array<T> sum;  ///< receives s; data nullptr: s is not stored, because s is x
   row_array<T> y;
   accumulate_t<T>* statistics;  ///< receives mean and inverse deviation of each row, unless nullptr
   row_dropout_numbers dropout;
 };
 
-/// Gradients, as ops::layer_norm_backward: dsum of s, dx of x; data nullptr: not computed. dsum may be dy.
+/// Arguments of the backward pass, as in ops::layer_norm_backward: dsum is the gradient of s, dx that of x. A
+/// null pointer as data: this gradient is not computed. dsum may be dy.
 template <class T>
 struct norm_gradient_problem {
   index_t rows, columns;
@@ -49,17 +53,18 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// `sum` may be x or y. statistics: (mean, inverse deviation) of row m at 2 m.
+/// Computes the forward pass. `sum` may be x or y. statistics: mean and inverse deviation of row m are stored
+/// at 2 m and 2 m + 1.
 template <class T>
 void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& problem);
 
-/// dsum = (g - mean(g) - n mean(g n)) inverse deviation with g = dy weight; dx = dsum with the dropout's
-/// mask. Does nothing if both results are null.
+/// dsum = (g - mean(g) - n mean(g n)) inverse deviation with g = dy weight and the normalized row n; dx =
+/// dsum with dropout's mask. Does nothing if both results are null.
 template <class T>
 void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& problem);
 
-/// The gradients of the weight (sum of dy n over rows) and of the bias (sum of dy); to be called before dsum
-/// overwrites dy. `scratch`: column_scratch(rows, columns, 2) doubles.
+/// The gradients of the weight (sum of dy n over rows) and of the bias (sum of dy over rows). Call this
+/// function before dsum overwrites dy. `scratch`: column_scratch(rows, columns, 2) doubles.
 template <class T>
 void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& problem,
                                     double* scratch, const norm_parameter_gradients& gradients);

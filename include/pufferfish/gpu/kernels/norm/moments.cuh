@@ -18,7 +18,7 @@ struct moment_total {
     shift = first_part == nullptr ? 0.0 : *first_part;
     count = distances = squares = 0.0;
   }
-  /// Mean and squares of a part of `rows` rows.
+  /// Loads the mean and the squared deviations of a part of `rows` rows.
   __device__ void load(const double* values, index_t stride, index_t rows) {
     count = static_cast<double>(rows);
     distances = values[0];

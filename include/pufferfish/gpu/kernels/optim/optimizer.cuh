@@ -4,10 +4,10 @@
 /// \file
 /// Kernels of optimizer.hpp. Memory bandwidth limits their speed.
 ///
-/// Piece p has the same elements, offset .. offset + size - 1, in all arenas; pieces do not overlap, so a
-/// step needs no atomics and no barriers. If the arrays are aligned alike modulo 16 bytes, the threads take
-/// single elements up to the first multiple of 16 bytes, then groups of four, then single ones again; else
-/// single elements only.
+/// Piece p has the same elements, offset .. offset + size - 1, in all arenas. Pieces do not overlap, so a
+/// step needs no atomics and no barriers. If the arrays are aligned alike modulo 16 bytes, the threads
+/// process single elements up to the first multiple of 16 bytes, then groups of four, then single elements
+/// again; else single elements only.
 
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/kernels/narrow.cuh>
@@ -19,7 +19,8 @@ PUFFERFISH_KERNELS_BEGIN
 inline constexpr unsigned optimizer_threads = 256;
 
 /// Number of elements, of `size`, before the first one at which all arrays are aligned to vectors; `size` if
-/// alignments differ. Parameters are packed: a piece begins anywhere, but at one offset in all arrays.
+/// the arrays' alignments differ. Parameters are packed: a piece begins at any offset, which is the same in
+/// all arenas.
 template <class... P>
 __device__ inline index_t vector_head(index_t size, const P*... arrays) {
   const std::uintptr_t addresses[] = {reinterpret_cast<std::uintptr_t>(arrays)...};
@@ -30,8 +31,8 @@ __device__ inline index_t vector_head(index_t size, const P*... arrays) {
   return head < size ? head : size;
 }
 
-/// Calls by_vector(i) for groups of 4 and by_element(i) for single ones of 0 .. size - 1, distributed over
-/// the threads of a block; see vector_head.
+/// Distributes the elements 0 .. size - 1 over the threads of a block: calls by_vector(i) for groups of four,
+/// and by_element(i) for single elements. `head`: see vector_head.
 template <class V, class E>
 __device__ inline void for_block_vectors(index_t size, index_t head, V by_vector, E by_element) {
   const index_t thread = threadIdx.x, threads = blockDim.x, end = head + (size - head) / 4 * 4;
@@ -40,14 +41,15 @@ __device__ inline void for_block_vectors(index_t size, index_t head, V by_vector
   for (index_t i = end + thread; i < size; i += threads) by_element(i);
 }
 
-/// Null pointers: not skipped, a factor of 1.
+/// Whether the step is skipped. A null pointer: it is not.
 __device__ inline bool skips(const int* skip) { return skip != nullptr && *skip != 0; }
+/// The factor at an address; 1 for a null pointer.
 __device__ inline float factor_of(const float* factor) { return factor == nullptr ? 1.0F : *factor; }
 
 // ---------------------------------------------------------------------------------------------------------
 // Steps
 
-/// One thread; begin_adam_kernel, too.
+/// Grid of this kernel and of begin_adam_kernel: one thread.
 static __global__ void begin_sgd_kernel(grid_dependency earlier, sgd_constants constants, double lr,
                                         const int* skip, sgd_numbers* numbers) {
   earlier.wait();
@@ -93,8 +95,8 @@ struct rounded_piece {
   }
 };
 
-/// Block b: piece b, 256 threads, four elements a thread and step where all arrays are aligned alike. Without
-/// momentum `velocities` is not used.
+/// Grid: block b has piece b, with 256 threads, four elements per thread and step where all arrays are
+/// aligned alike. Without momentum `velocities` is not used.
 template <bool Momentum>
 static __global__ void sgd_kernel(grid_dependency earlier, const sgd_numbers* numbers,
                                   const arena_piece* pieces, step_control control, const float* gradients,
@@ -136,7 +138,7 @@ void sgd(cudaStream_t stream, const sgd_numbers* numbers, const arena_piece* pie
          velocity, values, rounded);
 }
 
-/// Block b: piece b, as sgd_kernel.
+/// Grid: that of sgd_kernel.
 static __global__ void adam_kernel(grid_dependency earlier, const adam_numbers* numbers,
                                    const arena_piece* pieces, step_control control, const float* gradients,
                                    float* firsts, float* seconds, float* values, rounded_values copies) {
@@ -176,7 +178,8 @@ void adam(cudaStream_t stream, const adam_numbers* numbers, const arena_piece* p
 // ---------------------------------------------------------------------------------------------------------
 // Norm and scale of the gradient
 
-/// Block b: part b of `size` elements in gridDim.x parts; its sum of squares goes to sums[b].
+/// Block b sums the squares of part b of `size` elements, cut into gridDim.x parts, and writes the sum to
+/// sums[b].
 static __global__ void square_sums_kernel(grid_dependency earlier, const float* x, index_t size,
                                           double* sums) {
   earlier.wait();
@@ -196,7 +199,7 @@ static __global__ void square_sums_kernel(grid_dependency earlier, const float* 
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-/// One block of 256 threads.
+/// Grid: one block of 256 threads.
 static __global__ void gradient_facts_kernel(grid_dependency earlier, const double* sums, index_t parts,
                                              const float* inverse, double max_norm, gradient_facts* facts) {
   earlier.wait();
@@ -219,7 +222,8 @@ void gradient_norm(cudaStream_t stream, const float* gradients, index_t size, co
   launch(stream, {1, 256}, gradient_facts_kernel, scratch, parts, inverse, max_norm, facts);
 }
 
-/// One-dimensional grid of 256 threads, four elements a thread and step; likewise unscale_kernel.
+/// Grid of this kernel and of unscale_kernel: one-dimensional, 256 threads, four elements per thread and
+/// step.
 static __global__ void scale_by_kernel(grid_dependency earlier, float* x, index_t size, const float* factor) {
   earlier.wait();
   const float f = *factor;
@@ -242,7 +246,7 @@ void scale_by(cudaStream_t stream, float* x, index_t size, const float* factor) 
 // ---------------------------------------------------------------------------------------------------------
 // Loss scaling
 
-/// The flag is never cleared here.
+/// Sets the flag if a result is not finite; the flag is never cleared here.
 static __global__ void unscale_kernel(grid_dependency earlier, float* gradients, index_t size,
                                       const float* inverse, int* not_finite) {
   earlier.wait();
@@ -268,7 +272,7 @@ void unscale(cudaStream_t stream, float* gradients, index_t size, const float* i
          gradients, size, inverse, not_finite);
 }
 
-/// One thread.
+/// Grid: one thread.
 static __global__ void update_loss_scale_kernel(grid_dependency earlier, loss_scale_constants c,
                                                 const int* not_finite, loss_scale* scale) {
   earlier.wait();

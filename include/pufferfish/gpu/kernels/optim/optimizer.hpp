@@ -3,27 +3,28 @@
 
 /// \file
 /// Launchers of optimizers over the arenas of a network, of the gradient's norm, and of dynamic loss scaling.
-/// Formulas: optim/. All arrays are in device memory. Those of values, gradients and states have the same
-/// layout; passes are fast if their addresses are equal modulo 16 bytes.
+/// Formulas: the headers of optim/. All arrays are in device memory. The arrays of values, gradients and
+/// states have the same layout; passes are fast if their addresses are equal modulo 16 bytes. Each launcher
+/// throws backend_error if its launch fails.
 ///
-/// Order of use in a step: begin_sgd (or begin_adam); gradient_norm or unscale, if the step clips or has a
-/// loss scale; sgd (or adam) for all pieces; update_loss_scale.
+/// Order of use in a step: begin_sgd (or begin_adam); gradient_norm or unscale, if the step clips gradients
+/// or has a loss scale; sgd (or adam) for all pieces; update_loss_scale.
 
 #include <pufferfish/gpu/kernels/optim/optimizer_functors.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// Consecutive elements of the arenas that one block works on.
+/// Consecutive elements of the arenas that one block processes.
 struct arena_piece {
-  index_t offset;
-  std::int32_t size;
-  std::int32_t decays;  ///< not 0: weight decay applies to them
-  index_t rounded;      ///< position of the 16-bit copies
+  index_t offset;       ///< first element
+  std::int32_t size;    ///< number of elements
+  std::int32_t decays;  ///< not 0: weight decay applies to these elements
+  index_t rounded;      ///< position of the 16-bit copies of these elements
 };
 
-/// Control of a step, in device memory; null pointers: no effect.
+/// Control of a step, in device memory. A null pointer has no effect.
 struct step_control {
-  const int* skip;              ///< not 0: the step changes nothing
+  const int* skip;              ///< if *skip is not 0, the step changes nothing
   const float* gradient_scale;  ///< factor of the gradients
 };
 
@@ -34,21 +35,20 @@ struct gradient_facts {
   int not_finite;  ///< 1: a gradient is a NaN or infinity
 };
 
-/// 16-bit copies of values, which a step updates; nullptr: none. The two structs after this one are
-/// for dynamic loss scaling: the scale falls by `backoff` when a gradient is not finite (that step
-/// is skipped), and grows by `growth` after `interval` steps without one (Micikevicius et al.:
-/// "Mixed precision training", ICLR 2018).
+/// 16-bit copies of the values, which a step updates. data nullptr: no copies.
 struct rounded_values {
   void* data;
-  bool is_bf16;  ///< else fp16
+  bool is_bf16;  ///< whether the copies are bfloat16; else half precision
 };
 
-/// Constants of dynamic loss scaling; `interval`: finite steps between two growths.
+/// Constants of dynamic loss scaling (Micikevicius et al.: "Mixed precision training", ICLR 2018). The scale
+/// is multiplied by `backoff` when a gradient is not finite (that step is skipped), and by `growth` after
+/// `interval` consecutive finite steps.
 struct loss_scale_constants {
   float growth, backoff, smallest, largest;
   int interval;
 };
-/// The state of dynamic loss scaling; inverse = 1 / value.
+/// The state of dynamic loss scaling, with inverse = 1 / value.
 struct loss_scale {
   float value, inverse;
   int good_steps;  ///< finite steps since the last change of the scale
@@ -58,24 +58,27 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Counts a step and computes its numbers: increments numbers->steps unless the step before was skipped
-/// (*skip is still not 0). `skip` is null if no step was before, or if it cannot be skipped. The learning
-/// rate is a kernel argument: not to be captured.
+/// Counts a step and computes its numbers: increments numbers->steps unless the previous step was skipped
+/// (*skip is still not 0). `skip` is null if there was no previous step, or if steps cannot be skipped. The
+/// learning rate is an argument of the kernel, so this launch must not be captured in a graph.
 void begin_sgd(cudaStream_t stream, const sgd_constants& constants, double lr, const int* skip,
                sgd_numbers* numbers);
+/// Does the same as begin_sgd for Adam.
 void begin_adam(cudaStream_t stream, const adam_constants& constants, double lr, const int* skip,
                 adam_numbers* numbers);
 
-/// The step, on `count` pieces. Without momentum `velocity` is null. One block of 256 threads per piece.
-/// Gradients are not changed; values, states and 16-bit copies are.
+/// Applies a step of SGD to `count` pieces: changes values, velocities and 16-bit copies, but not the
+/// gradients. Without momentum `velocity` is null. One block of 256 threads per piece.
 void sgd(cudaStream_t stream, const sgd_numbers* numbers, const arena_piece* pieces, index_t count,
          const step_control& control, const float* gradients, float* velocity, float* values,
          const rounded_values& rounded);
+/// Applies a step of Adam to `count` pieces: changes values, first and second moments, and 16-bit copies, but
+/// not the gradients. One block of 256 threads per piece.
 void adam(cudaStream_t stream, const adam_numbers* numbers, const arena_piece* pieces, index_t count,
           const step_control& control, const float* gradients, float* first, float* second, float* values,
           const rounded_values& rounded);
 
-/// Doubles of scratch for gradient_norm.
+/// Number of doubles of scratch for gradient_norm.
 inline index_t norm_parts(index_t size) {
   constexpr index_t piece = 16384, most = 1024;
   const index_t pieces = (size + piece - 1) / piece;

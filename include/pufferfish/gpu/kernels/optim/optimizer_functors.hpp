@@ -3,7 +3,7 @@
 
 /// \file
 /// One element of an optimizer's step, as function objects for the host and the device, and the numbers that
-/// belong to a step. Formulas: optim/sgd.hpp, optim/adam.hpp.
+/// belong to a step. Formulas: optim/sgd.hpp and optim/adam.hpp.
 
 #include <cmath>
 
@@ -11,18 +11,19 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// Options that do not change from step to step.
+/// Options of SGD that do not change from step to step.
 struct sgd_constants {
   double momentum, dampening, weight_decay;
   bool nesterov;
 };
+/// Options of Adam that do not change from step to step.
 struct adam_constants {
   double beta1, beta2, eps, weight_decay;
   bool decoupled_decay;
 };
 
-/// The numbers of a step, in device memory: velocity = keep velocity + take g, value -= lr (own g + ahead
-/// velocity), with g = gradient + decay value.
+/// The numbers of a step of SGD, in device memory: velocity = keep velocity + take g, value -= lr (own g +
+/// ahead velocity), with g = gradient + decay value.
 struct sgd_numbers {
   std::uint64_t steps;  ///< number of steps, this one included
   float lr, decay, keep, take, own, ahead;
@@ -39,7 +40,7 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The numbers of step `steps`.
+/// The numbers of step `steps` (1 for the first one) at learning rate lr.
 PUFFERFISH_HOST_DEVICE inline sgd_numbers sgd_numbers_of(const sgd_constants& c, std::uint64_t steps,
                                                          double lr) {
   const auto momentum = static_cast<float>(c.momentum);
@@ -53,7 +54,8 @@ PUFFERFISH_HOST_DEVICE inline sgd_numbers sgd_numbers_of(const sgd_constants& c,
           c.nesterov ? momentum : 1.0F};
 }
 
-/// steps >= 1: with 0 the rate would not be finite.
+/// The numbers of step `steps` at learning rate lr. `steps` must be at least 1: with 0 the rate would not be
+/// finite.
 PUFFERFISH_HOST_DEVICE inline adam_numbers adam_numbers_of(const adam_constants& c, std::uint64_t steps,
                                                            double lr) {
   const auto t = static_cast<double>(steps);
@@ -69,7 +71,7 @@ PUFFERFISH_HOST_DEVICE inline adam_numbers adam_numbers_of(const adam_constants&
           static_cast<float>(c.eps)};
 }
 
-/// A step of SGD on one element; without momentum the velocity is not read.
+/// Applies a step of SGD to one element. Without momentum the velocity is not read.
 struct sgd_element {
   sgd_numbers n;
   bool momentum;
@@ -85,7 +87,7 @@ struct sgd_element {
   }
 };
 
-/// A step of Adam on one element.
+/// Applies a step of Adam to one element.
 struct adam_element {
   adam_numbers n;
 

@@ -2,11 +2,12 @@
 #pragma once
 
 /// \file
-/// Kernels of pooling.hpp. A thread computes a few channels of one pixel: of the output or, in the backward
-/// pass, of the input. There it visits all windows with the pixel, so nothing is added between threads.
+/// Kernels of pooling.hpp. A thread computes a few channels of one pixel: of the output in the forward pass,
+/// of the input in the backward pass. In the backward pass the thread visits all windows that contain the
+/// pixel, so no sums are shared between threads.
 ///
 /// A thread's channels are 16 bytes of neighbours if the channels are whole vectors and all arrays are
-/// aligned, else one channel. The order of every sum follows from the shape and the number of a thread's
+/// aligned, else one channel. The order of every sum follows from the shape and from the number of a thread's
 /// channels.
 
 #include <pufferfish/gpu/kernels/pixel_tasks.cuh>
@@ -15,37 +16,38 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Positions begin .. end - 1 of one axis.
+/// Positions begin .. end - 1 along one axis.
 struct axis_range {
   index_t begin, end;
 };
 
-/// The pixels of window `o` of an axis that are inside of the image.
+/// The pixels of window `o` along one axis that are inside of the image.
 __device__ inline axis_range window_pixels(index_t o, index_t stride, index_t pad, index_t kernel,
                                            index_t length) {
   const index_t first = o * stride - pad, last = first + kernel;
   return {first > 0 ? first : 0, last < length ? last : length};
 }
 
-/// The windows of an axis that contain pixel `i`.
+/// The windows along one axis that contain pixel `i`.
 __device__ inline axis_range windows_of(index_t i, index_t stride, index_t pad, index_t kernel,
                                         index_t windows) {
   const index_t from = i + pad - kernel + 1, last = (i + pad) / stride + 1;
   return {from > 0 ? (from + stride - 1) / stride : 0, last < windows ? last : windows};
 }
 
-/// A window's pixels that are inside of the image.
+/// The pixels of a window that are inside of the image.
 struct window_range {
   axis_range y, x;
   __device__ index_t pixels() const { return (y.end - y.begin) * (x.end - x.begin); }
 };
 
+/// The pixels of the window of output pixel (oy, ox).
 __device__ inline window_range window_at(const pool_windows& w, index_t oy, index_t ox) {
   return {window_pixels(oy, w.stride_height, w.pad_height, w.kernel_height, w.height),
           window_pixels(ox, w.stride_width, w.pad_width, w.kernel_width, w.width)};
 }
 
-/// Offsets of elements in the input and the output: NHWC, dense.
+/// Offsets of elements in the dense NHWC input and output.
 template <class T, int Width>
 struct pool_images {
   static constexpr int width = Width;
@@ -76,7 +78,7 @@ struct pool_images {
       for (index_t x = xs.begin; x < xs.end; ++x) f(output_at(at.n, y, x, at.channel), window_at(w, y, x));
     }
   }
-  /// The factor of an average.
+  /// The factor by which an average multiplies the sum over the window.
   __device__ A share(const window_range& window, bool count_padding) const {
     return A(1) /
            static_cast<A>(count_padding ? windows.kernel_height * windows.kernel_width : window.pixels());
@@ -99,7 +101,7 @@ struct max_pool_task : pool_images<T, Width> {
     auto best = load_row<Width>(x + this->input_at(at.n, window.y.begin, window.x.begin, at.channel));
     this->for_each_pixel(window, at.n, at.channel, [&](index_t i) {
       const auto values = load_row<Width>(x + i);
-      // A NaN is treated as the largest, so that it is noticed.
+      // A NaN is treated as the largest number, so that the result shows the NaN.
       for (int k = 0; k < Width; ++k) {
         if (values[k] > best[k] || values[k] != values[k]) best[k] = values[k];
       }

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of <pufferfish/gpu/kernels/recurrent/lstm.hpp>: one pass over memory forward, one backward.
+/// Kernels of <pufferfish/gpu/kernels/recurrent/lstm.hpp>. The forward and the backward pass each read and
+/// write memory once.
 ///
 /// Gate k of element (b, j) of the state is at column k hidden + j of row b. Vectors are used if `hidden` is
 /// whole vectors and all matrices are aligned.
@@ -35,20 +36,20 @@ struct gate_values {
   }
 };
 
-/// Values of a row; zeros for a null matrix.
+/// Width values of row b from column j on; zeros for a null matrix.
 template <int Width, class T>
 __device__ inline row_values<T, Width> load_or_zero(const row_array<const T>& from, index_t b, index_t j) {
   return from.data != nullptr ? load_row<Width>(from.row(b) + j) : row_values<T, Width>{};
 }
 
-/// Calls f(row, column) for the first of each `Width` columns of each row, one thread each: a batch has few
-/// rows, so a block per row would leave threads idle.
+/// Calls f(row, column) for the first of each `Width` columns of each row, one thread each. A batch has few
+/// rows, so one block per row would leave threads idle.
 template <int Width, class F>
 __device__ inline void for_each_place(index_t rows, index_t columns, F f) {
   const index_t across = columns / Width;
   for (index_t i = grid_thread(); i < rows * across; i += grid_threads()) f(i / across, i % across * Width);
 }
-/// 64 threads a block, a place of `width` columns a thread and step.
+/// A grid of 64 threads a block, with `width` columns of one row per thread and step.
 inline grid place_grid(index_t rows, index_t columns, int width) {
   constexpr unsigned threads = 64;
   return {dim3(blocks_for(rows * (columns / width), threads)), dim3(threads)};
@@ -76,7 +77,7 @@ static __global__ void lstm_forward_kernel(grid_dependency earlier, index_t batc
   });
 }
 
-/// Grid: place_grid, as forward. Each thread reads its elements before it writes them.
+/// Grid: place_grid, as in the forward pass. Each thread reads its elements before it writes them.
 template <class T, int Width>
 static __global__ void lstm_backward_kernel(grid_dependency earlier, index_t batch, index_t hidden,
                                             row_array<T> gates, row_array<const T> before,

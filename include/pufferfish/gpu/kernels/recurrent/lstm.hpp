@@ -2,20 +2,23 @@
 #pragma once
 
 /// \file
-/// Launchers of the elementwise part of one time step of an LSTM.
+/// Launchers of the elementwise part of one time step of an LSTM. All matrices are in device memory. Each
+/// launcher throws backend_error if its launch fails.
 
 #include <pufferfish/gpu/kernels/copy/rows.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// As ops::lstm_forward: gates [batch x 4 hidden] hold preactivations, which are replaced by activations.
-/// before.data nullptr: zeros. Gates i, f, g, o are `hidden` columns each. cell may be `before`.
+/// Computes ops::lstm_forward. gates [batch x 4 hidden] holds the preactivations of the gates i, f, g, o,
+/// `hidden` columns each, which are replaced by activations. before, cell and output: batch x hidden.
+/// before.data nullptr: zeros. cell may be `before`.
 template <class T>
 void lstm_forward(cudaStream_t stream, index_t batch, index_t hidden, row_array<T> gates,
                   row_array<const T> before, row_array<T> cell, row_array<T> output);
 
-/// As ops::lstm_backward: replaces activations in gates by gradients of preactivations; data nullptr: zeros.
-/// Data may be nullptr for before, cell, dy, dh_after and dc_after. dc_before may be dc_after.
+/// Computes ops::lstm_backward: replaces the activations in gates [batch x 4 hidden] by the gradients of the
+/// preactivations. The other matrices are batch x hidden. A null pointer as data of before, cell, dy,
+/// dh_after or dc_after stands for zeros. dc_before may be dc_after.
 template <class T>
 void lstm_backward(cudaStream_t stream, index_t batch, index_t hidden, row_array<T> gates,
                    row_array<const T> before, row_array<const T> cell, row_array<const T> dy,

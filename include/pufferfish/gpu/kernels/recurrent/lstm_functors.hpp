@@ -2,8 +2,7 @@
 #pragma once
 
 /// \file
-/// The arithmetic of an LSTM's time step for one element of the state, for kernels and for the
-/// host.
+/// The arithmetic of an LSTM's time step for one element of the state, for kernels and for the host.
 
 #include <cmath>
 
@@ -11,7 +10,8 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Preactivations, activations or their gradients: input gate, forget gate, candidate, output gate.
+/// Four numbers, one per gate (input gate, forget gate, candidate, output gate): preactivations, activations
+/// or their gradients.
 template <class A>
 struct lstm_gates_of {
   A i, f, g, o;
@@ -24,7 +24,8 @@ struct lstm_step {
   A cell, output;
 };
 
-/// i, f, o = logistic(z), g = tanh(z), cell = f before + i g, output = o tanh(cell).
+/// Forward step: i, f, o = logistic(z), g = tanh(z), cell = f before + i g, output = o tanh(cell). z:
+/// preactivations; before: cell state before the step.
 template <class A>
 PUFFERFISH_HOST_DEVICE inline lstm_step<A> lstm_step_forward(const lstm_gates_of<A>& z, A before) {
   using std::tanh;

@@ -11,8 +11,8 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// Number of parts of consecutive rows; 0 without rows. A part has at least 8192 elements of 128 columns (or
-/// of all, if there are fewer). All blocks together are at most about 256, so that they can run at the same
-/// time: two on each of 132 multiprocessors, as the registers for eight columns a thread allow.
+/// of all columns, if there are fewer). All blocks together are at most about 256, so that they can run at
+/// the same time: two on each of 132 multiprocessors, as the registers for eight columns per thread allow.
 inline index_t row_parts(index_t rows, index_t columns) {
   if (rows <= 0 || columns <= 0) return 0;
   const index_t across = (columns + 127) / 128, side = columns < 128 ? columns : 128;
@@ -21,13 +21,13 @@ inline index_t row_parts(index_t rows, index_t columns) {
   return wanted < most ? wanted : most;
 }
 
-/// The first row of a part; of part `parts`: the number of rows.
+/// The first row of a part; for part = parts, the number of rows.
 PUFFERFISH_HOST_DEVICE inline index_t part_begin(index_t rows, index_t parts, index_t part) {
   const index_t whole = rows / parts, rest = rows % parts;
   return part * whole + (part < rest ? part : rest);
 }
 
-/// Doubles of scratch for sums of `quantities` numbers a column.
+/// Number of doubles of scratch memory for sums of `quantities` numbers per column.
 inline index_t column_scratch(index_t rows, index_t columns, index_t quantities) {
   return quantities * row_parts(rows, columns) * columns;
 }

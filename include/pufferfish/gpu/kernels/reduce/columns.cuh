@@ -28,7 +28,7 @@ PUFFERFISH_KERNELS_BEGIN
 inline constexpr unsigned column_threads = 256;
 inline constexpr int run_rows = 16;
 
-/// Values of neighbouring columns in the type of computation. Indexed by the position within the run of Width
+/// Values of Width neighbouring columns in the type of computation, indexed by the position among these
 /// columns.
 template <class A, int Width>
 struct lanes {
@@ -36,10 +36,12 @@ struct lanes {
   __device__ A& operator[](int k) { return values[k]; }
   __device__ const A& operator[](int k) const { return values[k]; }
 };
+/// The values of Width neighbouring elements of type T.
 template <class T, int Width>
 using row_values = lanes<accumulate_t<T>, Width>;
 
-/// Loads elements of T: one, or a multiple of 16 bytes from an aligned address.
+/// Loads Width elements of T and converts them: one element, or a multiple of 16 bytes from an aligned
+/// address.
 template <int Width, class T>
 __device__ inline row_values<T, Width> load_row(const T* from) {
   row_values<T, Width> result;
@@ -64,6 +66,7 @@ struct raw_row {
   using part = std::conditional_t<Width == 1, T, vector<T>>;
   part parts[static_cast<std::size_t>(vectors)];
 };
+/// Loads Width elements of T without converting them.
 template <int Width, class T>
 __device__ inline raw_row<T, Width> load_raw(const T* from) {
   raw_row<T, Width> result;
@@ -74,6 +77,7 @@ __device__ inline raw_row<T, Width> load_raw(const T* from) {
   }
   return result;
 }
+/// Converts loaded elements to the type of computation.
 template <class T, int Width>
 __device__ inline row_values<T, Width> widen(const raw_row<T, Width>& raw) {
   row_values<T, Width> result;
@@ -122,7 +126,8 @@ __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load
   return count;
 }
 
-/// Rounds and stores elements: one, or a multiple of 16 bytes to an aligned address in device memory.
+/// Rounds Width values to T and stores them: one element, or a multiple of 16 bytes to an aligned address in
+/// device memory.
 template <int Width, class T>
 __device__ inline void store_row(T* to, const lanes<accumulate_t<T>, Width>& values) {
   if constexpr (Width == 1) {
@@ -176,7 +181,7 @@ __device__ inline void add_runs(index_t row, index_t end, index_t step,
   }
 }
 
-/// A state in shared memory, an odd number of doubles long: neighbouring threads use different banks.
+/// A state with an odd number of doubles, so that neighbouring threads use different banks of shared memory.
 template <class State>
 struct gapped : State {
   double gap;
@@ -184,9 +189,10 @@ struct gapped : State {
 template <class State>
 using apart = std::conditional_t<(sizeof(State) / sizeof(double)) % 2 == 0, gapped<State>, State>;
 
-/// Merges the states of the threads of a block with the same threadIdx.x; the thread with threadIdx.y = 0 has
-/// the result. blockDim.y must be a power of 2. All threads of the block must call it. A tree: halves are
-/// merged until one is left, so the order depends on blockDim alone. Threads: number of threads of the block.
+/// Merges the states of the threads of a block that have the same threadIdx.x. The thread with threadIdx.y =
+/// 0 has the result. blockDim.y must be a power of 2, and all threads of the block must call this function.
+/// Halves are merged until one state is left, so the order depends on blockDim alone. Threads: number of
+/// threads of the block.
 template <unsigned Threads, class State>
 __device__ inline void merge_down(State& state) {
   __shared__ apart<State> all[Threads];
@@ -199,7 +205,8 @@ __device__ inline void merge_down(State& state) {
   state = all[own];
 }
 
-/// First step: grid (tiles of columns, parts), block (columns in units of task::width, rows).
+/// First step of sum_columns. Grid: (tiles of columns, parts); block: (columns in units of task::width,
+/// rows).
 template <class Task>
 static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3)
     /// Block (across, 256 / across) with `across` a power of two up to 32: thread (x, y) of block (bx, p) has
@@ -227,8 +234,8 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
 inline constexpr unsigned total_columns = 16;
 inline constexpr unsigned total_rows = 32;
 
-/// Second step: finish(column, state of one column). Grid: columns / 16, block (16, 32): thread (x, y) merges
-/// the parts y, y + 32, ... of column 16 blockIdx.x + x.
+/// Second step of sum_columns: calls finish(column, state of one column). Grid: columns / 16; block: (16,
+/// 32). Thread (x, y) merges the parts y, y + 32, ... of column 16 blockIdx.x + x.
 template <class State, class Finish>
 static __global__ void column_totals_kernel(grid_dependency earlier, const double* parts, index_t count,
                                             index_t rows, index_t columns, Finish finish) {
@@ -257,8 +264,9 @@ static __global__ void column_totals_kernel(grid_dependency earlier, const doubl
   if (threadIdx.y == 0 && column < columns) finish(column, sum);
 }
 
-/// Runs both steps. `scratch`: column_scratch doubles. Without rows, finish is called with cleared states.
-/// Columns must be a multiple of task::width, and the data aligned as the task's loads require.
+/// Runs both steps for all columns. `scratch`: column_scratch doubles. Without rows, finish is called with
+/// cleared states. The number of columns must be a multiple of task::width, and the data aligned as the
+/// task's loads require.
 template <class State, class Task, class Finish>
 void sum_columns(const launch_site& stream, const Task& task, index_t rows, index_t columns, double* scratch,
                  const Finish& finish) {
@@ -277,13 +285,14 @@ void sum_columns(const launch_site& stream, const Task& task, index_t rows, inde
 // ---------------------------------------------------------------------------------------------------------
 // Plain sums
 
-/// gradient = sum, or gradient += sum, rounded once.
+/// gradient = sum, or gradient += sum with `add`, rounded once.
 template <class T>
 __device__ inline void store_sum(double sum, bool add, T& gradient) {
   gradient = static_cast<T>(add ? static_cast<double>(gradient) + sum : sum);
 }
 
-/// The columns of x. Width > 1 requires an address and a row stride of whole vectors.
+/// A task of sum_columns: the sums of the columns of x. Width > 1 requires an address and a row stride of
+/// whole vectors.
 template <class T, int Width>
 struct column_sum_task {
   static constexpr int width = Width;

@@ -2,14 +2,15 @@
 #pragma once
 
 /// \file
-/// Launchers of sums over the rows of a matrix, and of the gradients of biases and normalisations that use
-/// them. All arrays are in device memory.
+/// Launchers of sums over the rows of a matrix. Gradients of biases and normalizations use them. All arrays
+/// are in device memory.
 
 #include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// The gradients of a normalisation's weight and bias; each is overwritten or added to.
+/// Destinations of the gradients of a normalization's weight and bias. Each gradient overwrites the old
+/// values, or is added to them if add_weight or add_bias is true.
 struct norm_parameter_gradients {
   float *weight, *bias;
   bool add_weight, add_bias;
@@ -19,9 +20,10 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// ops::column_sums: x has `rows` rows of `columns` dense elements, `row_stride` apart. `scratch`:
-/// column_scratch(rows, columns, 1) doubles. Two launches (columns.cuh). Columns, row stride and address of
-/// whole vectors are read 16 bytes at a time.
+/// sums_c = sum over rows of x, or sums_c += that sum with `add`, as in ops::column_sums. x has `rows` rows
+/// of `columns` dense elements, with stride row_stride. `scratch`: column_scratch(rows, columns, 1) doubles.
+/// Two launches (columns.cuh), which throw backend_error if they fail. If columns, row stride and address are
+/// whole vectors, x is read 16 bytes at a time.
 template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
                  double* scratch, accumulate_t<T>* sums);

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Kernels of augment.hpp.
+/// Kernel of augment.hpp.
 ///
-/// One launch: count blocks of 256 threads. Random numbers depend on the sample, not on its place in the
-/// batch.
+/// One launch starts `count` blocks of 256 threads. Random numbers depend on the sample, not on the position
+/// of the sample in the batch.
 
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/kernels/random.hpp>
@@ -19,7 +19,8 @@ struct image_window {
   bool flipped;
 };
 
-/// Random numbers 3 sample, 3 sample + 1 and 3 sample + 2 of the stream, as train/loader.hpp.
+/// Draws the window of a sample, from the random numbers 3 sample, 3 sample + 1 and 3 sample + 2 of the
+/// stream, as train/loader.hpp does.
 __device__ inline image_window draw_window(const image_source& source, const random_key& key,
                                            std::uint32_t sample) {
   const std::uint64_t number = std::uint64_t{3} * sample;
@@ -36,8 +37,8 @@ __device__ inline index_t shown_position(index_t p, index_t length, bool reflect
   return p < 0 ? -p : 2 * (length - 1) - p;
 }
 
-/// One block per image. Block b: image b of the batch, 256 threads. Element i of the result is channel i %
-/// channels of pixel (i / channels / width, i / channels % width).
+/// Grid: block b of 256 threads makes image b of the batch. Element i of the image is channel i % channels of
+/// pixel (i / channels / width, i / channels % width).
 template <class T>
 static __global__ void augment_kernel(grid_dependency earlier, image_source source,
                                       const std::uint32_t* samples, random_key key, T* images,
