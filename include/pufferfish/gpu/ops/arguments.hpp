@@ -14,13 +14,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
 /// Kernel argument for a matrix with contiguous rows: address and row stride. A null view gives a null
-/// pointer. The stride of the columns is not checked: the caller has to pass a view whose column stride is 1.
+/// pointer. The column stride of the view must be 1, which is not checked.
 template <class T>
 kernels::row_array<T> rows_of(const tensor_view<T, 2>& view) {
   return {view.data(), view.stride(0)};
 }
 
-/// Largest shared memory of a thread block on the context's device, in bytes. Throws backend_error.
+/// Largest shared memory of a thread block on the context's device, in bytes. Throws backend_error if CUDA
+/// cannot be asked.
 inline index_t shared_memory_of(const context<device::gpu>& ctx) {
   int bytes = 0;
   check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.device()),

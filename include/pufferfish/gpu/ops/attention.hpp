@@ -44,13 +44,15 @@ namespace ops {
 /// Device implementation of the functions of ops/attention/, where shapes and errors are described.
 template <>
 struct attention_ops<device::gpu> {
+  /// first[s] = s length, and count[s] = lengths[s], or `length` if `lengths` is nullptr; all arrays in
+  /// device memory.
   static void make_runs(context<device::gpu>& ctx, index_t sequences, index_t length, const index_t* lengths,
                         index_t* first, index_t* count) {
     gpu::kernels::make_runs(ctx.stream(), sequences, length, lengths, first, count);
   }
 
-  /// Writes zeros to the rows of x that belong to no sequence. A thread finds this out by comparing the row's
-  /// number with the first row and the count of every sequence.
+  /// Writes zeros to the rows of x that belong to no sequence. The kernel compares each row's number with the
+  /// run of every sequence.
   template <class T>
   static void clear_rows_outside(context<device::gpu>& ctx, const token_runs& runs,
                                  const tensor_view<T, 2>& x) {
@@ -58,9 +60,9 @@ struct attention_ops<device::gpu> {
                                         x.extent(0), x.extent(1));
   }
 
-  /// y = softmax(scale q k^T) v for each head and sequence. `kept`, in training: heads x rows of q numbers,
-  /// which receive the logarithm of the sum of exponentials of each row of scores, for the backward pass;
-  /// nullptr in inference.
+  /// y = softmax(scale q k^T) v for each head and sequence. `kept` receives heads x (rows of q) numbers in
+  /// training: for each row of scores, the logarithm of the sum of its exponentials, which the backward pass
+  /// needs. nullptr in inference.
   template <class T>
   static void attention_forward(context<device::gpu>& ctx, const attention_input<T>& in,
                                 const tensor_view<T, 2>& y, parameter_t<T>* kept) {
@@ -68,8 +70,9 @@ struct attention_ops<device::gpu> {
                                        gpu::detail::rows_of(y), kept);
   }
 
-  /// Computes dq, dk and dv from dy, the forward pass's y and `kept`. Dropout reads the context's step from
-  /// device memory, which must be the step of the forward pass.
+  /// Computes dq, dk and dv from dy, and from the y and `kept` of the forward pass. Dropout reads the number
+  /// of the step from device memory; it must still be the step of the forward pass. Scratch: heads x (rows of
+  /// q) floats.
   template <class T>
   static void attention_backward(context<device::gpu>& ctx, const attention_input<T>& in,
                                  const parameter_t<T>* kept, const tensor_view<const T, 2>& dy,

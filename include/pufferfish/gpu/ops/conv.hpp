@@ -2,13 +2,14 @@
 #pragma once
 
 /// \file
-/// Convolutions on a device, dense and of low rank. cuBLAS computes those that are products of matrices.
-/// Kernels of this library compute the others. The kernels for one group gather patches while they multiply.
-/// The kernels for several groups are simple and without tiles (gpu/kernels/conv/grouped_conv.hpp).
+/// Convolutions on a device, dense and of low rank. cuBLAS computes convolutions that are matrix products
+/// (1x1 kernels). Other convolutions of one group are computed by the context's convolution library, if there
+/// is one that supports them, else by kernels of this library, which gather patches while they multiply. The
+/// kernels for several groups are simple and without tiles (gpu/kernels/conv/grouped_conv.hpp).
 ///
-/// Operands are in memory of the context's device. Functions put their work into the context's stream and
-/// return; they may be captured. The tile sizes of the built-in kernels depend on shapes alone, not on the
-/// device. Scratch memory is the context's.
+/// Operands are in memory of the context's device. Functions enqueue their work in the context's stream and
+/// return before it has finished; they may be captured into graphs. The tile sizes of the built-in kernels
+/// depend on shapes alone, not on the device. Scratch memory is that of the context.
 
 #include <limits>
 
@@ -24,9 +25,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-/// A request to another library: a convolution of one group, of elements of one type, CUDA_R_32F,
-/// CUDA_R_16BF or CUDA_R_16F, with sums in float. Convolutions of several groups are not
-/// requested: the geometry has no number of groups.
+/// A request to a convolution library: a convolution of one group, with elements of one type (CUDA_R_32F,
+/// CUDA_R_16BF or CUDA_R_16F) and sums in float. Convolutions of several groups are never requested.
 struct conv_request {
   kernels::conv_geometry geometry;
   cudaDataType_t type = CUDA_R_32F;
@@ -120,7 +120,8 @@ inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& sh
           narrow(shape.dilation.width)};
 }
 
-/// Whether kernels for elements of T multiply on tensor cores: always for 16-bit types, for floats with TF32.
+/// Whether kernels for elements of T multiply on tensor cores: always for 16-bit types, and for float in
+/// math_mode::tf32.
 template <class T>
 bool by_tensor_cores(const context<device::gpu>& ctx) {
   return sizeof(T) == 2 || ctx.math() == math_mode::tf32;
@@ -130,7 +131,8 @@ bool by_tensor_cores(const context<device::gpu>& ctx) {
 template <class T>
 inline constexpr int vector_of = static_cast<int>(16 / sizeof(T));
 
-/// Calls call(library, request) if the context has a convolution library. Returns whether it did the work.
+/// Calls call(library, request) if the context has a convolution library. Returns whether the library has
+/// computed the convolution.
 template <class T, class Call>
 bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, Call&& call) {
   conv_library* const library = ctx.conv_library();
@@ -145,6 +147,7 @@ namespace ops {
 /// Device implementation of the functions of ops/conv/, where shapes and errors are described.
 template <>
 struct conv_ops<device::gpu> {
+  /// y = x * w + bias. The top of this file tells which library or kernel computes it.
   template <class T>
   static void conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* w, const T* bias,
@@ -170,6 +173,7 @@ struct conv_ops<device::gpu> {
                                   frame.take<float>(plan.scratch));
   }
 
+  /// dx = the gradient of the input, or with `add` dx += this gradient.
   template <class T>
   static void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
                                   const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -259,9 +263,9 @@ struct conv_ops<device::gpu> {
     gpu::multiply<T>(ctx, detail::as_rows(kept), up, detail::as_rows(y), false, bias);
   }
 
-  /// Gradients dup and dt of the 1x1 convolution. One kernel that reads dy once computes both if the device
-  /// has the shared memory that the plan needs, otherwise two matrix products do. t, dt: pixels x r, dy:
-  /// pixels x out.
+  /// Gradients dup and dt of the 1x1 convolution by `up`. One kernel that reads dy once computes both if the
+  /// device has the shared memory that the plan needs; otherwise two matrix products do. t, dt: pixels x
+  /// rank; dy: pixels x out_channels.
   template <class T>
   static void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 2>& t,
                                         const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& up,

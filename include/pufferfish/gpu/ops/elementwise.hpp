@@ -19,12 +19,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// The words of a mask, in the type that kernels expect.
+/// The words of a mask, in the 32-bit type that kernels expect.
 template <class T>
 std::uint32_t* mask_words(const ops::relu_mask<T>& mask) {
   return reinterpret_cast<std::uint32_t*>(mask.words);
 }
 
+/// The kernels' constant for an activation.
 template <activation_kind Kind>
 inline constexpr auto kernel_activation =
     Kind == activation_kind::gelu        ? kernels::activation::gelu
@@ -35,7 +36,8 @@ inline constexpr auto kernel_activation =
 }  // namespace detail
 
 /// y_i = x_i, rounded to bfloat16: to nearest, ties to even; a NaN stays a NaN. Both spans are in device
-/// memory, have one length and do not overlap. Does not wait. Throws backend_error.
+/// memory, have the same length (else the assertion fails) and do not overlap. The call may return before the
+/// work has finished. Throws backend_error if the launch fails.
 inline void convert(context<device::gpu>& ctx, std::span<const float> x, std::span<bfloat16> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
   kernels::to_bfloat16(ctx.stream(), x.data(), reinterpret_cast<std::uint16_t*>(y.data()),
@@ -47,15 +49,15 @@ inline void convert(context<device::gpu>& ctx, std::span<const float> x, std::sp
   kernels::to_float16(ctx.stream(), x.data(), reinterpret_cast<std::uint16_t*>(y.data()),
                       static_cast<index_t>(x.size()));
 }
-/// y_i = x_i, exactly. Both spans are in device memory, have one length and do not overlap. Throws
-/// backend_error.
+/// y_i = x_i, exactly. Both spans are in device memory, have the same length (else the assertion fails) and
+/// do not overlap. Throws backend_error if the launch fails.
 inline void convert(context<device::gpu>& ctx, std::span<const bfloat16> x, std::span<float> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
   kernels::from_bfloat16(ctx.stream(), reinterpret_cast<const std::uint16_t*>(x.data()), y.data(),
                          static_cast<index_t>(x.size()));
 }
-/// y_i = x_i, exactly. Both spans are in device memory, have one length and do not overlap. Throws
-/// backend_error.
+/// y_i = x_i, exactly. Both spans are in device memory, have the same length (else the assertion fails) and
+/// do not overlap. Throws backend_error if the launch fails.
 inline void convert(context<device::gpu>& ctx, std::span<const float16> x, std::span<float> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "gpu::convert: lengths differ");
   kernels::from_float16(ctx.stream(), reinterpret_cast<const std::uint16_t*>(x.data()), y.data(),
@@ -66,6 +68,7 @@ inline void convert(context<device::gpu>& ctx, std::span<const float16> x, std::
 
 namespace ops {
 
+/// Device implementation of the functions of ops/elementwise/, where formulas and aliasing are described.
 template <>
 struct elementwise_ops<device::gpu> {
   template <class T>
@@ -115,8 +118,8 @@ struct elementwise_ops<device::gpu> {
     gpu::kernels::add<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()), true);
   }
 
-  /// y = x where the mask's bit is set, else 0; with `add` this is added to y. The order of the bits is that
-  /// of device kernels (gpu/kernels/elementwise/relu_mask.hpp), which differs from the CPU's.
+  /// y_i = x_i where the mask's bit is set, else 0; with `add`, this value is added to y_i. The order of the
+  /// bits is that of device kernels (gpu/kernels/elementwise/relu_mask.hpp), which differs from the CPU's.
   template <class T>
   static void masked_pass(context<device::gpu>& ctx, const T* x, const relu_mask<T>& mask, T* y, index_t size,
                           bool add) {

@@ -2,8 +2,10 @@
 #pragma once
 
 /// \file
-/// The operations of ops/embedding/ on a device. Tokens are in device memory, where the host does not check
-/// them: a token outside the vocabulary is not reported.
+/// The operations of ops/embedding/ on a device. Operands are in memory of the context's device. The
+/// functions launch kernels in the context's stream and do not wait. Tokens are in device memory, where the
+/// host does not check them; the row of a token outside the vocabulary is NaN. A failed launch throws
+/// backend_error.
 
 #include <pufferfish/gpu/kernels/embedding/embedding.hpp>
 #include <pufferfish/gpu/kernels/embedding/positions.hpp>
@@ -15,8 +17,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
+/// Device implementation of the functions of ops/embedding/, where shapes and errors are described.
 template <>
 struct embedding_ops<device::gpu> {
+  /// y_n = row tokens[n] of the table. One kernel.
   template <class T>
   static void embedding_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& table,
                                 std::span<const std::int32_t> tokens, const tensor_view<T, 2>& y) {
@@ -25,9 +29,9 @@ struct embedding_ops<device::gpu> {
                                        gpu::detail::rows_of(y));
   }
 
-  /// Adds each row of dy to the row of dtable of its token; positions of the padding token are left out. The
-  /// caller has filled dtable with zeros unless `add`. Each sum is computed without atomics, in a fixed
-  /// order.
+  /// Adds each row of dy to the row of dtable that belongs to its token; positions of the padding token are
+  /// skipped. Unless `add` is set, the caller has filled dtable with zeros. Three kernels, without atomics:
+  /// each sum has a fixed order. Scratch: count numbers of the order, and embedding_parts() partial sums.
   template <class T>
   static void embedding_backward(context<device::gpu>& ctx, std::span<const std::int32_t> tokens,
                                  const tensor_view<const T, 2>& dy, std::int32_t padding,
@@ -42,6 +46,7 @@ struct embedding_ops<device::gpu> {
                                         add, parts, gpu::detail::rows_of(dtable));
   }
 
+  /// Adds the sinusoid of position places[n] to row n of x.
   template <class T>
   static void add_positions(context<device::gpu>& ctx, const std::int32_t* places,
                             const tensor_view<T, 2>& x) {
@@ -49,6 +54,7 @@ struct embedding_ops<device::gpu> {
                                    x.extent(0), x.extent(1));
   }
 
+  /// y_n = x_n + the sinusoid of position n % length.
   template <class T>
   static void add_positions_in_turn(context<device::gpu>& ctx, index_t length,
                                     const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {

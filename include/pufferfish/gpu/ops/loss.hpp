@@ -28,7 +28,7 @@ kernels::token_logits<T> logits_of(const tensor_view<const T, 2>& logits,
           targets.data(),   options.padding,  target.right,    target.wrong};
 }
 
-/// Kernel argument for the divisor of a gradient; it includes the context's loss scale.
+/// Kernel argument for the divisor of a gradient, which includes the context's loss scale.
 inline kernels::loss_divisor divisor_of(const context<device::gpu>& ctx,
                                         const ops::gradient_divisor& divisor) {
   return {divisor.value, divisor.place, ctx.loss_scale()};
@@ -41,21 +41,23 @@ index_t kept_logit_step(index_t vocabulary) {
   return (vocabulary + line - 1) / line * line;
 }
 
-/// The memory that output_loss_forward keeps for the backward pass, in this order: the logits without scale
-/// and bias, and two numbers of each token.
+/// The memory that output_loss_forward keeps for the backward pass: first the logits without scale and bias,
+/// then two numbers of each token (the largest logit, and 1 / sum of the exponentials).
 template <class T>
 struct kept_logits {
   tensor_view<T, 2> logits;
   parameter_t<T>*maxima, *shares;
 
-  /// Divides the memory `kept` for logits of shape tokens x vocabulary. The row stride is kept_logit_step.
+  /// Divides the memory `kept` for logits of the shape tokens x vocabulary. The row stride is
+  /// kept_logit_step().
   kept_logits(T* kept, const extents<2>& shape)
       : logits(kept, shape, {kept_logit_step<T>(shape[1]), 1}),
         maxima(reinterpret_cast<parameter_t<T>*>(kept + shape[0] * logits.stride(0))),
         shares(maxima + shape[0]) {}
 };
 
-/// Writes the layer's logits, without scale and bias, to `logits`, and the losses of the tokens.
+/// Writes the layer's logits, without scale and bias, to `logits`, and the loss of each token to `losses`.
+/// `maxima` and `shares`: see kernels::token_losses.
 template <class T>
 void output_losses(context<device::gpu>& ctx, const ops::output_layer<T>& layer,
                    std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -76,6 +78,7 @@ namespace ops {
 /// in float, sums over rows in double.
 template <>
 struct loss_ops<device::gpu> {
+  /// Sum of the losses, number of correct rows, and gradient of the logits. Scratch: two doubles per row.
   template <class T>
   static void softmax_cross_entropy(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                                     std::span<const std::int32_t> labels, const label_smoothing& smoothing,
@@ -90,6 +93,8 @@ struct loss_ops<device::gpu> {
                                            results);
   }
 
+  /// Sum of the losses of the tokens, number of tokens that count, and gradient of the logits. Scratch: one
+  /// double per row.
   template <class T>
   static void token_loss(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                          std::span<const std::int32_t> targets, const token_loss_options& options,
@@ -104,6 +109,7 @@ struct loss_ops<device::gpu> {
                                    results);
   }
 
+  /// Logarithm of the sum of the exponentials of each row.
   template <class T>
   static void log_sum_exp(context<device::gpu>& ctx, const tensor_view<const T, 2>& logits,
                           std::span<double> result) {
@@ -111,12 +117,13 @@ struct loss_ops<device::gpu> {
                                  logits.extent(1), result.data());
   }
 
+  /// The layer's logits. Scratch: a scaled copy of x if the scale is not 1.
   template <class T>
   static void output_logits(context<device::gpu>& ctx, const output_layer<T>& layer,
                             const tensor_view<T, 2>& logits) {
     scratch_frame frame(ctx.scratch());
     tensor_view<const T, 2> x = layer.x;
-    if (layer.scale != 1) {  // applied to the narrow operand
+    if (layer.scale != 1) {  // the scale is applied to x, which is smaller than the logits
       const tensor_view<T, 2> scaled = frame.take<T>(x.shape());
       gpu::kernels::scale_rows<T>(ctx.stream(), layer.scale, gpu::detail::rows_of(x), x.extent(0),
                                   x.extent(1), gpu::detail::rows_of(scaled));
@@ -125,13 +132,15 @@ struct loss_ops<device::gpu> {
     gpu::multiply<T>(ctx, x, transpose(layer.weight), logits, false, layer.bias);
   }
 
+  /// Number of elements of T that output_loss_forward keeps for output_loss_backward.
   template <class T>
   static index_t output_loss_kept(const output_layer<T>& layer) {
     return layer.tokens() * (gpu::detail::kept_logit_step<T>(layer.vocabulary()) +
                              2 * static_cast<index_t>(sizeof(parameter_t<T>) / sizeof(T)));
   }
 
-  /// In training, one product computes all logits, because they are kept for the backward pass. In inference,
+  /// Sum of the losses of the layer's logits, and number of tokens that count. In training (`kept` is not
+  /// nullptr), one product computes all logits, because they are kept for the backward pass. In inference,
   /// each product computes at most 2^26 logits.
   template <class T>
   static void output_loss_forward(context<device::gpu>& ctx, const output_layer<T>& layer,

@@ -18,6 +18,7 @@ namespace ops {
 /// Device implementation of the functions of ops/recurrent/. Each function is one kernel.
 template <>
 struct recurrent_ops<device::gpu> {
+  /// Replaces the preactivations in `gates` by activations, and computes the new cell state and output.
   template <class T>
   static void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
                            const tensor_view<const T, 2>& before, const tensor_view<T, 2>& cell,
@@ -27,6 +28,8 @@ struct recurrent_ops<device::gpu> {
                                   gpu::detail::rows_of(output));
   }
 
+  /// Replaces the activations in `gates` by gradients of the preactivations, and computes dc_before, the
+  /// gradient of the cell state before the step.
   template <class T>
   static void lstm_backward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
                             const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,
@@ -39,20 +42,26 @@ struct recurrent_ops<device::gpu> {
   }
 };
 
-/// Right operand of the products of single time steps, used in place: cuBLAS packs it. Products of few rows
-/// of 16-bit elements use a kernel of this library, which is faster.
+/// Right operand of the products of single time steps. The operand is used in place, because cuBLAS packs it.
+/// Products of few rows of 16-bit elements use a kernel of this library, which is faster.
 template <class T>
 class step_operand<T, device::gpu> {
  public:
+  /// Whether the caller should multiply the factors of a low-rank layer into one matrix of `merged` elements
+  /// before the time loop: only for at least 4 steps, at most 64 rows a step, and a matrix of at most 4 times
+  /// as many elements as the factors have (`factors`).
   static bool merges(index_t steps, index_t batch, index_t merged, index_t factors) {
     return steps >= 4 && batch <= 64 && merged <= 4 * factors;
   }
 
+  /// Refers to b, which must outlive this object. `groups`: number of products that multiply() computes at
+  /// once; operand i begins i group_step elements after b.
   step_operand(context<device::gpu>&, scratch_frame&, const tensor_view<const T, 2>& b, index_t,
                index_t groups = 1, index_t group_step = 0)
       : b_(b), groups_(groups), group_step_(group_step) {}
 
-  /// c = a b, or with `add` c += a b, where b is this operand. Throws the errors of gpu::multiply.
+  /// c = a b, or with `add` c += a b, where b is this operand. With several groups, columns i K .. of a and i
+  /// N .. of c belong to group i, for operands K x N. Throws the errors of gpu::multiply.
   void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
                 bool add) const {
     const index_t depth = b_.extent(0), columns = b_.extent(1);
@@ -66,6 +75,7 @@ class step_operand<T, device::gpu> {
   }
 
  private:
+  // Multiplies with the library's kernel if it supports the operands. Returns whether it did.
   bool by_few_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
                    bool add) const {
     if constexpr (sizeof(T) == 2) {

@@ -2,8 +2,10 @@
 #pragma once
 
 /// \file
-/// The operations of ops/norm/ on a device. The statistics of a batch need one pass over memory,
-/// normalisation with its epilogue another one, and the gradient two. A failed launch throws backend_error.
+/// The operations of ops/norm/ on a device. Operands are in memory of the context's device; the functions
+/// launch kernels in the context's stream and do not wait. The statistics of a batch need one pass over
+/// memory, the normalization with its epilogue another pass, and the gradient two. A failed launch throws
+/// backend_error.
 
 #include <cstdint>
 
@@ -17,6 +19,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
+/// Kernel argument for the dropout of rows.
 inline kernels::row_dropout_numbers numbers_of(const context<device::gpu>& ctx,
                                                const ops::row_dropout& dropout) {
   return {dropout_of(ctx, dropout.probability, dropout.random), dropout.first_row, dropout.numbers};
@@ -26,8 +29,11 @@ inline kernels::row_dropout_numbers numbers_of(const context<device::gpu>& ctx,
 
 namespace ops {
 
+/// Device implementation of the functions of ops/norm/, where formulas, shapes and errors are described.
 template <>
 struct norm_ops<device::gpu> {
+  /// Computes the statistics of the rows of x and updates the running statistics. Scratch: column_scratch()
+  /// doubles.
   template <class T>
   static void batch_norm_use_batch(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                                    double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
@@ -39,14 +45,15 @@ struct norm_ops<device::gpu> {
                                     {eps, momentum, statistics, running_mean, running_var, batches});
   }
 
+  /// Fills `statistics` for inference from the running statistics.
   template <class P>
   static void batch_norm_use_running(context<device::gpu>& ctx, const P* running_mean, const P* running_var,
                                      index_t channels, double eps, P* statistics) {
     gpu::kernels::norm_use_running<P>(ctx.stream(), running_mean, running_var, channels, eps, statistics);
   }
 
-  /// Normalises x, and adds and rectifies as the arguments say. The order of the mask's bits is that of
-  /// device kernels (gpu/kernels/elementwise/relu_mask.hpp).
+  /// Normalizes x, then adds and rectifies as `epilogue` says. The order of the mask's bits is that of device
+  /// kernels (gpu/kernels/elementwise/relu_mask.hpp).
   template <class T>
   static void batch_norm_apply(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                                const parameter_t<T>* mean, const parameter_t<T>* inv_std,
@@ -59,7 +66,8 @@ struct norm_ops<device::gpu> {
     gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data());
   }
 
-  /// Gradients of the parameters and of x. The kernels read x and dy a second time if dx is requested.
+  /// Computes the gradients of the parameters and, unless dx is a null view, of x. For dx the kernels read x
+  /// and dy a second time.
   template <class T>
   static void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                                   const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
@@ -80,7 +88,8 @@ struct norm_ops<device::gpu> {
     gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, dx.flat().data());
   }
 
-  /// Layer norm. record.mask is not written: the backward pass draws the random numbers of the dropout again.
+  /// Computes layer normalization. record.mask is not written: the backward pass draws the random numbers of
+  /// the dropout again.
   template <class T>
   static void layer_norm_forward(context<device::gpu>& ctx, const norm_input<T>& input,
                                  const parameter_t<T>* weight, const parameter_t<T>* bias, double eps,
@@ -102,6 +111,7 @@ struct norm_ops<device::gpu> {
     gpu::kernels::layer_norm_forward(ctx.stream(), problem);
   }
 
+  /// Computes the gradients of the parameters, and those of dsum and dx that are not null views.
   template <class T>
   static void layer_norm_backward(context<device::gpu>& ctx, const norm_record<T>& record,
                                   const row_dropout& dropout, const parameter_t<T>* weight,

@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// The operations of ops/pooling/ on a device, one kernel each. Equal arguments give equal bits. A failed
-/// launch throws backend_error.
+/// The operations of ops/pooling/ on a device, one kernel each. Operands are dense and in memory of the
+/// context's device; the functions launch kernels in the context's stream and do not wait. Equal arguments
+/// give equal bits. A failed launch throws backend_error.
 
 #include <pufferfish/gpu/kernels/pooling/pooling.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
@@ -34,6 +35,8 @@ inline kernels::pool_windows pool_windows_of(const pool_shape& shape, const exte
 
 namespace ops {
 
+/// Device implementation of the functions of ops/pooling/, where formulas and shapes are described. `input`
+/// and `output`: NHWC extents of x and y.
 template <>
 struct pooling_ops<device::gpu> {
   template <class T>

@@ -5,8 +5,8 @@
 /// Matrix products, and the operations of ops/linear/, on a device. cuBLAS multiplies views whose rows or
 /// columns are contiguous, transposed or not, without a copy.
 ///
-/// All operands are views of memory of the context's device. Calls put their work into the context's stream
-/// and return; products may be captured into graphs.
+/// All operands are views of memory of the context's device. Calls enqueue their work in the context's stream
+/// and return before it has finished. Products may be captured into graphs.
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/gpu/kernels/reduce/reductions.hpp>
@@ -19,8 +19,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 namespace detail {
 
-/// A view with contiguous rows or columns as the column-major matrix that is the transpose of the view.
-/// Nothing is copied. Throws shape_error, beginning with `what`, for other strides.
+/// Describes a view with contiguous rows or columns as the column-major matrix that is the transpose of the
+/// view. Nothing is copied. Throws shape_error, with a text that begins with `what`, for other strides.
 template <class T>
 blas_matrix blas_view(const char* what, const tensor_view<const T, 2>& view) {
   // The stride of an extent of at most one is never used, but cuBLAS checks it.
@@ -68,13 +68,15 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
 
 }  // namespace detail
 
-/// c = a b, or c += a b with `add`. In both cases `bias` (one element per column of c, or nullptr) is added
-/// to every row of c. a: M x K, b: K x N, each with dense rows or dense columns (such as transposed views);
-/// c: M x N, with dense rows; c overlaps no operand. Sums are in float (double for double). Factors of float
-/// have 24 or 11 bits, depending on context_options::math. Throws shape_error, backend_error. K = 0 is an
-/// empty sum. The bias is added in the product's epilogue if cublasLt supports the shape and the bias is
-/// aligned to 16 bytes; otherwise a kernel writes the bias to c, or adds it, before the product. Elements of
-/// 16 bits are then rounded twice.
+/// c = a b + bias, or c += a b + bias with `add`. `bias` has one element per column of c, which is added to
+/// every row; nullptr: no bias. a: M x K, b: K x N, each with dense rows or dense columns (such as transposed
+/// views); c: M x N, with dense rows; c overlaps no operand. K = 0 is an empty sum. Sums are in float (in
+/// double for double). Factors of float have 24 or 11 bits, depending on context_options::math. Throws
+/// shape_error for shapes or strides that do not fit, and backend_error if a call of CUDA fails.
+///
+/// The bias is added in the product's epilogue if cublasLt supports the shape and the bias is aligned to 16
+/// bytes. Otherwise a kernel writes the bias to c, or adds it, before the product; elements of 16 bits are
+/// then rounded twice.
 ///
 ///     memory_block<float> a(gpu::device_memory(), 6 * 4), b(gpu::device_memory(), 4 * 5);
 ///     memory_block<float> c(gpu::device_memory(), 6 * 5);
@@ -96,9 +98,9 @@ void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const
   if (p.k > 0) ctx.blas().multiply(p);
 }
 
-/// c = a b, or with `add` c += a b, where c has the type of parameters (float for 16-bit factors): for
-/// gradients of weights. Sums of 16-bit factors are not rounded to 16 bits. Shapes, strides and errors are
-/// those of multiply; there is no bias.
+/// c = a b, or with `add` c += a b, where c has the type of parameters (float for 16-bit factors). Gradients
+/// of weights use this form: sums of 16-bit factors are not rounded to 16 bits. Shapes, strides and errors
+/// are those of multiply; there is no bias.
 template <class T>
 void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                    const tensor_view<const T, 2>& b, const tensor_view<parameter_t<T>, 2>& c, bool add) {
@@ -129,8 +131,11 @@ void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<
 
 namespace ops {
 
+/// Device implementation of the functions of ops/linear/, where shapes and errors are described.
 template <>
 struct linear_ops<device::gpu> {
+  /// sums_c = sum over rows of x, or with `add` sums_c += that sum; summed in double. Scratch:
+  /// column_scratch() doubles.
   template <class T>
   static void column_sums(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, parameter_t<T>* sums,
                           bool add) {
@@ -140,7 +145,8 @@ struct linear_ops<device::gpu> {
     gpu::kernels::column_sums<T>(ctx.stream(), x.data(), x.stride(0), rows, columns, add, scratch, sums);
   }
 
-  /// c = a b + bias, or with `add` c += a b + bias. All layers with a weight matrix use this product.
+  /// c = a b + bias, or with `add` c += a b + bias. All layers with a weight matrix use this product. Throws
+  /// the errors of multiply.
   template <class T>
   static void product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                       const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {

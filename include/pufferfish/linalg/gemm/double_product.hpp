@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: C += A^T B with every sum in double, for the decompositions. Operands may have any strides and
-/// are converted while they are packed, so a float matrix is never copied to double as a whole.
+/// Internal: the product C += A^T B with every sum in double, for decompositions. Operands may have any
+/// strides. They are converted while they are packed, so a float matrix is never copied to double as a whole.
 
 #include <algorithm>
 #include <type_traits>
@@ -15,12 +15,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Depth of one packed block: a panel of B and a slice of A fit into the L1 cache together.
+/// Depth of one packed block, such that a panel of B and a slice of A fit into the L1 cache together.
 inline constexpr index_t product_depth = 128;
-/// Columns of A packed at once: the packed block fits into the L2 cache.
+/// Number of columns of A that are packed at once, such that the packed block fits into the L2 cache.
 inline constexpr index_t product_rows = 512;
 
-/// Packs columns [first, first + count) of `depth` rows into one panel, row by row; missing columns are zero.
+/// Packs `count` columns of `depth` rows, from the element `from` on, into one panel [depth][panel_width];
+/// missing columns are zero.
 template <class T>
 void pack_panel(const T* from, index_t row_step, index_t column_step, index_t depth, index_t count,
                 double* to) {
@@ -38,7 +39,8 @@ void pack_panel(const T* from, index_t row_step, index_t column_step, index_t de
   }
 }
 
-/// A matrix of float or double. The scalar type is a runtime value, so that the product is compiled once.
+/// A view of a matrix of float or double. The scalar type is a runtime value, so that the product is compiled
+/// once. The viewed matrix must outlive the operand.
 struct product_operand {
   template <class T>
   product_operand(const tensor_view<T, 2>& a)
@@ -47,7 +49,8 @@ struct product_operand {
   }
   product_operand(const tensor<double, 2>& a) : product_operand(a.view()) {}
 
-  /// Packs `count` columns from `column` on and `depth` rows from `row` on, panel by panel.
+  /// Packs `count` columns from `column` on and `depth` rows from `row` on into panels of panel_width
+  /// columns, one after another. `to` has room for whole panels.
   PUFFERFISH_NOINLINE void pack(index_t row, index_t depth, index_t column, index_t count, double* to) const {
     for (index_t end = column + count; column < end; column += panel_width, to += panel_width * depth) {
       const index_t offset = row * stride[0] + column * stride[1];
@@ -60,7 +63,7 @@ struct product_operand {
     }
   }
 
-  /// The transposed matrix.
+  /// The transposed matrix, as a view of the same memory.
   product_operand transposed() const {
     product_operand result = *this;
     std::swap(result.extent[0], result.extent[1]);
@@ -68,7 +71,7 @@ struct product_operand {
     return result;
   }
 
-  /// A dense copy.
+  /// A dense copy in double.
   PUFFERFISH_COLD tensor<double, 2> copy() const {
     tensor<double, 2> result(extent);
     double* to = result.data();
@@ -88,11 +91,13 @@ struct product_operand {
   extents<2> stride;
 };
 
+/// Whether two operands view the same elements.
 inline bool operator==(const product_operand& a, const product_operand& b) {
   return a.data == b.data && a.extent == b.extent && a.stride == b.stride;
 }
 
-/// A tile at the edge of C, with only `rows` x `columns` valid elements.
+/// Adds the product of a panel of A and a panel of B to a tile at the edge of C, which has only `rows` x
+/// `columns` elements. `step`: row stride of c.
 PUFFERFISH_NOINLINE inline void multiply_edge_tile(index_t depth, const double* a, const double* b, double* c,
                                                    index_t step, index_t rows, index_t columns) {
   alignas(memory_alignment) double tile[tile_rows * panel_width] = {};
@@ -102,12 +107,13 @@ PUFFERFISH_NOINLINE inline void multiply_edge_tile(index_t depth, const double* 
   }
 }
 
-/// Part of C to compute. `lower` also writes some entries above the diagonal, whose values are unspecified.
+/// Part of C that is computed. `lower`: the lower triangle; some elements above the diagonal are written as
+/// well, with unspecified values.
 enum class product_part { full, lower };
 
-/// C += A^T B. a: [depth x M], b: [depth x N], float or double, any strides; c: [M x N] with contiguous rows,
-/// not aliasing a or b. The order of additions depends only on the shapes.
-/// Allocates the packed blocks on each call; runs in the calling thread.
+/// c += a^T b. a: [depth x M], b: [depth x N], float or double, any strides; c: [M x N] with contiguous rows,
+/// not aliasing a or b. Shapes that do not fit fail an assertion. The order of additions depends only on the
+/// shapes. Allocates the packed blocks on each call; runs in the calling thread.
 PUFFERFISH_NOINLINE inline void add_product_tn(const product_operand& a, const product_operand& b,
                                                const tensor_view<double, 2>& c,
                                                product_part part = product_part::full) {

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// The concept of a general matrix product (GEMM) back end, and a simple reference implementation.
+/// `gemm_engine`: the concept of a back end for general matrix products (GEMM), and a simple reference
+/// implementation.
 
 #include <concepts>
 
@@ -12,8 +13,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// A back end for C = A B and C += A B: `multiply(a, b, c, accumulate)` with a: M x K, b: K x N, c: M x N,
-/// any strides; c must not overlap a or b. For K = 0 the product is zero.
-/// multiply throws shape_error unless the shapes fit.
+/// any strides. c must not overlap a or b. For K = 0 the product is zero. multiply throws shape_error unless
+/// the shapes fit.
 ///
 /// \code
 /// tensor<float, 2> a({32, 64}), b({64, 16}), c({32, 16});
@@ -29,7 +30,7 @@ concept gemm_engine = requires(const G& engine, tensor_view<const T, 2> a, tenso
 
 namespace detail {
 
-/// Throws shape_error unless a b has the shape of c.
+/// Throws shape_error unless the product a b has the shape of c.
 template <class A, class B, class C>
 void check_product(const tensor_view<A, 2>& a, const tensor_view<B, 2>& b, const tensor_view<C, 2>& c) {
   if (a.extent(1) != b.extent(0) || a.extent(0) != c.extent(0) || b.extent(1) != c.extent(1)) {
@@ -40,11 +41,12 @@ void check_product(const tensor_view<A, 2>& a, const tensor_view<B, 2>& b, const
 
 }  // namespace detail
 
-/// Direct implementation of the definition: c_ij = sum_k a_ik b_kj, each sum in double. Other back
-/// ends are tested against it.
-/// 2 M N K operations without any blocking: for tests and tiny products.
+/// A gemm_engine that computes the definition c_ij = sum_k a_ik b_kj directly, each sum in double. Other back
+/// ends are tested against it. The cost is 2 M N K operations without any blocking, so this class is meant
+/// for tests and tiny products.
 struct reference_gemm {
-  /// Throws shape_error if the shapes do not fit. c must not overlap a or b.
+  /// c = a b, or c += a b with `accumulate`. c must not overlap a or b. Throws shape_error if the shapes do
+  /// not fit.
   template <class T>
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                 const tensor_view<T, 2>& c, bool accumulate = false) const {

@@ -2,16 +2,16 @@
 #pragma once
 
 /// \file
-/// Internal: the micro-kernels of all products and convolutions. Compiled for AVX-512, AVX2 and the base
-/// instruction set; the widest one that the processor supports is used.
+/// Internal: the micro-kernels of all products and convolutions. They are compiled for AVX-512, AVX2 and the
+/// base instruction set; the widest set that the processor supports is used.
 ///
-/// A micro-kernel keeps a block of the result in registers: some rows by a few vectors. For every tap t and
-/// k = 0 .. depth - 1, it adds the products of a broadcast element of each row of the left operand and a
-/// row of the right operand:
+/// A micro-kernel keeps a block of the result in registers: some rows by a few vectors. For every tap t and k
+/// = 0 .. depth - 1, the kernel adds the products of a broadcast element of each row of the left operand and
+/// a row of the right operand:
 ///   result[p] (+)= sum over t, k of left_t[p row_step + k depth_step] * right_t[k right_step ...].
-/// Both operands are read in place. A matrix product has one tap. A convolution has one tap for each
-/// element of its kernel that overlaps the image, so that padding is never multiplied. A weight gradient
-/// has one tap for each line of pixels.
+/// Both operands are read in place. A matrix product has one tap. A convolution has one tap for each element
+/// of its kernel that overlaps the image, so that padding is never multiplied. A weight gradient has one tap
+/// for each line of pixels.
 
 #include <cstddef>
 #include <utility>
@@ -48,64 +48,68 @@ struct block_tap {
   const T* right;
 };
 
-/// Arguments of a micro-kernel. Steps are in bytes. There must be at least one tap, and depth >= 1.
+/// Arguments of a micro-kernel. Steps are in bytes. There must be at least one tap, and depth must be at
+/// least 1.
 template <class T>
 struct block_arguments {
   const block_tap<T>* taps;
   const block_tap<T>* taps_end;
   index_t depth;
-  index_t row_step;     ///< of the left operand: from row to row (pixel to pixel)
-  index_t depth_step;   ///< of the left operand: from k to k + 1; segment kernels: minus row_step
-  index_t right_step;   ///< of the right operand: from k to k + 1
-  index_t column_step;  ///< segment kernels: of the right operand, from one tap to the next on its right
+  index_t row_step;    ///< left operand: step from row to row (pixel to pixel)
+  index_t depth_step;  ///< left operand: step from k to k + 1; in segment kernels, minus row_step
+  index_t right_step;  ///< right operand: step from k to k + 1
+  /// segment kernels: step of the right operand from a tap to the next one on its right
+  index_t column_step;
   T* result;
-  index_t result_step;  ///< from row to row
-  index_t accumulate;   ///< nonzero: add to the result
-  /// Address prefetched during the computation, advanced by prefetch_step in every step, for data needed
-  /// soon. Any address is allowed; nullptr: no prefetch.
+  index_t result_step;  ///< step from row to row of the result
+  index_t accumulate;   ///< nonzero: results are added to the old values
+  /// Address that is prefetched during the computation, for data needed soon, and advanced by prefetch_step
+  /// in every step of the kernel. Any address is allowed; nullptr: no prefetch.
   const void* prefetch = nullptr;
   index_t prefetch_step = 0;
   index_t left_shift = 0;   ///< added to the start of every tap's left operand
   index_t right_shift = 0;  ///< added to the start of every tap's right operand
 };
 
+/// A micro-kernel.
 template <class T>
 using block_kernel = void (*)(const block_arguments<T>&);
 
+/// A micro-kernel for blocks of `rows` rows.
 template <class T>
 struct sized_kernel {
   index_t rows;
   block_kernel<T> run;
 };
 
-/// Kernels of one width, by decreasing number of rows. The last one has one row; null entries follow.
+/// Kernels of one width, by decreasing number of rows. The last one has one row; null entries follow it.
 template <class T>
 struct kernel_list {
   sized_kernel<T> by_rows[8];
 };
 
 /// Kernels for a row segment of `rows` pixels of a convolution under three adjacent taps with stride 1. Each
-/// tap of the arguments is a kernel row; its left operand is the segment's first pixel under the middle
-/// column. Index: which of the two columns adjacent to the segment are padding: neither, the left one, the
-/// right one, both.
+/// tap of the arguments is a row of the convolution's kernel; its left operand is the segment's first pixel
+/// under the middle column. The index tells which of the two columns adjacent to the segment are padding: 0
+/// neither, 1 the left one, 2 the right one, 3 both.
 template <class T>
 struct segment_kernels {
   index_t rows;
   block_kernel<T> run[4];
 };
 
-/// The kernels of one instruction set, indexed by width in vectors (minus one).
-/// A width of w vectors has the entry w - 1. Static data of this library; never modified.
+/// The kernels of one instruction set. Lists are indexed by width: a width of w vectors has the entry w - 1.
+/// The tables are static data of this library and are never modified.
 template <class T>
 struct kernel_table {
-  index_t lanes;
-  int widest_strided, widest_adjacent, widest_segment;
-  const kernel_list<T>* strided;   ///< rows of the left operand with any stride
-  const kernel_list<T>* adjacent;  ///< rows of the left operand one element apart
+  index_t lanes;                                        ///< elements of a vector
+  int widest_strided, widest_adjacent, widest_segment;  ///< largest widths, in vectors
+  const kernel_list<T>* strided;                        ///< rows of the left operand with any stride
+  const kernel_list<T>* adjacent;                       ///< rows of the left operand one element apart
   const segment_kernels<T>* segments;
 };
 
-/// `pointer` advanced by a number of bytes.
+/// Returns `pointer` advanced by a number of bytes.
 template <class T>
 PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
   if constexpr (std::is_const_v<T>) {
@@ -115,10 +119,11 @@ PUFFERFISH_ALWAYS_INLINE T* moved(T* pointer, index_t bytes) {
   }
 }
 
-/// Computes any number of rows with the largest kernels that fit. Only the first kernel call prefetches.
-/// `block` describes the first row; result rows do not overlap the operands. Modifies left_shift, result and
-/// the prefetch of `block`, because a modified copy would be slower: it would be read with wide loads right
-/// after the narrow stores of the arguments, and such loads wait until all earlier stores have been written.
+/// Computes any number of rows with the largest kernels that fit. `block` describes the first row; rows of
+/// the result do not overlap the operands. Only the first call of a kernel prefetches. The function modifies
+/// left_shift, result and the prefetch of `block`. A modified copy would be slower: it would be read with
+/// wide loads right after the narrow stores of the arguments, and such loads wait until all earlier stores
+/// have been written.
 template <class T>
 void run_rows(const kernel_list<T>& kernels, block_arguments<T>& block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
@@ -132,7 +137,8 @@ void run_rows(const kernel_list<T>& kernels, block_arguments<T>& block, index_t 
   }
 }
 
-/// The table of the kernels that a namespace of micro_kernels.inc defines as static members of `Kernels`.
+/// The table of the kernels that a namespace of micro_kernels.inc defines as static members of the class
+/// `Kernels`.
 template <class T, class Kernels>
 constexpr kernel_table<T> make_kernel_table() {
   return {Kernels::lanes,

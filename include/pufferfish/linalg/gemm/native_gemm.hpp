@@ -3,9 +3,9 @@
 
 /// \file
 /// The library's matrix product, designed for the shapes that factorization creates: a tall left operand,
-/// read in place without packing, and a small right operand, packed once (or used in place) and reused for
-/// every tile of rows. Compiled for AVX-512, AVX2 and the base instruction set; the widest one that the
-/// processor supports is used.
+/// which is read in place without packing, and a small right operand, which is packed once (or used in place)
+/// and reused for every tile of rows. The kernels are compiled for AVX-512, AVX2 and the base instruction
+/// set; the widest set that the processor supports is used.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,10 +17,10 @@
 #include <pufferfish/linalg/gemm/micro_kernels.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-/// The right operand of many products, packed for the micro-kernels in panels of a few vectors' width. It is
-/// used in place if its rows are contiguous and consist of whole vectors; otherwise `prepare` copies it,
-/// padded with zeros. The object refers to b or to `storage` and owns nothing. multiply is const: several
-/// threads may multiply disjoint rows of c by one operand.
+/// The right operand of many products, packed for the micro-kernels in panels of a few vectors' width. If the
+/// operand's rows are contiguous and consist of whole vectors, it is used in place; otherwise `prepare`
+/// copies it, padded with zeros. The object refers to b or to `storage` and owns neither. multiply is const:
+/// several threads may multiply disjoint rows of c by one operand.
 ///
 /// \code
 /// scratch_frame frame(ctx.scratch());
@@ -31,8 +31,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class gemm_operand {
  public:
-  /// Number of elements of storage that `prepare` may need for a depth x columns operand. `target` as for
-  /// prepare.
+  /// Number of elements of storage that `prepare` may need for an operand of depth x columns. `target`: the
+  /// instruction set passed to `prepare`.
   static index_t storage_size(index_t depth, index_t columns, isa target = widest_isa()) {
     const detail::kernel_table<T>& kernels = detail::kernels_for<T>(target);
     const index_t vectors = (columns + kernels.lanes - 1) / kernels.lanes;
@@ -68,11 +68,14 @@ class gemm_operand {
     return result;
   }
 
+  /// Number of rows of the operand.
   index_t depth() const { return depth_; }
+  /// Number of columns of the operand.
   index_t columns() const { return columns_; }
 
-  /// c = a b, or c += a b, with this b. a: M x K, any strides (fast if one of them is small); c: M x N with
-  /// dense rows, not overlapping a or b. Throws shape_error if the shapes do not fit.
+  /// c = a b, or c += a b with `accumulate`, where b is this operand. a: M x K, any strides (the product is
+  /// fast if one of them is small); c: M x N with dense rows, not overlapping a or b. Throws shape_error if
+  /// the shapes do not fit.
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate) const {
     const index_t rows = a.extent(0);
     if (a.extent(1) != depth_ || c.extent(0) != rows || c.extent(1) != columns_) {
@@ -99,17 +102,17 @@ class gemm_operand {
 
   /// Number of elements of the array `left` that multiply_packed needs.
   index_t left_storage_size() const { return left_rows * std::min(packed_depth, depth_); }
-  /// Whether multiply_packed is faster than multiply for `rows` rows of a: the right operand must be wide
-  /// enough to amortize packing the left one.
+  /// Whether multiply_packed is faster than multiply for `rows` rows of a. The right operand must be wide
+  /// enough to make up for the cost of packing the left one.
   bool pays_to_pack(index_t rows) const {
     return rows >= 64 && depth_ >= 64 && columns_ >= 4 * panel_columns_ && columns_ >= 128;
   }
 
-  /// As multiply, for products that are large in every dimension. Tiles of a are first packed into `left`, in
-  /// panels in the order in which the kernels read them, and stay in the L2 cache while all panels of b are
-  /// used (Goto, van de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008).
-  /// `left` has left_storage_size() elements, is overwritten and overlaps nothing; each thread needs its own.
-  /// Throws shape_error as multiply.
+  /// Computes the same product as multiply, for operands that are large in every dimension. Tiles of a are
+  /// first packed into `left`, in panels in the order in which the kernels read them, and stay in the L2
+  /// cache while all panels of b are used (Goto, van de Geijn: "Anatomy of high-performance matrix
+  /// multiplication", ACM TOMS 2008). `left` has left_storage_size() elements, is overwritten and overlaps
+  /// nothing; each thread needs its own. Throws the errors of multiply.
   void multiply_packed(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate,
                        T* left) const {
     detail::check_product(a, tensor_view<const T, 2>(nullptr, {depth_, columns_}), c);
@@ -139,7 +142,7 @@ class gemm_operand {
   // Depth of these panels: a larger depth reads and writes the result less often.
   static constexpr index_t packed_depth = 768;
 
-  // Panels of packed_rows rows, each [steps][packed_rows].
+  // Packs rows of a into panels of packed_rows rows, each stored as [steps][packed_rows].
   static void pack_left(const tensor_view<const T, 2>& a, T* to) {
     const index_t rows = a.extent(0), steps = a.extent(1);
     for (index_t first = 0; first < rows; first += packed_rows, to += packed_rows * steps) {
@@ -158,6 +161,7 @@ class gemm_operand {
   // quarter of a small L2 cache.
   static constexpr index_t depth_block = 384;
 
+  // Copies b into `storage`, in panels padded with zeros.
   void copy_panels(const tensor_view<const T, 2>& b, T* storage) const {
     for (index_t column = 0; column < columns_; column += panel_columns_) {
       const index_t width = std::min(panel_columns_, columns_ - column);
@@ -201,6 +205,7 @@ class gemm_operand {
   // Maximum width of a panel, in vectors; wider panels would reuse each right element too rarely.
   static index_t widest(const detail::kernel_table<T>& kernels) { return kernels.widest_adjacent; }
 
+  // Copies or adds the valid part of a temporary block to the result.
   static void merge(const T* from, index_t from_stride, T* to, index_t to_stride, index_t rows, index_t width,
                     bool accumulate) {
     for (index_t i = 0; i < rows; ++i, from += from_stride, to += to_stride) {
@@ -218,16 +223,22 @@ class gemm_operand {
 };
 PUFFERFISH_SEPARATE_CLASS(linalg, gemm_operand);
 
-/// The library's product as a gemm_engine: single-threaded, packs into memory from the given arena.
-/// The arena must outlive the object; memory taken from it is released when multiply returns. One thread at a
-/// time may use an arena. float and double.
+/// The library's product as a gemm_engine for float and double. Products run in the calling thread and pack
+/// into memory of the given arena, which must outlive the object. The memory is released when multiply
+/// returns. An arena may be used by one thread at a time.
+///
+/// \code
+/// stack_arena scratch;
+/// native_gemm(scratch).multiply<float>(a, b, c);  // c = a b
+/// \endcode
 class native_gemm {
  public:
+  /// `target`: an instruction set for which isa_available() is true.
   explicit native_gemm(stack_arena& scratch, isa target = widest_isa())
       : scratch_(&scratch), target_(target) {}
 
-  /// c = a b, or c += a b, for any strides. Throws shape_error if the shapes do not fit.
-  /// c must not overlap a or b.
+  /// c = a b, or c += a b with `accumulate`, for any strides. a: M x K, b: K x N, c: M x N; c must not
+  /// overlap a or b. Throws shape_error if the shapes do not fit.
   template <class T>
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                 const tensor_view<T, 2>& c, bool accumulate = false) const {
@@ -250,6 +261,7 @@ class native_gemm {
   }
 
  private:
+  // Multiplies into a dense copy of c, for a result without contiguous rows or columns.
   template <class T>
   void through_copy(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                     const tensor_view<T, 2>& c, bool accumulate) const {

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: one-sided Jacobi SVD after a QR factorization with column pivoting. Slower than the Gram matrix,
-/// but computes small singular values of a graded matrix to nearly all their digits. Source: Drmac & Veselic,
-/// New fast and accurate Jacobi SVD algorithm (SIAM J. Matrix Anal. Appl. 29, 2008); for sorting the rows
-/// first: Cox & Higham, Stability of Householder QR for weighted least squares (1998).
+/// Internal: one-sided Jacobi SVD after a QR factorization with column pivoting. This method is slower than
+/// the Gram matrix, but computes small singular values of a graded matrix to nearly all their digits. Source:
+/// Drmac & Veselic, New fast and accurate Jacobi SVD algorithm (SIAM J. Matrix Anal. Appl. 29, 2008); for
+/// sorting the rows first: Cox & Higham, Stability of Householder QR for weighted least squares (1998).
 
 #include <algorithm>
 #include <cmath>
@@ -21,9 +21,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// B^T P = Q R for a wide B [n x m], n <= m, whose rows (the columns of B^T) are contiguous. Row j of
-/// `work` contains the j-th reflector v_j from column j on (I - betas[j] v v^T). Column i of R
-/// belongs to row pivots[i] of B.
+/// A factorization B^T P = Q R of a wide matrix B [n x m], n <= m, whose rows (the columns of B^T) are
+/// contiguous. Row j of `work` contains the j-th reflector v_j from column j on; the reflection is I -
+/// betas[j] v v^T. Column i of R belongs to row pivots[i] of B.
 struct pivoted_qr {
   tensor<double, 2> work;
   tensor<double, 2> r;
@@ -31,7 +31,8 @@ struct pivoted_qr {
   std::vector<index_t> pivots;
 };
 
-/// Overwrites `v` with the reflector that maps it to (alpha, 0, ..., 0); returns {beta, alpha}.
+/// Overwrites `v` with the Householder reflector that maps it to (alpha, 0, ..., 0). Returns {beta, alpha},
+/// where the reflection is I - beta v v^T.
 inline std::pair<double, double> reflect_to_first(double* v, index_t count) {
   const double first = v[0];
   const double rest = dot(v + 1, v + 1, count - 1);
@@ -85,13 +86,13 @@ PUFFERFISH_COLD inline pivoted_qr factor_with_pivoting(tensor<double, 2> b) {
 }
 
 /// Rotates the rows of w (square) until they are orthogonal, and the rows of z in the same way: w = J
-/// w_before and z = J z_before. Zero rows stay zero.
-/// Throws error if 60 sweeps do not suffice.
+/// w_before and z = J z_before for an orthogonal J. Zero rows stay zero. Throws error if 60 sweeps do not
+/// suffice.
 PUFFERFISH_COLD inline void orthogonalize_by_rotation(tensor<double, 2>& w, tensor<double, 2>& z) {
   constexpr int most_sweeps = 60;
   const index_t n = w.extent(0);
   const double tolerance = std::numeric_limits<double>::epsilon() * std::sqrt(static_cast<double>(n));
-  std::vector<double> norms(static_cast<std::size_t>(n));  // squared
+  std::vector<double> norms(static_cast<std::size_t>(n));  // squared norms of the rows of w
   const auto row = [n](tensor<double, 2>& x, index_t i) { return x.data() + i * n; };
   for (int sweep = 0; sweep < most_sweeps; ++sweep) {
     for (index_t i = 0; i < n; ++i) norms[static_cast<std::size_t>(i)] = dot(row(w, i), row(w, i), n);
@@ -124,10 +125,11 @@ PUFFERFISH_COLD inline void orthogonalize_by_rotation(tensor<double, 2>& w, tens
       {"svd: no convergence after ", most_sweeps, " Jacobi sweeps over a matrix of order ", n});
 }
 
-/// The singular values of a wide matrix, descending, and the data for computing its singular vectors.
+/// The singular values of a wide matrix in descending order, and the data for computing its singular vectors.
 class jacobi_decomposition {
  public:
-  /// b: [n x m], n <= m, with entries of magnitude at most about one.
+  /// Decomposes b [n x m], n <= m, whose entries have magnitudes of at most about one. b is read during the
+  /// call only. Throws error if the rotations do not converge.
   PUFFERFISH_COLD explicit jacobi_decomposition(const tensor_view<const double, 2>& b) {
     const index_t n = b.extent(0);
     const index_t m = b.extent(1);
@@ -157,6 +159,7 @@ class jacobi_decomposition {
     for (std::size_t i = 0; i < norms.size(); ++i) values_[i] = norms[static_cast<std::size_t>(order_[i])];
   }
 
+  /// All n singular values, in descending order.
   const std::vector<double>& values() const { return values_; }
 
   /// Row i of `left` [k x n] and of `right` [k x m] become the i-th singular vectors of b. A left vector is

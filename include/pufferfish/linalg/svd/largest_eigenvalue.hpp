@@ -17,8 +17,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Whether shift I - a is positive definite, that is, whether all eigenvalues of a are below the shift. By a
-/// Cholesky factorization, n^3 / 6 multiplications. a: [n x n], rows dense, only the lower triangle is read.
+/// Whether shift I - a is positive definite, that is, whether all eigenvalues of a are below the shift.
+/// Computed by a Cholesky factorization, with n^3 / 6 multiplications. a: [n x n] with dense rows, of which
+/// only the lower triangle is read.
 PUFFERFISH_COLD inline bool is_below(const tensor<double, 2>& a, double shift) {
   const index_t n = a.extent(0);
   tensor<double, 2> factor({n, n});
@@ -42,8 +43,8 @@ PUFFERFISH_COLD inline bool is_below(const tensor<double, 2>& a, double shift) {
 /// eigenvalues that have converged, but do not affect the largest one.
 class lanczos_iteration {
  public:
-  /// `a` [n x n, rows dense] must outlive this object. Both triangles are read. Elements are at most about
-  /// one.
+  /// Prepares an iteration on `a` [n x n, rows dense], which must outlive this object. Both triangles are
+  /// read. Elements have magnitudes of at most about one.
   explicit lanczos_iteration(const tensor<double, 2>& a)
       : a_(a), q_(a.extent(0)), before_(a.extent(0)), next_(a.extent(0)) {
     start_values random(0x706f776572U);
@@ -51,7 +52,8 @@ class lanczos_iteration {
     scale_by(1.0 / std::sqrt(dot(q_.data(), q_.data(), n())), q_.data(), n());
   }
 
-  /// Performs one more step. Returns false, without a step, if the span contains all of its images.
+  /// Performs one more step. Returns false, without a step, if the span of the vectors so far contains the
+  /// images of all of them.
   bool step() {
     if (finished_) return false;
     double* const next = next_.data();
@@ -86,8 +88,8 @@ class lanczos_iteration {
   bool finished_ = false;
 };
 
-/// largest_eigenvalue for a matrix with a trace of about one and both triangles stored. Returns 0 if the
-/// iteration has not converged.
+/// The largest eigenvalue of a matrix with a trace of about one and both triangles stored, by Lanczos
+/// iteration. Returns 0 if the iteration has not converged.
 PUFFERFISH_COLD inline double largest_by_lanczos(const tensor<double, 2>& a, double tolerance) {
   constexpr int most_steps = 128, between = 8, most_checks = 3;
   lanczos_iteration iteration(a);
@@ -113,14 +115,14 @@ PUFFERFISH_COLD inline double largest_by_lanczos(const tensor<double, 2>& a, dou
 ///
 /// v is computed by Lanczos iteration, which needs about the square root of the number of products with a
 /// that power iteration needs. A Cholesky factorization of v (1 + tolerance) I - a then proves the upper
-/// bound for any start vector. All eigenvalues are computed (symmetric_eigen) if this proof fails (a
-/// tolerance close to rounding, or no convergence within 128 steps), and for n <= 32. Deterministic:
-/// equal input gives equal bits.
+/// bound for any start vector. All eigenvalues are computed (symmetric_eigen) for n <= 32, and if the proof
+/// fails, because the tolerance is close to rounding or the iteration has not converged within 128 steps.
+/// Deterministic: equal input gives equal bits.
 ///
-/// Returns 0 for a matrix of zeros or without elements. Throws shape_error if a is not square, value_error
+/// `a` may have any strides and is not changed. Whether `a` is positive semidefinite is not checked. The
+/// result is 0 for a matrix of zeros or without elements. Each Lanczos step needs n^2 multiplications, the
+/// proof n^3 / 6; memory: two n x n matrices of doubles. Throws shape_error if a is not square, value_error
 /// for a tolerance that is not positive and for an element that is not finite.
-/// `a` may have any strides and is not changed. Each Lanczos step needs n^2 multiplications, the proof n^3 /
-/// 6; memory: two n x n matrices of doubles. Whether `a` is positive semidefinite is not checked.
 ///
 /// \code
 /// const double sigma_1 = std::sqrt(largest_eigenvalue(gram));  // gram = A A^T, tensor<double, 2>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: makes the rows of a matrix orthonormal, earlier rows first, and replaces rows
-/// that are zero or dependent.
+/// Internal: makes the rows of a matrix orthonormal, earlier rows first, and replaces rows that are zero or
+/// dependent.
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// E := Z Z^T - I (lower triangle valid); returns the largest |E(i, j)|, j <= i (NaN if Z has one).
+/// Computes e = z z^T - I, of which only the lower triangle is valid. Returns the largest |e(i, j)|, j <= i,
+/// or NaN if z has a NaN.
 PUFFERFISH_NOINLINE inline double orthonormality_defect(const tensor_view<double, 2>& z,
                                                         const tensor_view<double, 2>& e) {
   const index_t rows = z.extent(0);
@@ -54,8 +55,9 @@ PUFFERFISH_COLD inline bool normalize_row(double* row, index_t length, double le
   return true;
 }
 
-/// Writes into row `row` a unit vector orthogonal to all previous rows, which are orthonormal. It starts from
-/// the coordinate direction least covered by them: a share of at least (length - row) / length of it remains.
+/// Writes into row `row` a unit vector orthogonal to all previous rows, which are orthonormal. The vector is
+/// made from the coordinate direction that the previous rows cover least: a share of at least (length - row)
+/// / length of that direction remains.
 PUFFERFISH_COLD inline void complete_row(const tensor_view<double, 2>& z, index_t row) {
   const index_t length = z.extent(1);
   std::vector<double> covered(static_cast<std::size_t>(length));
@@ -71,8 +73,8 @@ PUFFERFISH_COLD inline void complete_row(const tensor_view<double, 2>& z, index_
   normalize_row(target, length, 0.0);
 }
 
-/// Gram-Schmidt in blocks: two products remove a block's components along all earlier rows, then the block's
-/// rows are made orthonormal one by one. Rows that vanish are replaced.
+/// Makes the rows of z orthonormal by Gram-Schmidt in blocks: two products remove a block's components along
+/// all earlier rows, then the block's rows are made orthonormal one by one. Rows that vanish are replaced.
 PUFFERFISH_COLD inline void orthonormalize_rows_by_projection(const tensor_view<double, 2>& z) {
   constexpr index_t block = 32;
   const index_t rows = z.extent(0);

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `svd`: the truncated thin singular value decomposition of a matrix with any
-/// strides. Needs no other library.
+/// `svd`: the truncated thin singular value decomposition of a matrix with any strides. No other library is
+/// needed.
 
 #include <cmath>
 #include <functional>
@@ -17,17 +17,20 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Singular value decomposition of a [rows x columns], T float or double, with any strides (a may be a
-/// transposed or sliced view). a is not changed and not referred to afterwards. The rank is chosen when the
-/// spectrum is known: `choose(std::span<const double> singular_values, double squared_norm)` returns the
-/// number of singular vectors to compute, in 0 .. singular_values.size(); at most max_rank are computed.
-/// `choose` is called again if the method changes, and not called for a matrix without elements. The
-/// randomized method computes only max_rank values. squared_norm may overflow to infinity or underflow if the
-/// squares of a double matrix do; other results do not. Throws value_error for the first element that is not
-/// finite, with its position, and for an option out of range; rank_error for a negative max_rank or an
-/// invalid chosen rank. Deterministic: equal input gives equal bits.
-/// With n = min(rows, columns) and m = max(rows, columns), the Gram method needs about n^2 m / 2
-/// multiplications for the Gram matrix, 2 n^3 / 3 for its tridiagonal form and k n m for k vectors. It does
-/// not copy a matrix of float. Runs in the calling thread. An exception of `choose` leaves svd.
+/// transposed or sliced view). a is not changed and not referred to afterwards.
+///
+/// The rank is chosen when the spectrum is known: `choose(std::span<const double> singular_values, double
+/// squared_norm)` returns the number of singular vectors to compute, in 0 .. singular_values.size(); at most
+/// max_rank are computed. `choose` is called again if the method changes, and not called for a matrix without
+/// elements. An exception of `choose` is passed on. The randomized method computes only max_rank values.
+/// squared_norm may overflow to infinity or underflow if the squares of a double matrix do; other results do
+/// not.
+///
+/// Throws value_error for the first element that is not finite, with its position, and for an option out of
+/// range; rank_error for a negative max_rank or an invalid chosen rank. Deterministic: equal input gives
+/// equal bits. Runs in the calling thread. With n = min(rows, columns) and m = max(rows, columns), the Gram
+/// method needs about n^2 m / 2 multiplications for the Gram matrix, 2 n^3 / 3 for its tridiagonal form and k
+/// n m for k vectors. It does not copy a matrix of float.
 ///
 /// \code
 /// svd_options options;
@@ -63,9 +66,9 @@ svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options, Cho
   return run(squared_norm, std::ref(choose));
 }
 
-/// Computes options.max_rank singular vectors of `a` [rows x columns], or all min(rows, columns) if it is 0.
-/// Throws value_error for the first element that is not finite and for an option out of range, rank_error for
-/// a negative max_rank.
+/// Singular value decomposition of a [rows x columns] with options.max_rank singular vectors, or with all
+/// min(rows, columns) if max_rank is 0. Throws value_error for the first element that is not finite and for
+/// an option out of range, rank_error for a negative max_rank.
 template <class T>
 svd_result svd(const tensor_view<const T, 2>& a, const svd_options& options = {}) {
   return svd(a, options,

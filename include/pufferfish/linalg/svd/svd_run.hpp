@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: the methods of `svd`.
+/// Internal: the methods of `svd`: Gram matrix, Jacobi and randomized.
 
 #include <algorithm>
 #include <cmath>
@@ -22,12 +22,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The smaller side from which `automatic` considers the randomized method.
+/// Least number of rows or columns, whichever is smaller, at which svd_method::automatic considers the
+/// randomized method.
 inline constexpr index_t randomized_side = 2048;
-/// The least ratio of a kept singular value to the largest one at which the Gram matrix is accurate enough.
+/// Least ratio of a kept singular value to the largest one at which the Gram matrix is accurate enough.
 inline constexpr double gram_trusted_ratio = 1e-6;
 
-/// Throws value_error for the first element, in row order, that is not finite. Returns if all are finite.
+/// Throws value_error for the first element, in row order, that is not finite. Returns if all elements are
+/// finite.
 template <class T>
 PUFFERFISH_COLD void require_finite(const tensor_view<const T, 2>& a) {
   for (index_t i = 0; i < a.extent(0); ++i) {
@@ -39,8 +41,8 @@ PUFFERFISH_COLD void require_finite(const tensor_view<const T, 2>& a) {
   }
 }
 
-/// Sum of squares: four partial sums per row, then compensated summation over the rows (Neumaier). Not finite
-/// if an element is not finite, or on overflow.
+/// Sum of the squares of all elements: four partial sums per row, then compensated summation over the rows
+/// (Neumaier). The result is not finite if an element is not finite, or on overflow.
 template <class T>
 double sum_of_squares(const tensor_view<const T, 2>& a) {
   const bool by_rows = a.stride(1) == 1;
@@ -72,13 +74,14 @@ double sum_of_squares(const tensor_view<const T, 2>& a) {
   return total + lost;
 }
 
-/// Singular vectors of a wide matrix as rows: left [k x n], right [k x m].
+/// Singular vectors of a wide matrix [n x m] as rows: left [k x n], right [k x m].
 struct vector_rows {
   tensor<double, 2> left;
   tensor<double, 2> right;
 };
 
-/// The spectrum of a wide matrix from its Gram matrix; computes singular vectors on demand.
+/// The spectrum of a wide matrix from its Gram matrix; singular vectors are computed on demand. Refers to the
+/// matrix, which must outlive this object.
 class gram_decomposition {
  public:
   explicit gram_decomposition(const product_operand& b) : b_(b), eigen_(gram(b)) {
@@ -86,9 +89,10 @@ class gram_decomposition {
     for (double& value : values_) value = std::sqrt(std::max(value, 0.0));
   }
 
+  /// All n singular values, in descending order.
   const std::vector<double>& values() const { return values_; }
 
-  /// The first k singular vectors, not yet orthonormalized where singular values are tiny.
+  /// The first k singular vectors. Right vectors are not yet orthonormal where singular values are tiny.
   vector_rows vectors(index_t k) const {
     vector_rows result{eigen_.vectors(k), tensor<double, 2>({k, b_.extent[1]})};
     // B^T x_i has length sigma_i. Rows are normalized by their own lengths; finish_svd makes them orthogonal
@@ -133,7 +137,7 @@ PUFFERFISH_COLD inline tensor<double, 2> dominant_rows(const product_operand& b,
   }
 }
 
-/// Column i of the result is row i of `rows` times sign[i].
+/// The transpose of `rows`, with column i multiplied by sign[i].
 PUFFERFISH_NOINLINE inline tensor<double, 2> to_columns(const tensor<double, 2>& rows,
                                                         const std::vector<double>& sign) {
   constexpr index_t block = 8;
@@ -151,8 +155,8 @@ PUFFERFISH_NOINLINE inline tensor<double, 2> to_columns(const tensor<double, 2>&
   return columns;
 }
 
-/// Moves the vectors into the result: orthonormalized, with signs by the convention of svd_result, and with
-/// left and right swapped if the decomposed matrix was the transpose.
+/// Moves the vectors into the result, orthonormalized and with signs by the convention of svd_result. Left
+/// and right are swapped if the decomposed matrix was the transpose.
 PUFFERFISH_COLD inline void finish_svd(svd_result& result, vector_rows rows, bool transposed) {
   orthonormalize_rows(rows.left);
   orthonormalize_rows(rows.right);
@@ -171,10 +175,11 @@ PUFFERFISH_COLD inline void finish_svd(svd_result& result, vector_rows rows, boo
   result.v = to_columns(v, sign);
 }
 
-/// The caller's `choose`, so that the code that uses it is compiled only once.
+/// The caller's function `choose`, so that the code that uses it is compiled only once.
 using rank_choice = std::function<index_t(std::span<const double>, double)>;
 
-/// The rank chosen for this spectrum, at most `most`.
+/// The rank chosen for this spectrum, at most `most`. Throws rank_error for a chosen rank outside 0 .. number
+/// of values.
 PUFFERFISH_COLD inline index_t chosen_rank(const rank_choice& choose, const svd_result& result,
                                            index_t most) {
   const index_t rank = choose(result.singular_values, result.squared_norm);
@@ -185,7 +190,7 @@ PUFFERFISH_COLD inline index_t chosen_rank(const rank_choice& choose, const svd_
   return std::min(rank, most);
 }
 
-/// Multiplies a matrix by a power of two, which is returned, so that its largest |element| is about one.
+/// Multiplies a matrix by a power of two such that its largest magnitude is about one. Returns the power.
 inline double scale_to_unit(tensor<double, 2>& a) {
   double largest = 0;
   for (double value : a.flat()) largest = std::max(largest, std::abs(value));
@@ -194,7 +199,7 @@ inline double scale_to_unit(tensor<double, 2>& a) {
   return scale;
 }
 
-/// The decomposition of an input that is finite and well within the range of double.
+/// One decomposition of a matrix that is finite and well within the range of double. Refers to the matrix.
 class svd_run {
  public:
   svd_run(const product_operand& a, const svd_options& options)
@@ -203,6 +208,7 @@ class svd_run {
         b_(transposed_ ? a.transposed() : a),
         most_(options.max_rank == 0 ? b_.extent[0] : std::min(options.max_rank, b_.extent[0])) {}
 
+  /// Decomposes the matrix by the method of the options.
   svd_result operator()(double squared_norm, const rank_choice& choose) const {
     svd_result result;
     result.squared_norm = squared_norm;
@@ -216,13 +222,15 @@ class svd_run {
   }
 
  private:
+  // The method to try first.
   svd_method first_method() const {
     if (options_.method != svd_method::automatic) return options_.method;
     const bool large = b_.extent[0] >= randomized_side && 8 * most_ <= b_.extent[0];
     return large ? svd_method::randomized : svd_method::gram;
   }
 
-  /// Returns false, with an incomplete result, if a kept value is too small for a Gram matrix's accuracy.
+  /// Decomposes by the Gram matrix. Returns false, with an incomplete result, if svd_method::automatic keeps
+  /// a value that is too small for the accuracy of the Gram matrix.
   bool run_gram(svd_result& result, const rank_choice& choose) const {
     const gram_decomposition gram(b_);
     result.singular_values = gram.values();
@@ -252,8 +260,8 @@ class svd_run {
     finish_svd(result, std::move(rows), transposed_);
   }
 
-  /// Computes the Gram decomposition of b projected onto an orthonormal basis of most_ + oversampling rows.
-  /// Values beyond most_ are dropped, because they are inaccurate.
+  /// Computes the Gram decomposition of the matrix projected onto an orthonormal basis of most_ +
+  /// oversampling rows. Values after the first most_ are dropped, because they are inaccurate.
   PUFFERFISH_COLD void run_randomized(svd_result& result, const rank_choice& choose) const {
     const index_t size = std::min(b_.extent[0], most_ + options_.oversampling);
     const tensor<double, 2> basis = dominant_rows(b_, size, options_);
@@ -275,7 +283,8 @@ class svd_run {
   index_t most_;
 };
 
-/// Throws rank_error or value_error for options out of range.
+/// Throws rank_error for a negative max_rank, and value_error for another option out of range or the method
+/// external.
 PUFFERFISH_COLD inline void check_svd_options(const svd_options& options) {
   if (options.max_rank < 0) {
     throw_error<rank_error>({"svd: max_rank is ", options.max_rank});

@@ -25,11 +25,12 @@ inline double unit_scale(double largest) {
   return std::ldexp(1.0, std::min(-exponent, 1023));
 }
 
-/// A Householder reflector I - beta v v^T that maps x[0 .. count) to (0, ..., 0, alpha); v replaces x.
+/// A Householder reflection I - beta v v^T that maps x[0 .. count) to (0, ..., 0, alpha).
 struct reflector {
   double beta;
   double alpha;
 };
+/// Computes the reflection for x, which is replaced by v.
 inline reflector reflect_to_last(double* x, index_t count) {
   const double last = x[count - 1];
   const double rest = dot(x, x, count - 1);
@@ -41,8 +42,8 @@ inline reflector reflect_to_last(double* x, index_t count) {
   return {2 / (rest + x[count - 1] * x[count - 1]), alpha};
 }
 
-/// Householder reduction of the lower triangle of a, from the last row up. Row i >= 2 of a is overwritten by
-/// the reflector v_i (entries 0 .. i-1) with betas[i]: A = Q T Q^T, Q = H_{n-1} ... H_2.
+/// Householder reduction of the lower triangle of a, from the last row up: A = Q T Q^T with Q = H_{n-1} ...
+/// H_2. Row i >= 2 of a is overwritten by the reflector v_i (entries 0 .. i-1), whose factor is betas[i].
 PUFFERFISH_COLD inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a,
                                                          aligned_buffer<double>& betas) {
   const index_t n = a.extent(0);
@@ -72,8 +73,9 @@ PUFFERFISH_COLD inline tridiagonal reduce_to_tridiagonal(tensor<double, 2>& a,
   return t;
 }
 
-/// Multiplies each row of z, as a column vector, by the Q of reduce_to_tridiagonal: z := z Q^T. Works in
-/// blocks of reflectors, each I - V^T S V with S upper triangular, so most work is in matrix products.
+/// Multiplies each row of z, as a column vector, by the Q of reduce_to_tridiagonal: z := z Q^T. The
+/// reflectors are applied in blocks, each I - V^T S V with S upper triangular, so that most work is in matrix
+/// products.
 PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const aligned_buffer<double>& betas,
                                              const tensor_view<double, 2>& z) {
   constexpr index_t block = 32;
@@ -108,11 +110,12 @@ PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const a
 
 }  // namespace detail
 
-/// Eigenvalues and eigenvectors of a real symmetric matrix, A = sum_i values[i] x_i x_i^T. Values:
-/// Householder reduction to tridiagonal form, then implicit QL. Few vectors: inverse iteration on the
-/// tridiagonal form, checked, with QL as a fallback. Many vectors: QL with accumulated rotations (Golub & Van
-/// Loan, Matrix Computations, chapter 8). Errors of values and residuals are a small multiple of 1e-16 times
-/// the largest |value|. Deterministic: equal input gives equal bits.
+/// Eigenvalues and eigenvectors of a real symmetric matrix, A = sum_i values[i] x_i x_i^T. Eigenvalues are
+/// computed by Householder reduction to tridiagonal form, then implicit QL. Few eigenvectors are computed by
+/// inverse iteration on the tridiagonal form, which is checked, with QL as a fallback; many eigenvectors by
+/// QL with accumulated rotations (Golub & Van Loan, Matrix Computations, chapter 8). Errors of values and
+/// residuals are a small multiple of 1e-16 times the largest |value|. Deterministic: equal input gives equal
+/// bits.
 ///
 /// \code
 /// pufferfish::symmetric_eigen eigen(gram.view());
@@ -120,20 +123,19 @@ PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const a
 /// \endcode
 class symmetric_eigen {
  public:
-  /// Reduces a [n x n] and computes all eigenvalues. Only the lower triangle is read. Throws shape_error if a
-  /// is not square, value_error if an entry read is not finite.
-  /// Any strides; a is not referred to afterwards. About 2 n^3 / 3 multiplications in the calling thread, n^2
-  /// doubles of memory. Throws error if QL does not converge in 80 sweeps for one eigenvalue.
+  /// Reduces a [n x n] to tridiagonal form and computes all eigenvalues. a may have any strides and is not
+  /// referred to afterwards; only the lower triangle is read. The cost is about 2 n^3 / 3 multiplications in
+  /// the calling thread and n^2 doubles of memory. Throws shape_error if a is not square, value_error if an
+  /// entry read is not finite, and error if QL does not converge in 80 sweeps for one eigenvalue.
   explicit symmetric_eigen(const tensor_view<const double, 2>& a);
 
   /// All n eigenvalues in descending order.
   const std::vector<double>& values() const { return values_; }
 
-  /// [count x n]: row i is the eigenvector of values()[i], with length one. Throws rank_error unless 0 <=
-  /// count <= n. Signs are not specified.
-  /// About count n^2 multiplications for few vectors, 3 n^3 for more than half of them. Rows are orthonormal
-  /// also for repeated eigenvalues. Const and without state of its own, so several threads may call it on one
-  /// object.
+  /// The first `count` eigenvectors [count x n]: row i is the eigenvector of values()[i], with length one and
+  /// an unspecified sign. Rows are orthonormal also for repeated eigenvalues. The cost is about count n^2
+  /// multiplications for few vectors, 3 n^3 for more than half of them. Several threads may call this
+  /// function on one object. Throws rank_error unless 0 <= count <= n.
   tensor<double, 2> vectors(index_t count) const;
 
  private:

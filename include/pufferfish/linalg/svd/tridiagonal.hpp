@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: eigenvalues and eigenvectors of a symmetric tridiagonal matrix. Implicit QL iteration
-/// computes all values and, if its rotations are accumulated, all vectors (at least 3 n^3
-/// multiplications). Inverse iteration computes the first few vectors in O(n) each. Its result is checked,
-/// so that QL can be used if it fails.
+/// Internal: eigenvalues and eigenvectors of a symmetric tridiagonal matrix. Implicit QL iteration computes
+/// all values and, if its rotations are accumulated, all vectors (at least 3 n^3 multiplications). Inverse
+/// iteration computes the first few vectors in O(n) each. The result of inverse iteration is checked, so that
+/// QL can be used if it fails.
 
 #include <algorithm>
 #include <cmath>
@@ -20,16 +20,16 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// diagonal[0..n-1] and off[0..n-2] (off has n entries, the last one is zero). The caller scales the entries
-/// to magnitudes of at most about one.
+/// A symmetric tridiagonal matrix: diagonal[0 .. n-1] and off-diagonal elements off[0 .. n-2]. `off` has n
+/// entries, of which the last one is zero. The caller scales the entries to magnitudes of at most about one.
 struct tridiagonal {
   std::vector<double> diagonal;
   std::vector<double> off;
+  /// Number of rows n.
   index_t size() const { return static_cast<index_t>(diagonal.size()); }
 };
 
-/// Indices of `values` in descending order of the values; equal values in
-/// ascending order of the indices.
+/// Indices of `values` in descending order of the values; equal values in ascending order of the indices.
 PUFFERFISH_COLD inline std::vector<index_t> descending_order(const std::vector<double>& values) {
   std::vector<index_t> order(values.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<index_t>(i);
@@ -51,23 +51,26 @@ PUFFERFISH_COLD inline std::vector<index_t> descending_order(const std::vector<d
   return order;
 }
 
-/// The eigenvector matrix during QL, in panels of a few rows (panel, column, row in panel). Rotations are
-/// collected and then applied panel by panel, while the panel stays in the cache. A sweep runs from high to
-/// low columns, so one of the two columns of a rotation is still in registers from the previous rotation.
+/// The eigenvector matrix during QL, stored in panels of a few rows as [panel][column][row in panel].
+/// Rotations are collected and then applied panel by panel, while the panel stays in the cache. A sweep runs
+/// from high to low columns, so one of the two columns of a rotation is still in registers from the previous
+/// rotation.
 class rotated_columns {
  public:
+  /// Starts with the identity matrix n x n.
   explicit rotated_columns(index_t n)
       : n_(n), panels_((n + width - 1) / width), data_(panels_ * n * width), rotations_(batch) {
     for (index_t i = 0; i < n; ++i) data_.data()[((i / width) * n + i) * width + i % width] = 1;
   }
 
-  /// Adds one rotation, and applies all collected ones when the batch is full. apply() must be called at the
-  /// end.
+  /// Adds one rotation, and applies all collected rotations when the batch is full. apply() must be called at
+  /// the end.
   void add(const plane_rotation& rotation) {
     rotations_.data()[pending_++] = rotation;
     if (pending_ == batch) apply();
   }
 
+  /// Applies all collected rotations.
   void apply() {
     for (index_t panel = 0; panel < panels_; ++panel) {
       rotate_panel(rotations_.data(), pending_, data_.data() + panel * n_ * width);
@@ -75,7 +78,7 @@ class rotated_columns {
     pending_ = 0;
   }
 
-  /// Column `column`, n contiguous numbers. No rotation may be pending.
+  /// Copies column `column`, n numbers, to contiguous memory. No rotation may be pending.
   void copy_column(index_t column, double* to) const {
     for (index_t i = 0; i < n_; ++i) to[i] = data_.data()[((i / width) * n_ + column) * width + i % width];
   }
@@ -155,8 +158,8 @@ PUFFERFISH_NOINLINE inline void run_ql(tridiagonal& t, rotated_columns* vectors 
   }
 }
 
-/// Rows of z := eigenvectors of the largest z.extent(0) eigenvalues, by QL with accumulated rotations.
-/// z: [count x n] with contiguous rows, count <= n.
+/// Writes to the rows of z the eigenvectors of the largest z.extent(0) eigenvalues, by QL with accumulated
+/// rotations. z: [count x n] with contiguous rows, count <= n.
 PUFFERFISH_COLD inline void tridiagonal_vectors_by_ql(const tridiagonal& source,
                                                       const tensor_view<double, 2>& z) {
   tridiagonal t = source;
@@ -169,10 +172,9 @@ PUFFERFISH_COLD inline void tridiagonal_vectors_by_ql(const tridiagonal& source,
   }
 }
 
-/// T - shift I = P L U with partial pivoting, stored for several solves.
-/// A pivot smaller than `least_pivot` is replaced by it unless rows are exchanged, so that solve() divides by
-/// no zero. For a shift that is an eigenvalue, the solution is then large in the direction of its
-/// eigenvector.
+/// The factorization T - shift I = P L U with partial pivoting, stored for several solves. A pivot smaller
+/// than `least_pivot` is replaced by least_pivot unless rows are exchanged, so that solve() never divides by
+/// zero. For a shift that is an eigenvalue, the solution is then large in the direction of its eigenvector.
 class shifted_factorization {
  public:
   PUFFERFISH_NOINLINE shifted_factorization(const tridiagonal& t, double shift, double least_pivot)
@@ -235,10 +237,12 @@ class shifted_factorization {
   aligned_buffer<row> rows_;
 };
 
-/// Pseudo-random numbers in [-1, 1) by SplitMix64, for start vectors. They are the same on every machine.
+/// Pseudo-random numbers in [-1, 1) by SplitMix64, for start vectors. The numbers are the same on every
+/// machine.
 class start_values {
  public:
   explicit start_values(std::uint64_t seed) : state_(seed) {}
+  /// The next number.
   double next() {
     std::uint64_t z = (state_ += 0x9e3779b97f4a7c15U);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
@@ -250,7 +254,7 @@ class start_values {
   std::uint64_t state_;
 };
 
-/// Largest |T x - value x| over the entries of x.
+/// The largest |T x - value x| over the entries of x.
 inline double tridiagonal_residual(const tridiagonal& t, double value, const double* x) {
   const index_t n = t.size();
   double largest = 0;
@@ -264,9 +268,10 @@ inline double tridiagonal_residual(const tridiagonal& t, double value, const dou
   return largest;
 }
 
-/// Rows of z := eigenvectors of values[0 .. z.extent(0) - 1] (descending) by inverse iteration. Vectors of
-/// values closer than 1e-5 are orthogonalized in each iteration, all others only once at the end. Returns
-/// false, with unusable z, if a residual or the orthogonality is not accurate to rounding.
+/// Writes to the rows of z the eigenvectors of values[0 .. z.extent(0) - 1] (descending), by inverse
+/// iteration. Vectors of values closer than 1e-5 are orthogonalized in each iteration, all others only once
+/// at the end. Returns false, with unusable z, if a residual or the orthogonality is not accurate to
+/// rounding.
 PUFFERFISH_COLD inline bool tridiagonal_vectors_by_inverse_iteration(const tridiagonal& t,
                                                                      const std::vector<double>& values,
                                                                      const tensor_view<double, 2>& z) {
