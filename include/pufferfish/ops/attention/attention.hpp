@@ -45,7 +45,7 @@ using lane_word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>
 #include <pufferfish/linalg/for_each_target.inc>
 
 /// Row length of the stored attention weights: `keys` rounded up to whole vectors of 64 bytes, the widest
-/// kind.
+/// vectors of any target.
 template <class T>
 constexpr index_t weight_row(index_t keys) {
   constexpr index_t widest = 64 / static_cast<index_t>(sizeof(T));
@@ -96,7 +96,8 @@ struct attention_scratch {
                                       : operand.multiply(a, to, false);
   }
 
-  /// Copies the rows of a head, times `factor`, contiguously into `left`. Returns the view of the copy.
+  /// Copies the rows of a head, multiplied by `factor`, contiguously into `left`. Returns the view of the
+  /// copy.
   tensor_view<const T, 2> dense(const tensor_view<const T, 2>& rows, double factor) const {
     PUFFERFISH_KERNEL(widest_isa(), attentions, copy_rows<T>)
     (rows.data(), rows.extent(0), rows.extent(1), rows.stride(0), static_cast<T>(factor), left);
@@ -160,7 +161,7 @@ void make_weights(const attention_input<T>& in, index_t s, index_t head, const a
   }
 }
 
-/// attention_forward on the CPU: one task for each head of each sequence.
+/// Computes attention_forward on the CPU, one task for each head of each sequence.
 template <class T>
 void attend_heads(context<device::cpu>& ctx, const attention_input<T>& in, const tensor_view<T, 2>& y,
                   T* kept) {
@@ -188,7 +189,7 @@ void attend_heads(context<device::cpu>& ctx, const attention_input<T>& in, const
   });
 }
 
-/// attention_backward on the CPU: one task for each head of each sequence.
+/// Computes attention_backward on the CPU, one task for each head of each sequence.
 template <class T>
 void attend_heads_backward(context<device::cpu>& ctx, const attention_input<T>& in, const T* kept,
                            const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,

@@ -33,11 +33,13 @@ struct attention_mask {
 /// first_sequence is the number of the first sequence in the global batch, a rank or a part of a batch
 /// therefore draws its part of the mask of the global batch.
 struct attention_dropout {
-  double probability = 0.0;  ///< in [0, 1); 0: none
-  random_stream random{0, 0};
-  std::uint64_t first_sequence = 0;
+  double probability = 0.0;          ///< probability to drop a weight, in [0, 1)
+  random_stream random{0, 0};        ///< stream of the layer and step
+  std::uint64_t first_sequence = 0;  ///< number of the first sequence in the global batch
 
+  /// Whether any weight may be dropped.
   bool drops() const { return probability > 0.0; }
+  /// Factor of weights that are kept.
   double scale() const { return 1.0 / (1.0 - probability); }
   /// The random stream of one head of one sequence. The weight of query i and key j in a sequence with m keys
   /// has position i * m + j.
@@ -60,7 +62,7 @@ struct attention_input {
   tensor_view<const T, 2> q;  ///< q, k, v: rows contiguous, any row stride
   tensor_view<const T, 2> k, v;
   token_runs queries, keys;  ///< both with the same number of sequences
-  index_t heads = 1;
+  index_t heads = 1;         ///< number of heads; divides the columns of q, k and v
   attention_mask mask;
   attention_dropout dropout;
 

@@ -46,7 +46,8 @@ double attention_kept(const attention_input<T>& in, index_t s, index_t head, ind
   return dropped(random, position, dropout_threshold(in.dropout.probability)) ? 0.0 : in.dropout.scale();
 }
 
-/// y = sum over keys of dropout(weight) value, head by head; see ops::attention_forward.
+/// y_i = sum over keys j of dropout(weight_ij) v_j, head by head; see ops::attention_forward. Rows of
+/// sequences are written, other rows are not.
 template <class T>
 void attention_forward(const attention_input<T>& in, const tensor_view<T, 2>& y) {
   const index_t e = in.value_depth();

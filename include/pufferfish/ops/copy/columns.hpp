@@ -24,7 +24,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// to(m, j) = from(m, columns[j]). from: M x C, to: M x J, any strides; J column numbers of `from`.
+/// Reference of gather_columns: to(m, j) = from(m, columns[j]). from: M x C, to: M x J, any strides;
+/// `columns`: J column numbers of `from`. Throws value_error for a column out of range.
 template <class T>
 void gather_columns(const tensor_view<const T, 2>& from, const parameter_t<T>* columns,
                     const tensor_view<T, 2>& to) {
@@ -70,6 +71,8 @@ const index_t* column_numbers(scratch_frame& frame, const char* what, const P* c
   return numbers;
 }
 
+/// Throws shape_error unless both matrices have the same number of rows. `what`: name of the function in
+/// errors.
 inline void check_row_counts(const char* what, const extents<2>& from, const extents<2>& to) {
   if (from[0] == to[0]) return;
   pufferfish::detail::throw_error<shape_error>({what, ": the rows of ", from, " do not fit ", to});

@@ -23,14 +23,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
+/// Throws shape_error unless both shapes are equal. `what`: name of the function in errors.
 inline void check_rows(const char* what, const extents<2>& from, const extents<2>& to) {
   if (from != to) pufferfish::detail::throw_error<shape_error>({what, ": ", from, " does not fit ", to});
 }
 
 }  // namespace detail
 
-/// to = from. `from` and `to` are the same matrix, or do not overlap. Throws shape_error if the shapes
-/// differ.
+/// to = from, row by row. `from` and `to` are the same matrix, or do not overlap. Throws shape_error if the
+/// shapes differ.
 template <class T, class Device>
 void copy_rows(context<Device>& ctx, const tensor_view<const T, 2>& from, const tensor_view<T, 2>& to) {
   detail::check_rows("copy_rows", from.shape(), to.shape());
@@ -46,7 +47,8 @@ void copy_rows(context<Device>& ctx, const tensor_view<const T, 2>& from, const 
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, copy_rows);
 
-/// x = 0. Elements between the rows (of a row stride larger than the width) are not written.
+/// Sets all elements of x to 0. Elements between the rows (of a row stride larger than the width) are not
+/// written.
 template <class T, class Device>
 void clear_rows(context<Device>& ctx, const tensor_view<T, 2>& x) {
   if constexpr (!is_cpu<Device>) {

@@ -19,18 +19,20 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Buffer for `count` elements that the host writes and upload() copies to `place`, in the memory of the
-/// context's device. On the CPU the buffer is `place` itself. On the GPU it is memory of `notes`, a frame of
-/// the context's host_scratch(), and ends with this frame. The elements are not initialised.
+/// Buffer for `count` elements that the host writes and upload() copies to `place`, an address in the memory
+/// of the context's device. On the CPU the buffer is `place` itself. On the GPU the buffer is memory of
+/// `notes`, a frame of the context's host_scratch(), and is released with this frame. The elements are not
+/// initialized.
 template <class V, class Device>
 V* upload_buffer(context<Device>&, scratch_frame& notes, V* place, index_t count) {
   if constexpr (is_cpu<Device>) return place;
   return notes.take<V>(count);
 }
 
-/// place = written: copies `count` elements from ordinary host memory, which may change after the return, to
-/// the memory of the context's device. On the CPU both addresses may be the same; else the arrays do not
-/// overlap. Not for steps that a graph captures: every replay would copy from the same address.
+/// Copies `count` elements from ordinary host memory (`written`) to the memory of the context's device
+/// (`place`). The host memory may change after the return. On the CPU both addresses may be the same;
+/// otherwise the arrays do not overlap. Steps that a graph captures must not call this function, because
+/// every replay would copy from the same address.
 template <class V, class Device>
 void upload(context<Device>& ctx, const V* written, V* place, index_t count) {
   if (count == 0) return;

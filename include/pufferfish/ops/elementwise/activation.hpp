@@ -26,15 +26,15 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Elementwise functions. gelu: x P(N(0, 1) < x) (Hendrycks, Gimpel: "Gaussian error linear units", 2016).
-/// gelu_tanh: its approximation x / 2 (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), from the same
-/// paper. sigmoid: 1 / (1 + exp(-x)).
+/// Smooth elementwise functions. gelu: x P(N < x) for a standard normal N (Hendrycks, Gimpel: "Gaussian error
+/// linear units", 2016). gelu_tanh: the approximation x / 2 (1 + tanh(u)) of gelu with u = sqrt(2 / pi) (x +
+/// 0.044715 x^3), from the same paper. tanh: the hyperbolic tangent. sigmoid: 1 / (1 + exp(-x)).
 ///
-/// Derivatives: gelu: P(N(0, 1) < x) + x exp(-x^2 / 2) / sqrt(2 pi). gelu_tanh: (1 + t) / 2 + x / 2 (1 - t^2)
-/// u', with t = tanh(u). tanh: 1 - y^2. sigmoid: y (1 - y).
+/// Derivatives: gelu: P(N < x) + x exp(-x^2 / 2) / sqrt(2 pi). gelu_tanh: (1 + t) / 2 + x / 2 (1 - t^2) u',
+/// with t = tanh(u). tanh: 1 - y^2. sigmoid: y (1 - y).
 enum class activation_kind { gelu, gelu_tanh, tanh, sigmoid };
 
-/// True if the gradient is computed from the output y, false if it is computed from the input x.
+/// Whether the gradient is computed from the output y; otherwise it is computed from the input x.
 constexpr bool keeps_output(activation_kind kind) {
   return kind == activation_kind::tanh || kind == activation_kind::sigmoid;
 }
@@ -87,9 +87,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// y_i = f(x_i), computed in T. Spans of one length, else the assertion fails; y may be x. A NaN input stays
-/// a NaN. On the CPU the exponentials inside have an error of at most two units in the last place;
-/// exponentials below the normal numbers are 0.
+/// y_i = f(x_i), computed in T. The spans must have the same length, else the assertion fails; y may be x. A
+/// NaN stays a NaN. On the CPU the exponentials in these functions have an error of at most two units in the
+/// last place; exponentials below the normal numbers are 0.
 template <activation_kind Kind, class T, class Device>
 void activation_forward(context<Device>& ctx, std::span<const T> x, std::span<T> y) {
   PUFFERFISH_ASSERT(x.size() == y.size(), "activation_forward: lengths differ");

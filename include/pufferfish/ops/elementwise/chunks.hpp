@@ -2,30 +2,30 @@
 #pragma once
 
 /// \file
-/// Splits elementwise work into tasks that are large enough to pay for their start.
+/// Splits elementwise work into tasks that are large enough to amortize the start of a task.
 ///
 /// Conventions of all operations of namespace ops. The headers of this folder state only what differs.
 ///
 /// - T is float or double on the CPU. On a device, T may also be a 16-bit type; parameters, their gradients
-///   and statistics then have the type parameter_t of T. Results of 16 bits are computed in float and rounded
-///   once, unless the comment of the operation says otherwise.
-/// - Views, spans and pointers refer to memory of the caller in the memory of the context's device. An
-///   operation keeps none of them after it has finished.
+/// and statistics then have the type parameter_t of T. Results of 16 bits are computed in float and rounded
+/// once, unless the comment of the operation says otherwise.
+/// - Views, spans and pointers refer to memory of the caller, on the context's device. An operation keeps
+/// none of them after it has finished.
 /// - A view is dense if its elements are contiguous, last index fastest. It has contiguous rows if its last
-///   stride is 1; the other strides are then arbitrary.
+/// stride is 1; the other strides are then arbitrary.
 /// - Outputs overlap no other argument, unless the comment of the operation allows it. "May be x" means the
-///   same elements with the same strides, not a partial overlap.
+/// same elements with the same strides, not a partial overlap.
 /// - Temporary memory comes from ctx.scratch() and is released on return.
-/// - CPU: the result is complete on return and has the same bits for any number of threads of the context.
-///   One thread at a time uses a context. A task that runs in a context of several threads must not call
-///   operations on this context: thread_pool::run throws state_error.
+/// - CPU: the result is complete on return and has the same bits for any number of threads of the context. A
+/// context may be used by one thread at a time. A task that runs in a context of several threads must not
+/// call operations on this context: thread_pool::run throws state_error.
 /// - GPU: the program includes <pufferfish/gpu.hpp>. A call enqueues work on ctx.stream() and may return
-///   before the work has finished; a graph may capture it, unless the comment of the operation says
-///   otherwise. The host cannot read arrays in device memory, so their values are not checked. A failed CUDA
-///   call throws backend_error.
+/// before the work has finished; a graph may capture it, unless the comment of the operation says otherwise.
+/// The host cannot read arrays in device memory, so their values are not checked. A failed CUDA call throws
+/// backend_error.
 /// - shape_error and value_error are thrown where a comment says so. Other requirements are checked by
-///   PUFFERFISH_ASSERT, which aborts, or are not checked. Where a view must be dense, tensor_view::flat() or
-///   reshape() may detect that it is not, and throws shape_error.
+/// PUFFERFISH_ASSERT, which aborts, or are not checked. Where a view must be dense, tensor_view::flat() or
+/// reshape() may detect that it is not, and throws shape_error.
 /// - Namespace ops::reference defines the results: plain loops in one thread, without a context, for tests.
 
 #include <algorithm>
@@ -91,9 +91,10 @@ PUFFERFISH_SEPARATE_OPERATION(dense, fill);
 
 namespace detail {
 
-/// True if a result of `size` elements in rows of `width` is better written past the caches. It must be
-/// at least 4 MiB: it would be evicted before its next use, and reading its lines before writing them
-/// would be a waste. Address and rows must be aligned to the vectors of any instruction set (64 bytes).
+/// Whether a result of `size` elements in rows of `width` elements is better written past the caches. The
+/// result must have at least 4 MiB: it would be evicted before its next use, and reading its cache lines
+/// before writing them would be a waste. Address and rows must be aligned to the vectors of any instruction
+/// set (64 bytes).
 template <class T>
 bool streams_past_cache(const T* to, index_t size, index_t width) {
   constexpr index_t large = index_t{4} << 20, vector = 64, bytes = static_cast<index_t>(sizeof(T));

@@ -25,20 +25,20 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// `probability`, in [0, 1), in units of 2^-32 (rounded down), for comparison with 32 random bits.
+/// A probability in [0, 1) in units of 2^-32, rounded down, for comparison with 32 random bits.
 inline std::uint32_t dropout_threshold(double probability) {
   return static_cast<std::uint32_t>(probability * 0x1p32);
 }
 
-/// True if element `position` of the stream is dropped: random.word(position) < threshold. The probability is
-/// threshold / 2^32.
+/// Whether element `position` of the stream is dropped: random.word(position) < threshold. The probability of
+/// this is threshold / 2^32.
 inline bool dropped(const random_stream& random, std::uint64_t position, std::uint32_t threshold) {
   return random.word(position) < threshold;
 }
 
 namespace reference {
 
-/// y_i = 0 where position first + i is dropped, else x_i / (1 - probability).
+/// y_i = 0 where position first + i of the stream is dropped, else x_i / (1 - probability).
 template <class T>
 void dropout(std::span<const T> x, std::span<T> y, double probability, const random_stream& random,
              std::uint64_t first) {
@@ -93,15 +93,18 @@ PUFFERFISH_SEPARATE_OPERATION(dense, dropout);
 /// batch. `numbers` is not owned; it is in the memory of the context's device and must stay unchanged until
 /// the backward pass.
 struct row_dropout {
-  double probability = 0.0;  ///< in [0, 1); 0: no dropout
-  random_stream random{0, 0};
-  std::uint64_t first_row = 0;
-  const std::uint64_t* numbers = nullptr;
+  double probability = 0.0;                ///< in [0, 1); 0: no dropout
+  random_stream random{0, 0};              ///< stream of the layer and step
+  std::uint64_t first_row = 0;             ///< number of the first row, if `numbers` is nullptr
+  const std::uint64_t* numbers = nullptr;  ///< number of each row
 
+  /// Whether any element may be dropped.
   bool drops() const { return probability > 0.0; }
+  /// Number of a row in the random stream.
   std::uint64_t number(index_t row) const {
     return numbers != nullptr ? numbers[row] : first_row + static_cast<std::uint64_t>(row);
   }
+  /// Factor of elements that are kept.
   double scale() const { return 1.0 / (1.0 - probability); }
 };
 

@@ -24,8 +24,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// Coefficients of an SGD step: velocity = keep velocity + take g,
-/// value -= lr (own g + ahead velocity), with g = gradient + decay value.
+/// Coefficients of an SGD step: velocity = keep velocity + take g, value -= lr (own g + ahead velocity), with
+/// g = gradient + decay value.
 template <class T>
 struct sgd_numbers {
   T lr, decay, keep, take, own, ahead;
@@ -40,8 +40,8 @@ struct window_pixels {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/elementwise/passes.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// True if T is a 16-bit type. Products on the CPU have separate forms for it, and elementwise kernels
-/// compute in float.
+/// Whether T is a 16-bit type. Products on the CPU have separate forms for such types, and elementwise
+/// kernels compute in float.
 template <class T>
 inline constexpr bool is_narrow = !std::is_same_v<T, parameter_t<T>>;
 
@@ -52,7 +52,8 @@ void convert(context<device::cpu>& ctx, const From* x, To* y, index_t size) {
   for_chunks(ctx, size, [=](index_t begin, index_t end) { kernel(x + begin, y + begin, end - begin); });
 }
 
-/// Copies `size` elements to scratch memory as float. Returns nullptr if x is nullptr.
+/// Copies `size` elements to scratch memory of `frame` as float, and returns the copy. Returns nullptr if x
+/// is nullptr.
 template <class T>
 float* widened(context<device::cpu>& ctx, scratch_frame& frame, const T* x, index_t size) {
   if (x == nullptr) return nullptr;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// y = max(x, 0), with its gradient. The gradient reads the output y, so a layer need not keep its input.
-/// relu_mask.hpp has passes that store one bit for each element instead of y.
+/// The ReLU y = max(x, 0) with its gradient. The gradient reads the output y, so a layer need not keep its
+/// input. relu_mask.hpp has passes that store one bit for each element instead of y.
 ///
 /// \code
 /// ops::relu_forward<float>(ctx, x.flat(), y.flat());
@@ -19,7 +19,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// y_i = x_i where x_i >= 0, else 0; a NaN stays a NaN, so that it is noticed.
+/// y_i = x_i where x_i >= 0, else 0. A NaN stays a NaN, so that errors remain visible.
 template <class T>
 void relu_forward(std::span<const T> x, std::span<T> y) {
   for (std::size_t i = 0; i < x.size(); ++i) y[i] = x[i] < T{} ? T{} : x[i];

@@ -27,9 +27,8 @@ namespace detail {
 
 /// View of a dense matrix of rows x channels as wide rows of `width` elements. If the number of channels is
 /// small or not a multiple of a vector, a wide row joins several rows of the matrix, so that it consists of
-/// whole vectors; per-channel values are repeated to that width. `unit_rows` wide rows form a unit; their
-/// number is the number of bits of a mask word. A unit has `width` words: bit i of word j belongs to column j
-/// of wide row i.
+/// whole vectors; per-channel values are repeated to that width. `unit_rows` wide rows, as many as a mask
+/// word has bits, form a unit. A unit has `width` words: bit i of word j belongs to column j of wide row i.
 ///
 /// Example: 24 channels of float have wide rows of 96 elements, that is 4 rows each (6 vectors of 16), and a
 /// unit is 32 wide rows or 128 rows.
@@ -44,8 +43,11 @@ struct wide_rows {
   explicit wide_rows(const extents<2>& shape)
       : channels(shape[1]), size(shape[0] * shape[1]), width(width_for(shape[1])) {}
 
+  /// Number of elements of a unit.
   index_t unit() const { return unit_rows * width; }
+  /// Number of units that cover the matrix.
   index_t units() const { return channels == 0 ? 0 : (size + unit() - 1) / unit(); }
+  /// Number of rows of the matrix in a wide row.
   index_t repeats() const { return width / std::max<index_t>(channels, 1); }
 
   /// Index of the first element of unit number `at`, or of the end of the matrix if it has no such unit.
@@ -79,8 +81,8 @@ void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f)
 
 }  // namespace detail
 
-/// One bit for each element of a matrix of rows x channels: set if a ReLU passes its gradient. The caller
-/// owns the words (usually on the tape), size() of them. On a GPU the bits are in another order:
+/// One bit for each element of a matrix of rows x channels, set if a ReLU passes the gradient of the element.
+/// The caller owns the words (usually on the tape), size() of them. On a GPU the bits are in another order:
 /// gpu/kernels/elementwise/relu_mask.hpp.
 template <class T>
 struct relu_mask {
@@ -88,17 +90,18 @@ struct relu_mask {
 
   word* words = nullptr;
 
+  /// Whether there is no mask.
   bool is_null() const { return words == nullptr; }
 
-  /// Number of words of the mask of a matrix. About 1 / (8 sizeof(T)) of its elements, rounded up to units
-  /// (see wide_rows): for few rows, more words than that.
+  /// Number of words of the mask of a matrix: about 1 / (8 sizeof(T)) of the number of elements, rounded up
+  /// to units (see wide_rows). Matrices of few rows have more words than that.
   static index_t size(const extents<2>& shape) {
     const detail::wide_rows<T> rows(shape);
     return rows.units() * rows.width;
   }
 
-  /// The bit of one element, for masks in the CPU's order. `shape`: of the matrix for which the mask was
-  /// written.
+  /// The bit of one element, for masks in the CPU's order. `shape`: shape of the matrix for which the mask
+  /// was written.
   bool passes(const extents<2>& shape, index_t row, index_t channel) const {
     const detail::wide_rows<T> rows(shape);
     const index_t at = row * shape[1] + channel, unit = at / rows.unit(), inside = at % rows.unit();

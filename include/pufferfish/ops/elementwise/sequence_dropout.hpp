@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Dropout on sequences, time first, whose mask does not depend on how a batch is split over ranks.
+/// Dropout on sequences in time-major order, whose mask does not depend on how a batch is split over ranks.
 ///
 /// \code
 /// const ops::sequence_mask mask{ctx.next_random_stream(), 0.65, steps, batch, ctx.first_sample()};
@@ -19,9 +19,9 @@ namespace ops {
 /// Parameters of a dropout mask on the steps * batch rows of `batch` sequences. Row t * batch + b is step t
 /// of sequence b. `steps` is part of the positions in the random stream: other lengths draw other masks.
 struct sequence_mask {
-  random_stream random;
-  double probability;  ///< in [0, 1)
-  index_t steps, batch;
+  random_stream random;    ///< stream of the layer and step
+  double probability;      ///< probability to drop an element, in [0, 1)
+  index_t steps, batch;    ///< number of steps, number of sequences
   index_t first_sequence;  ///< position of the first sequence in the global batch
 
   /// Position, in the random stream, of the first element of step t of sequence b, for
@@ -33,9 +33,8 @@ struct sequence_mask {
 
 namespace reference {
 
-/// Row t * batch + b of y is the dropout of the same row of x, at stream positions position(t, b, width) and
-/// after.
-/// Throws shape_error if a row is not contiguous.
+/// Reference of sequence_dropout: row t * batch + b of y is the dropout of the same row of x, with the stream
+/// positions from position(t, b, width) on. Throws shape_error if a row is not contiguous.
 template <class T>
 void sequence_dropout(const tensor_view<const T, 2>& x, const sequence_mask& mask,
                       const tensor_view<T, 2>& y) {

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Sums of activations, with or without a ReLU after them: the plain reference and the fast form.
+/// Sums of activations, with or without a ReLU after the sum: the plain reference and the fast form.
 
 #include <span>
 
@@ -13,7 +13,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// y_i += x_i; then, with relu, a negative y_i becomes 0 (a NaN stays a NaN).
+/// y_i += x_i. With relu, a negative y_i then becomes 0 (a NaN stays a NaN).
 template <class T>
 void add(std::span<const T> x, std::span<T> y, bool relu) {
   for (std::size_t i = 0; i < y.size(); ++i) {

@@ -37,7 +37,7 @@ void check_tokens(context<Device>&, const Who& who, std::span<const std::int32_t
 
 namespace reference {
 
-/// y_n = row tokens[n] of the table. table: V x D; y: N x D; any strides.
+/// Reference of embedding_forward: y_n = row tokens[n] of the table. table: V x D; y: N x D; any strides.
 template <class T>
 void embedding_forward(const tensor_view<const T, 2>& table, std::span<const std::int32_t> tokens,
                        const tensor_view<T, 2>& y) {

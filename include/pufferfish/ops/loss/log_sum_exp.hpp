@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// The logarithm of the sum of the exponentials of each row of logits. Subtracted from a logit, it gives the
-/// log probability, without a softmax of the whole row when only a few log probabilities are needed:
+/// `log_sum_exp`: the logarithm of the sum of the exponentials of each row of logits. A logit minus this
+/// number is a log probability. No softmax of the whole row is needed when only a few log probabilities are
+/// wanted:
 ///
 /// \code
 /// tensor<double, 1> shift({rows});
@@ -23,7 +24,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// result[m] = log sum_k exp(z(m, k)), in double.
+/// result[m] = log sum_k exp(logits(m, k)), computed in double. result has one element per row.
 template <class T>
 void log_sum_exp(const tensor_view<const T, 2>& logits, std::span<double> result) {
   for (index_t m = 0; m < logits.extent(0); ++m) {
@@ -43,8 +44,8 @@ void log_sum_exp(const tensor_view<const T, 2>& logits, std::span<double> result
 
 namespace detail {
 
-/// log sum exp of one row, largest + log sum_k exp(z_k - largest); -infinity if all its elements are
-/// -infinity.
+/// The logarithm of the sum of the exponentials of one row: largest + log sum_k exp(z_k - largest). -infinity
+/// if all elements are -infinity.
 template <class T>
 double row_log_sum_exp(const T* z, index_t count) {
   constexpr T nothing = -std::numeric_limits<T>::infinity();
@@ -59,6 +60,7 @@ double row_log_sum_exp(const T* z, index_t count) {
   return static_cast<double>(largest) + std::log(sum);
 }
 
+/// Throws shape_error unless there is one result per row of logits.
 inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
   if (static_cast<index_t>(results) != logits[0]) {
     pufferfish::detail::throw_error<shape_error>({"log_sum_exp: ", results, " results for logits ", logits});
@@ -67,11 +69,11 @@ inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
 
 }  // namespace detail
 
-/// result[m] = log sum_k exp(z(m, k)). logits: M x K, dense (on a device: rows dense, any row stride);
-/// result: M values; both in memory of the device. On the CPU, exponentials are in T, summed in T over short
-/// runs, then in double. Finite logits of any size are safe. A logit of -infinity adds nothing (a row of only
-/// these gives -infinity, as does K = 0); a NaN or +infinity gives a NaN. Throws shape_error if result does
-/// not have M values, or the logits are not dense.
+/// result[m] = log sum_k exp(logits(m, k)). logits: M x K, dense (on a device: rows dense, any row stride);
+/// result: M values; both in memory of the context's device. Finite logits of any size are safe. A logit of
+/// -infinity adds nothing; a row of only such logits gives -infinity, as does K = 0. A NaN or +infinity gives
+/// a NaN. On the CPU, exponentials are in T, summed in T over short runs, then in double. Throws shape_error
+/// if result does not have M values, or the logits are not dense.
 template <class T, class Device>
 void log_sum_exp(context<Device>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
   detail::check_log_sum_exp(logits.shape(), result.size());

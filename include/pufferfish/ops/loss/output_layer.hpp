@@ -19,34 +19,36 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Operands of an output layer, which it does not own. x: tokens x D, rows dense; weight: V x D, rows dense,
-/// often the table of the embedding; bias: V elements or nullptr. `scale` multiplies W x, not the bias.
+/// Operands of an output layer z = scale W x + b, which does not own them. `scale` multiplies W x, not the
+/// bias.
 template <class T>
 struct output_layer {
-  tensor_view<const T, 2> x;
-  tensor_view<const T, 2> weight;
-  const T* bias = nullptr;
+  tensor_view<const T, 2> x;       ///< tokens x D, rows dense
+  tensor_view<const T, 2> weight;  ///< V x D, rows dense; often the table of the embedding
+  const T* bias = nullptr;         ///< V elements, or nullptr
   parameter_t<T> scale{1};
 
+  /// Number of tokens: rows of x.
   index_t tokens() const { return x.extent(0); }
+  /// Size V of the vocabulary: rows of the weight.
   index_t vocabulary() const { return weight.extent(0); }
+  /// Width D of a row of x.
   index_t depth() const { return x.extent(1); }
 };
 
-/// Destination of the gradients; `add_...`: add to the old values, else they are overwritten. Rows of dx and
-/// dweight are dense. dbias: V elements or nullptr (not wanted).
+/// Destinations of the gradients of an output layer. Rows of dx and dweight are dense.
 template <class T>
 struct output_gradient {
   tensor_view<T, 2> dx;                    ///< tokens x D, overwritten
   tensor_view<parameter_t<T>, 2> dweight;  ///< V x D
-  bool add_weight = false;
-  parameter_t<T>* dbias = nullptr;
-  bool add_bias = false;
+  bool add_weight = false;                 ///< whether dweight is added to the old values
+  parameter_t<T>* dbias = nullptr;         ///< V elements; nullptr: not wanted
+  bool add_bias = false;                   ///< whether dbias is added to the old values
 };
 
 namespace reference {
 
-/// z_nv = scale sum_d x_nd w_vd + b_v.
+/// z_nv = scale sum_d x_nd w_vd + b_v, computed in double. z: tokens x V.
 template <class T>
 void output_logits(const output_layer<T>& layer, const tensor_view<T, 2>& z) {
   for (index_t n = 0; n < z.extent(0); ++n) {
@@ -82,8 +84,8 @@ void output_backward(const output_layer<T>& layer, const tensor_view<const T, 2>
 
 namespace detail {
 
-/// Storage and partition of the logits; depends on shapes alone. Logits are stored [vocabulary][width],
-/// tokens innermost, so that a vector holds one word of the vocabulary for several tokens.
+/// Storage and partition of the logits, which depend on shapes alone. Logits are stored [vocabulary][width]
+/// with the tokens innermost, so that a vector holds the logits of one word for several tokens.
 struct output_cut {
   // Rows of the vocabulary in a block of logits (forward pass), and in a block of gradients (backward pass).
   static constexpr index_t block = 96, large_block = 4 * block;
@@ -97,8 +99,9 @@ struct output_cut {
   index_t parts() const { return std::clamp<index_t>(large_blocks() / 2, 1, 8); }
 };
 
-/// Computes W x^T by blocks of the vocabulary, tokens innermost: a block is 96 rows of W, read in place,
-/// times all tokens. Refers to the layer. Different threads may compute different blocks.
+/// Computes W x^T by blocks of the vocabulary, with the tokens innermost. A block is 96 rows of W, read in
+/// place, times all tokens. The object refers to the layer, which must outlive it. Different threads may
+/// compute different blocks.
 template <class T>
 class output_product {
  public:
@@ -114,7 +117,7 @@ class output_product {
     });
   }
 
-  /// Computes block `number` into z: one row for each of its words, cut.width elements each.
+  /// Computes block `number` into z: one row of cut.width elements for each of the block's words.
   void block(index_t number, T* z) const {
     const depth_blocks depths(layer_.depth());
     const index_t step = layer_.weight.stride(0);
@@ -140,7 +143,8 @@ class output_product {
   const T* right_ = nullptr;
 };
 
-/// Throws shape_error unless the rows of x are as long as those of the weight. `what` begins the text.
+/// Throws shape_error, with a text that begins with `what`, unless the rows of x are as long as those of the
+/// weight.
 template <class T>
 void check_output(const char* what, const output_layer<T>& layer) {
   if (layer.x.extent(1) != layer.weight.extent(1)) {
@@ -162,12 +166,12 @@ void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
 
 }  // namespace detail
 
-/// The layer's logits, z_nv = scale sum_d x_nd w_vd + b_v, as reference::output_logits. logits: tokens x V,
-/// contiguous rows, any row stride, overwritten; overlaps nothing. Throws shape_error if the sizes differ.
+/// The layer's logits, z_nv = scale sum_d x_nd w_vd + b_v. logits: tokens x V, contiguous rows, any row
+/// stride, overwritten; overlaps no operand. Throws shape_error if the sizes differ.
 ///
 /// On the CPU, sums are in T, and W is read once, whatever the number of tokens, so a call for few tokens
-/// takes the time of reading W. Scratch: a packed copy of x, and 96 rows of the vocabulary for all tokens for
-/// each thread. On a device: a copy of x if the scale is not 1.
+/// takes the time of reading W. Scratch: a packed copy of x, and for each thread the logits of 96 words for
+/// all tokens. Scratch on a device: a copy of x if the scale is not 1.
 template <class T, class Device>
 void output_logits(context<Device>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
   detail::check_logits(layer, logits.shape());

@@ -3,8 +3,8 @@
 
 /// \file
 /// Output layer of a language model fused with its loss: cross entropy of the logits, and all gradients.
-/// Logits are computed once, by blocks of the vocabulary, tokens innermost. The softmax reads a block while
-/// it is in the cache, and each pass reads the weight from memory once.
+/// Logits are computed once, by blocks of the vocabulary, with the tokens innermost. The softmax reads a
+/// block while the block is in the cache, and each pass reads the weight from memory once.
 ///
 /// \code
 /// const ops::output_layer<float> layer{x, table};
@@ -25,6 +25,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
+/// Throws shape_error unless dx has the shape of x and dweight that of the weight.
 template <class T>
 void check_output_gradient(const output_layer<T>& layer, const output_gradient<T>& to) {
   if (to.dx.shape() != layer.x.shape() || to.dweight.shape() != layer.weight.shape()) {
@@ -37,9 +38,8 @@ void check_output_gradient(const output_layer<T>& layer, const output_gradient<T
 }  // namespace detail
 
 /// Number of elements that output_loss_forward keeps for output_loss_backward. On the CPU: exponentials of
-/// the logits
-/// (tokens rounded up to a multiple of 16), and one number for each token and block. On a device: the logits,
-/// rows aligned to 16 bytes, and two numbers for each token.
+/// the logits (tokens rounded up to a multiple of 16), and one number for each token and block. On a device:
+/// the logits, with rows aligned to 16 bytes, and two numbers for each token.
 template <class T, class Device>
 index_t output_loss_kept(context<Device>&, const output_layer<T>& layer) {
   if constexpr (!is_cpu<Device>) {

@@ -21,7 +21,7 @@ namespace ops::detail {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/loss/output_loss.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Forward pass of at least one token: returns the sum of the losses.
+/// Forward pass of at least one token: returns the sum of the losses. `kept` may be nullptr.
 template <class T>
 double sum_output_losses(context<device::cpu>& ctx, const output_layer<T>& layer,
                          std::span<const std::int32_t> targets, const token_loss_options& options, T* kept) {
@@ -69,7 +69,7 @@ double sum_output_losses(context<device::cpu>& ctx, const output_layer<T>& layer
       const bool counts =
           options.padding == no_token || targets[static_cast<std::size_t>(n)] != options.padding;
       const double shift = static_cast<double>(own[n]) - top;
-      // Avoids 0 * infinity.
+      // This condition avoids 0 * infinity, which is NaN.
       const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (all - shift);
       losses[n] = counts ? std::log(sum) - target.right * shift - rest : 0.0;
     }
@@ -79,7 +79,7 @@ double sum_output_losses(context<device::cpu>& ctx, const output_layer<T>& layer
   return total;
 }
 
-/// The gradients for a batch without tokens.
+/// Writes the gradients of a batch without tokens: zeros where gradients are overwritten.
 template <class T>
 void clear_gradient(const output_gradient<T>& to) {
   for (index_t v = 0; v < to.dweight.extent(0); ++v) {
@@ -88,8 +88,9 @@ void clear_gradient(const output_gradient<T>& to) {
   }
 }
 
-/// Backward pass by large blocks of the vocabulary: computes the gradient of a block's logits, then the
-/// block's contribution to the gradients of weight, bias and x, all while the block is in the cache.
+/// Backward pass by large blocks of the vocabulary. For each block, the pass computes the gradient of the
+/// block's logits, then the block's contribution to the gradients of weight, bias and x, all while the block
+/// is in the cache.
 template <class T>
 class output_backward {
  public:
@@ -121,7 +122,7 @@ class output_backward {
     });
   }
 
-  /// Computes all gradients. A part of the vocabulary is a task with a sum of its own for dx.
+  /// Computes all gradients. A part of the vocabulary is one task, which has its own sum for dx.
   void run(context<device::cpu>& ctx) {
     const index_t parts = cut_.parts(), blocks = cut_.large_blocks();
     ctx.parallel_for(parts, [&](index_t part, int worker) {

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Softmax and cross entropy in one, with label smoothing, and the gradient of the two.
+/// `softmax_cross_entropy`: softmax and cross entropy with label smoothing in one pass, and the gradient of
+/// both.
 ///
 /// \code
 /// tensor<float, 2> logits({batch, classes}), dlogits(logits.shape());
@@ -24,33 +25,34 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which distribution replaces the one-hot label, for K classes.
+/// The distribution that replaces the one-hot label, for K classes.
 enum class smoothing_kind {
   all_classes,   ///< (1 - epsilon) one-hot + epsilon / K everywhere (Szegedy et al., CVPR 2016; PyTorch)
   wrong_classes  ///< 1 - epsilon for the label, epsilon / (K - 1) for every other (Pufferfish's own training)
 };
 
-/// Label smoothing: epsilon in [0, 1), which the losses check; 0: none.
+/// Label smoothing. The losses throw value_error unless epsilon is in [0, 1); 0: no smoothing.
 struct label_smoothing {
   double epsilon = 0.0;
   smoothing_kind kind = smoothing_kind::all_classes;
 };
 
-/// "0.125"; "0.125, wrong classes" for smoothing_kind::wrong_classes, unless epsilon is 0.
+/// The smoothing as text: "0.125", or "0.125, wrong classes" for smoothing_kind::wrong_classes with an
+/// epsilon other than 0.
 inline std::string describe(const label_smoothing& smoothing) {
   const bool wrong_classes = smoothing.epsilon != 0.0 && smoothing.kind == smoothing_kind::wrong_classes;
   return detail::exact_number(smoothing.epsilon) + (wrong_classes ? ", wrong classes" : "");
 }
 
-/// Sums over a batch. To combine batches and ranks, add the sums, then divide. mean_loss() and accuracy() of
-/// no rows are 0.
+/// Sums over a batch. To combine batches and ranks, add the sums, then divide.
 struct loss_result {
-  double loss_sum = 0.0;
-  index_t correct = 0;  ///< rows whose largest logit (the first of equals) is the label's
-  index_t count = 0;    ///< rows
+  double loss_sum = 0.0;  ///< sum of the losses of the rows
+  index_t correct = 0;    ///< rows whose largest logit (the first of equals) is the label's
+  index_t count = 0;      ///< number of rows
 
+  /// Mean loss of a row; 0 without rows.
   double mean_loss() const { return count == 0 ? 0.0 : loss_sum / static_cast<double>(count); }
-  /// Share of correct rows, 0 .. 1.
+  /// Share of correct rows, 0 .. 1; 0 without rows.
   double accuracy() const {
     return count == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(count);
   }
@@ -146,13 +148,13 @@ namespace detail {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/loss/softmax.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Result of one row of logits.
+/// Loss of one row of logits, and whether its label has the largest logit.
 struct row_result {
   double loss;
   bool correct;
 };
 
-/// True if z[label] is the largest element and the first of equal ones; false if there is a NaN.
+/// Whether z[label] is the largest element and the first of equal ones; false if there is a NaN.
 template <class T>
 bool is_first_largest(const T* z, index_t classes, index_t label) {
   for (index_t k = 0; k < classes; ++k) {
@@ -170,7 +172,7 @@ struct softmax_rows {
   T scale;
   const isa form = widest_isa();
 
-  /// The loss of one row of logits z; writes p - t, times `scale`, to dz unless that is nullptr. dz may be z.
+  /// The loss of one row of logits z. Writes (p - t) scale to dz, unless dz is nullptr; dz may be z.
   row_result operator()(const T* z, index_t label, T* dz) const {
     const T largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, classes);
     const T own = z[label] - largest;
@@ -190,7 +192,7 @@ struct softmax_rows {
   }
 };
 
-/// Checks everything but the labels; throws as softmax_cross_entropy.
+/// Throws the errors of softmax_cross_entropy, except those for labels.
 template <class T>
 void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& smoothing, double normalizer,
                 const tensor_view<T, 2>& dlogits) {

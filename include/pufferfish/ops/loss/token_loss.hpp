@@ -24,25 +24,25 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Divisor of the gradient.
+/// The divisor of the gradient of a batch.
 enum class loss_reduction {
-  mean,  ///< number of tokens that count: the gradient of the mean
-  sum    ///< one: the gradient of the sum, as the paper trains its Transformer
+  mean,  ///< the number of tokens that count: gradient of the mean loss
+  sum    ///< one: gradient of the sum, as Pufferfish's paper trains its Transformer
 };
 
-/// Options of a loss over tokens. epsilon must be in [0, 1); the losses check it. `reduction` has an effect
-/// only through loss_normalizer().
+/// Options of a loss over tokens. The losses throw value_error unless smoothing.epsilon is in [0, 1).
+/// `reduction` has an effect only through loss_normalizer().
 struct token_loss_options {
   label_smoothing smoothing{0.0, smoothing_kind::wrong_classes};
-  std::int32_t padding = no_token;  ///< targets that do not count
+  std::int32_t padding = no_token;  ///< target whose rows have loss and gradient 0
   loss_reduction reduction = loss_reduction::mean;
 };
 
 /// Sums over the tokens that count. To combine batches and ranks, add the sums, then divide: the mean of the
 /// ranks' means is another number if their tokens differ.
 struct token_loss_result {
-  double loss_sum = 0.0;
-  index_t tokens = 0;
+  double loss_sum = 0.0;  ///< sum of the losses
+  index_t tokens = 0;     ///< number of tokens that count
 
   /// Negative log likelihood per token (of the smoothed targets if there is smoothing); 0 without tokens.
   double mean_loss() const { return tokens == 0 ? 0.0 : loss_sum / static_cast<double>(tokens); }
@@ -73,7 +73,7 @@ struct gradient_divisor {
   gradient_divisor(double number) : value(number) {}
   gradient_divisor(const double* address) : place(address) {}
   gradient_divisor(std::nullptr_t) = delete;
-  /// The divisor. Reads the address if there is one, so it may be called on the CPU only.
+  /// The divisor. The CPU must be able to read the address, if there is one.
   double read() const { return place == nullptr ? value : *place; }
 };
 

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Batch normalisation over the rows of a matrix (pixels x channels): statistics, normalisation, gradients;
+/// Batch normalization over the rows of a matrix (pixels x channels): statistics, normalization, gradients;
 /// the plain reference and the fast form. Each fast function makes one pass over memory, the gradient two. A
-/// residual sum and a ReLU after the normalisation are part of the same passes.
+/// residual sum and a ReLU after the normalization are part of the same passes.
 ///
 /// A training step calls batch_norm_use_batch, batch_norm_apply and batch_norm_backward, inference
 /// batch_norm_use_running and batch_norm_apply. Matrices of different shapes fail an assertion; a matrix that
@@ -59,7 +59,8 @@ struct norm_pass {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/norm/batch_norm.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Moments of `count` > 0 dense rows, one split of a matrix. `work`: 2 rows.width doubles.
+/// Means and sums of squared deviations of `count` > 0 dense rows, one split of a matrix. `work`: 2
+/// rows.width doubles.
 template <class T>
 void split_moments(const wide_rows<T>& rows, const T* x, index_t count, double* mean, double* squares,
                    double* work) {
@@ -109,13 +110,13 @@ PUFFERFISH_SEPARATE_FUNCTION(dense, batch_norm_statistics);
 
 namespace detail {
 
-/// 1 / sqrt(variance + eps).
+/// The inverse deviation 1 / sqrt(variance + eps), computed in double.
 template <class T>
 T inverse_deviation(double variance, double eps) {
   return static_cast<T>(1.0 / std::sqrt(variance + eps));
 }
 
-/// (1 - momentum) running + momentum value.
+/// The running statistic after a batch with the given value: (1 - momentum) running + momentum value.
 template <class T>
 T moved_towards(T running, double value, double momentum) {
   return static_cast<T>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
@@ -240,7 +241,8 @@ PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_apply);
 
 namespace detail {
 
-/// dbias = sum of g, dweight = sum of g (x - mean), g the masked dy: in T within a unit, then in double.
+/// dbias = sum of g, dweight = sum of g (x - mean), where g is dy with the mask applied. Summed in T within a
+/// unit, then in double.
 template <class T>
 void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_pass<T>& pass, double* dweight,
                double* dbias) {
@@ -274,7 +276,7 @@ void norm_sums(context<device::cpu>& ctx, const wide_rows<T>& rows, const norm_p
   }
 }
 
-/// batch_norm_backward on the CPU.
+/// Computes batch_norm_backward on the CPU.
 template <class T>
 void norm_gradients(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                     const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,

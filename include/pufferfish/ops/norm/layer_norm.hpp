@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Layer normalisation over rows, y = norm(dropout(x) + residual) weight + bias, with its gradients.
-/// Plain form: reference_layer_norm.hpp.
+/// Layer normalization over rows, y = norm(dropout(x) + residual) weight + bias, with its gradients. The
+/// plain form is in reference_layer_norm.hpp.
 ///
 /// \code
 /// std::vector<float> statistics(2 * rows);
@@ -32,7 +32,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 
-/// Input of a layer norm, which normalises s = dropout(x) + residual. Refers to the caller's memory.
+/// Input of a layer norm, which normalizes s = dropout(x) + residual. Refers to the caller's memory.
 template <class T>
 struct norm_input {
   tensor_view<const T, 2> x;         ///< contiguous rows
@@ -40,7 +40,7 @@ struct norm_input {
   row_dropout dropout;
   T* sum = nullptr;  ///< receives s if sums(): rows x columns, dense; may be x. nullptr: s is not kept
 
-  /// True if s differs from x.
+  /// Whether s differs from x.
   bool sums() const { return dropout.drops() || !residual.is_null(); }
 };
 
@@ -67,7 +67,7 @@ namespace detail {
 template <class T>
 using mask_word = typename norm_record<T>::word;
 
-/// One row of the forward pass. nullptr: the operand is absent, or the result is not wanted.
+/// Arguments for one row of the forward pass. nullptr: the operand is absent, or the result is not wanted.
 template <class T>
 struct norm_row {
   index_t columns;
@@ -78,12 +78,13 @@ struct norm_row {
   std::uint32_t threshold;
   T scale;
   mask_word<T>*mask, bit;
-  bool first_bit;  ///< first row of a mask word: overwrite the words, do not add bits
+  bool first_bit;  ///< whether this is the first row of a mask word, which overwrites the words
   const T* sum;    ///< address of s of this row: sum_to, or x
   T *sum_to, *y, *statistics;
 };
 
-/// One row of the backward pass. weight_sums and bias_sums are added to.
+/// Arguments for one row of the backward pass. The row's contributions are added to weight_sums and
+/// bias_sums.
 template <class T>
 struct norm_gradient_row {
   index_t columns;
@@ -98,7 +99,8 @@ struct norm_gradient_row {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/norm/layer_norm.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// How rows are cut into tasks: whole words of a mask, and at most 64 tasks, as each has its own sums.
+/// How rows are cut into tasks: into whole words of a mask, and into at most 64 tasks, because each task has
+/// its own sums.
 template <class T>
 struct norm_tasks {
   index_t rows, rows_a_task;
@@ -113,11 +115,14 @@ struct norm_tasks {
   index_t end(index_t task) const { return std::min(rows, begin(task) + rows_a_task); }
 };
 
+/// Whether the rows of a view are contiguous.
 template <class T>
 bool dense_rows(const tensor_view<T, 2>& view) {
   return view.stride(1) == 1 || view.extent(1) <= 1;
 }
 
+/// Throws shape_error unless both shapes are equal and the rows are contiguous. `what` and `name`: names of
+/// the function and the matrix in errors.
 inline void check_norm(const char* what, const char* name, const extents<2>& shape, const extents<2>& other,
                        bool rows_dense) {
   if (shape != other || !rows_dense) {
@@ -126,7 +131,7 @@ inline void check_norm(const char* what, const char* name, const extents<2>& sha
   }
 }
 
-/// layer_norm_forward on the CPU.
+/// Computes layer_norm_forward on the CPU.
 template <class T>
 void normalise_rows(context<device::cpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
                     double eps, const tensor_view<T, 2>& y, const norm_record<T>& record) {
@@ -169,7 +174,7 @@ void normalise_rows(context<device::cpu>& ctx, const norm_input<T>& input, const
   });
 }
 
-/// layer_norm_backward on the CPU.
+/// Computes layer_norm_backward on the CPU.
 template <class T>
 void row_norm_gradients(context<device::cpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
                         const T* weight, const tensor_view<const T, 2>& dy, const sum_target<T>& dweight,
@@ -255,8 +260,8 @@ void layer_norm_forward(context<Device>& ctx, const norm_input<T>& input, const 
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, layer_norm_forward);
 
-/// Number of mask words of a record if there is dropout. 0 on the
-/// GPU, whose backward pass computes the random numbers again.
+/// Number of mask words of a norm_record for a matrix of this shape, if there is dropout. 0 on the GPU, whose
+/// backward pass computes the random numbers again.
 template <class T, class Device>
 index_t norm_mask_size(context<Device>&, const extents<2>& shape) {
   return is_cpu<Device> ? norm_record<T>::mask_size(shape) : 0;

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Means and variances of the columns of a matrix, collected in parts: by the operation
-/// that computes the matrix, while its rows are in the cache, or in a separate pass.
+/// Means and variances of the columns of a matrix, collected in parts: by the operation that computes the
+/// matrix, while its rows are in the cache, or in a separate pass.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// Number of rows whose sums are kept in T. Rounding error: about sqrt(moment_block) epsilon of a deviation.
+/// Number of rows whose sums are kept in T. The rounding error is about sqrt(moment_block) epsilon of a
+/// deviation.
 inline constexpr index_t moment_block = 64;
 
 #define PUFFERFISH_KERNELS moments
@@ -52,8 +53,8 @@ inline void merge_moments(index_t before, double* mean, double* squares, index_t
   (before, mean, squares, rows, other_mean, other_squares, columns);
 }
 
-/// Devices whose operations collect moments while they compute. On
-/// other devices a batch norm computes them in a separate pass.
+/// Whether the operations of a device collect moments while they compute. On other devices a batch norm
+/// computes moments in a separate pass.
 template <class Device>
 concept collects_moments = std::is_same_v<Device, device::cpu>;
 
@@ -88,7 +89,9 @@ class moment_parts {
     std::fill_n(counts_, parts, index_t{0});
   }
 
+  /// Number of parts.
   index_t parts() const { return parts_; }
+  /// Number of channels of a row.
   index_t channels() const { return channels_; }
 
   /// Adds rows x channels elements, contiguous rows, row stride `row_stride`, to a part. Calls for different

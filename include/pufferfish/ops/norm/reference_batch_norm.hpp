@@ -2,14 +2,15 @@
 #pragma once
 
 /// \file
-/// The plain form of batch normalisation with its gradients.
+/// The definition of batch normalization and its gradients in plain loops, for tests.
 
 #include <pufferfish/ops/elementwise/relu_mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::reference {
 
-/// mean_c = sum_m x_mc / M, variance_c = sum_m (x_mc - mean_c)^2 / M. M > 0.
+/// mean_c = sum_m x_mc / M, variance_c = sum_m (x_mc - mean_c)^2 / M. x: M x C with M > 0; mean, variance: C
+/// elements, overwritten.
 template <class T>
 void batch_norm_statistics(const tensor_view<const T, 2>& x, double* mean, double* variance) {
   const auto rows = static_cast<double>(x.extent(0));
@@ -25,8 +26,8 @@ void batch_norm_statistics(const tensor_view<const T, 2>& x, double* mean, doubl
   }
 }
 
-/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, plus addend_mc unless that is a null view; then, with
-/// relu, 0 where that is negative (a NaN stays).
+/// y_mc = (x_mc - mean_c) inv_std_c weight_c + bias_c, plus addend_mc unless that is a null view. Then, with
+/// relu, negative values become 0 (a NaN stays). y may be x or the addend.
 template <class T>
 void batch_norm_apply(const tensor_view<const T, 2>& x, const T* mean, const T* inv_std, const T* weight,
                       const T* bias, const tensor_view<const T, 2>& addend, bool relu,

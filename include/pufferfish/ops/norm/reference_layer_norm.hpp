@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The plain form of layer normalisation with its gradients.
+/// The definition of layer normalization and its gradients in plain loops, for tests.
 
 #include <algorithm>
 #include <cmath>
@@ -14,8 +14,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::reference {
 
-/// s = dropout(x) + residual (a null view: none); n = (s - mean) / sqrt(variance + eps) with mean and biased
-/// variance of the row; y = n weight + bias.
+/// y = n weight + bias with n = (s - mean) / sqrt(variance + eps), the mean and the biased variance of each
+/// row, and s = dropout(x) + residual (a null view: no residual).
 template <class T>
 void layer_norm_forward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& residual,
                         const row_dropout& dropout, const T* weight, const T* bias, double eps,
@@ -42,8 +42,9 @@ void layer_norm_forward(const tensor_view<const T, 2>& x, const tensor_view<cons
   }
 }
 
-/// With g = dy weight: dsum = (g - mean(g) - n mean(g n)) inverse_deviation, the means over the row; dweight
-/// = sum of dy n and dbias = sum of dy over rows. The gradient of x is dropout(dsum) with the same mask.
+/// With g = dy weight and the normalized rows n: dsum = (g - mean(g) - n mean(g n)) inverse_deviation, with
+/// means over the row; dweight = sum of dy n over rows; dbias = sum of dy over rows. The gradient of x is
+/// dropout(dsum) with the mask of the forward pass.
 template <class T>
 void layer_norm_backward(const tensor_view<const T, 2>& normalised, const T* inverse_deviation,
                          const T* weight, const tensor_view<const T, 2>& dy, double* dweight, double* dbias,

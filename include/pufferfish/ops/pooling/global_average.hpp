@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// The average over all pixels of an image, with its gradient.
+/// The average over all pixels of an image (global average pooling), with its gradient.
 ///
 /// \code
 /// tensor<float, 4> x({8, 7, 7, 512}), y({8, 1, 1, 512});

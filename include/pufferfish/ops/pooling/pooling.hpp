@@ -80,7 +80,7 @@ struct pool_shape {
 namespace ops {
 namespace detail {
 
-/// The real pixels of one window, rows y0 .. y1 - 1 and columns x0 .. x1 - 1.
+/// The pixels of one window that are inside of the image: rows y0 .. y1 - 1 and columns x0 .. x1 - 1.
 struct pool_window {
   index_t y0, y1, x0, x1;
   index_t pixels() const { return (y1 - y0) * (x1 - x0); }
@@ -94,12 +94,13 @@ inline pool_window window_at(const pool_shape& shape, const extents<4>& input, i
           std::max<index_t>(left, 0), std::min(left + shape.kernel.width, input[2])};
 }
 
-/// Divisor of an average: the number of real pixels of the window, or with count_padding of all its pixels.
+/// Divisor of an average: the number of pixels of the window inside of the image, or with count_padding the
+/// number of all its pixels.
 inline index_t average_over(const pool_shape& shape, const pool_window& window, bool count_padding) {
   return count_padding ? shape.kernel.height * shape.kernel.width : window.pixels();
 }
 
-/// True if `a` replaces `best` as a maximum; a NaN replaces everything, so that it stays visible.
+/// Whether `a` replaces `best` as a maximum. A NaN replaces everything, so that it stays visible.
 template <class T>
 bool beats(T a, T best) {
   return a > best || a != a;
@@ -156,7 +157,7 @@ void max_pool_backward(const pool_shape& shape, const tensor_view<const T, 4>& x
   }
 }
 
-/// y[n,oy,ox,c] = sum of x[n,:,:,c] in the window / (all of the window's pixels, or the real ones).
+/// y[n,oy,ox,c] = sum of x[n,:,:,c] in the window / average_over().
 template <class T>
 void average_pool_forward(const pool_shape& shape, bool count_padding, const tensor_view<const T, 4>& x,
                           const tensor_view<T, 4>& y) {
@@ -232,9 +233,11 @@ void for_each_gradient(context<device::cpu>& ctx, const extents<4>& images, T* r
   });
 }
 
+/// Index of the first pixel of a window in image n.
 inline index_t offset_of(const pool_window& w, const extents<4>& images, index_t n) {
   return ((n * images[1] + w.y0) * images[2] + w.x0) * images[3];
 }
+/// The size and row stride of a window, for the kernels of passes.inc.
 inline window_pixels pixels_of(const pool_window& w, const extents<4>& images) {
   return {w.y1 - w.y0, w.x1 - w.x0, images[2] * images[3], images[3]};
 }
