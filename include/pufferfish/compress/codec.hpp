@@ -48,20 +48,18 @@ struct code_place {
 enum class decode_as { values, addition, subtraction };
 
 /// A gradient_codec turns the values of a list of tensors, which its constructor gets, into a code (bytes)
-/// and back. Members, where D = gradients + memory and C(D) are the values that the code of D decodes to:
+/// and back. In the members, D = gradients + memory, and C(D) are the values that the code of D decodes to:
 ///   value_type                         float or double
 ///   has_fixed_length                   static constexpr bool: every code has most_bytes() bytes
 ///   most_bytes()                       largest number of bytes of a code
 ///   encode(ctx, place, gradients, memory, code)  writes the code of D into `code` (most_bytes() bytes) and
 ///                                      returns its length. On return memory is D - C(D). An empty memory
 ///                                      counts as zero and stays empty
-///   decode(ctx, code, as, to)          to = C(D), to += C(D) or to -= C(D). Throws value_error for bytes
-///   that
-///                                      are not a code
+///   decode(ctx, code, as, to)          to = C(D), to += C(D) or to -= C(D). Throws value_error for
+///                                      bytes that are not a code
 ///   describe()                         returns a line that identifies the codec's options
 /// Spans of values have the length of all tensors together and do not overlap. Results do not depend on the
 /// number of threads. If D is not finite, C(D) is not specified.
-/// number of threads. Where D is not finite, C is not specified.
 ///
 /// gathered_codes and two_hop_codes also require `options_type` and a constructor from (std::vector of
 /// coded_tensor, options_type). Optional members:
@@ -106,9 +104,10 @@ std::vector<coded_tensor> coded_tensors(const parameter_store<T>& store) {
   return result;
 }
 
-/// The parts of tensors in [begin, end) of the coded values, in their order; tensors outside are left out.
-/// Offsets of the result count from `begin`. A part keeps name, layout and random stream of its tensor;
-/// `first` is the part's position in the parameter's storage, so that draws do not depend on the cuts.
+/// The parts of tensors in [begin, end) of the coded values, in their order. Tensors outside of this range
+/// are left out. Offsets of the result count from `begin`. A part keeps the name, the layout and the random
+/// stream of its tensor; `first` is the part's position in the parameter's storage, so that random draws do
+/// not depend on the cuts.
 inline std::vector<coded_tensor> coded_parts(const std::vector<coded_tensor>& tensors, index_t begin,
                                              index_t end) {
   std::vector<coded_tensor> result;
@@ -123,14 +122,16 @@ inline std::vector<coded_tensor> coded_parts(const std::vector<coded_tensor>& te
   return result;
 }
 
-/// Elements of all tensors together: the end of the last one, since offsets ascend without gaps.
+/// Number of elements of all tensors together. This is the end of the last tensor, because offsets ascend
+/// without gaps.
 inline index_t coded_size(const std::vector<coded_tensor>& tensors) {
   return tensors.empty() ? 0 : tensors.back().offset + tensors.back().size;
 }
 
 namespace detail {
 
-/// Codec::has_parts(options), or true if the codec has no such member.
+/// Whether parts of the arena can be coded by codecs of their own: Codec::has_parts(options), or true if the
+/// codec has no such member.
 template <class Codec>
 bool codes_have_parts([[maybe_unused]] const typename Codec::options_type& options) {
   if constexpr (requires { Codec::has_parts(options); }) {
@@ -140,7 +141,8 @@ bool codes_have_parts([[maybe_unused]] const typename Codec::options_type& optio
   }
 }
 
-/// Random stream of a codec for a tensor; depends on seed, system, step, rank, hop and the tensor's name.
+/// Random stream of a codec for one tensor. The stream depends on the seed, the name of the method
+/// (`system`), step, rank, hop and the tensor's name.
 inline random_stream code_randoms(std::uint64_t seed, std::string_view system, const code_place& place,
                                   const coded_tensor& tensor) {
   const auto rank = 2 * static_cast<std::uint64_t>(place.rank) + static_cast<std::uint64_t>(place.hop);
@@ -166,17 +168,18 @@ const T* values_to_code(context<device::cpu>& ctx, std::span<const T> gradients,
   return memory.data();
 }
 
-/// to = value, to += value or to -= value.
+/// Stores, adds or subtracts one decoded value: to = value, to += value or to -= value.
 template <class T>
 PUFFERFISH_ALWAYS_INLINE void put_decoded(decode_as as, T value, T& to) {
   to = as == decode_as::values ? value : as == decode_as::addition ? to + value : to - value;
 }
 
-/// Writes trivially copyable values at a byte position, and reads them. Codes have no alignment.
+/// Writes a trivially copyable value at a byte position of a code. Codes have no alignment.
 template <class T>
 void write_at(std::span<std::byte> code, std::size_t byte, const T& value) {
   std::memcpy(code.data() + byte, &value, sizeof(T));
 }
+/// Reads a trivially copyable value from a byte position of a code.
 template <class T>
 T read_at(std::span<const std::byte> code, std::size_t byte) {
   T value;
@@ -184,7 +187,7 @@ T read_at(std::span<const std::byte> code, std::size_t byte) {
   return value;
 }
 
-/// Throws value_error unless a code has `wanted` bytes.
+/// Throws value_error, naming the codec, unless a code of `found` bytes has `wanted` bytes.
 inline void check_code_length(const char* codec, std::size_t found, std::size_t wanted) {
   if (found != wanted) throw_error<value_error>({codec, ": a code of ", found, " bytes, not ", wanted});
 }

@@ -18,9 +18,8 @@
 /// before decode.
 ///
 /// Rules for all compressors that this header includes: encode leaves `gradients` unchanged and updates the
-/// error memory
-/// or the momentum; decode overwrites `gradients`. The result has the same bits on all ranks and for every
-/// number of threads.
+/// error memory or the momentum; decode overwrites `gradients`. The result has the same bits on all ranks and
+/// for every number of threads.
 
 #include <pufferfish/compress/accordion/accordion.hpp>
 #include <pufferfish/compress/atomo/atomo.hpp>

@@ -54,7 +54,7 @@ struct pair_batch {
   std::span<const std::int32_t> target;  ///< begin, tokens: input of the decoder
   std::span<const std::int32_t> labels;  ///< tokens, end: labels of the decoder, at the positions of target
   std::span<const index_t> source_first, source_count;  ///< first position and length of each source
-  /// first position and length of each target and its labels
+  /// First position and length of each target and its labels
   std::span<const index_t> target_first, target_count;
   std::span<const std::uint32_t> pairs;  ///< index of each pair in the set
 };

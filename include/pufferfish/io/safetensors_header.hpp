@@ -34,7 +34,7 @@ using safetensors_metadata = std::map<std::string, std::string>;
 
 namespace detail {
 
-// limit of the reference implementation, in bytes
+// Limit of the reference implementation, in bytes
 inline constexpr std::uint64_t safetensors_max_header = 100'000'000;
 /// Name under which a header stores the metadata; no tensor may have this name.
 inline constexpr std::string_view metadata_key = "__metadata__";

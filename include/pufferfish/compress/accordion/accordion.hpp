@@ -16,8 +16,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Options of accordion. `low` and `high` are of one type, and equal except for rank or ratio; high has the
-/// smaller one.
+/// Options of accordion. `low` and `high` are options of the same type, equal except for rank or ratio, of
+/// which `high` has the smaller one.
 ///
 ///     accordion_options{.low = power_sgd_options{4}, .high = power_sgd_options{1}}
 ///     accordion_options{.low = top_k_options{0.99}, .high = top_k_options{0.1}}
@@ -27,11 +27,11 @@ struct accordion_options {
   double threshold = 0.5;  ///< eta: relative change of a norm from which on a matrix gets the low compression
   index_t interval = 10;   ///< I: levels are decided after epochs 0, I, 2 I, ...
 
-  /// Throws value_error, naming the option, for an option out of its range.
-  /// Throws value_error, with the descriptions of both levels, unless they are of one type, differ in rank or
-  /// ratio only, and low has at least the rank or ratio of high; and for top-k with another scope than
-  /// `tensor` or another route than `gather`; and for a rank of `high` below 1. The rank of `low` and both
-  /// ratios are checked by the constructors of the methods.
+  /// Throws value_error, naming the option, for a threshold or an interval out of its range, and for a rank
+  /// of `high` below 1. Throws value_error, with the descriptions of both levels, unless they are of one
+  /// type, differ in rank or ratio only, and low has at least the rank or ratio of high; and for top-k with
+  /// another scope than `tensor` or another route than `gather`. The rank of `low` and both ratios are
+  /// checked by the constructors of the methods.
   void validate() const {
     if (!(threshold >= 0.0)) {
       detail::throw_error<value_error>({"accordion: threshold ", threshold, " is not at least 0"});
@@ -74,8 +74,8 @@ struct accordion_options {
 
 namespace detail {
 
-/// "Accordion, threshold 0.5, interval 10, high rank 1, low: PowerSGD, ...".
-/// `low`: the description of the low method.
+/// The options as text, without those of the low method: "Accordion, threshold 0.5, interval 10, high rank 1,
+/// low: PowerSGD, ...". `low`: the description of the low method.
 inline std::string describe_accordion(const accordion_options& options, const std::string& low) {
   const auto level = [](const auto& one) {
     if constexpr (requires { one.rank; }) return message({"rank ", one.rank});
@@ -87,28 +87,29 @@ inline std::string describe_accordion(const accordion_options& options, const st
 
 }  // namespace detail
 
-/// "Accordion, threshold 0.5, interval 10, high rank 1, low: PowerSGD, rank 2, local error feedback, least
-/// saving 1, seed 1".
+/// The options as text: "Accordion, threshold 0.5, interval 10, high rank 1, low: PowerSGD, rank 2, local
+/// error feedback, least saving 1, seed 1".
 inline std::string describe(const accordion_options& options) {
   return detail::describe_accordion(options,
                                     std::visit([](const auto& low) { return describe(low); }, options.low));
 }
 
-/// Agarwal, Wang, Lee, Venkataraman and Papailiopoulos, Accordion (MLSys 2021). Each matrix has the low or
-/// the high compression of a method, at first the low one. Let s_e be the sum of the gradients of rank 0 for
-/// a matrix over the steps of epoch e. After epochs e = 0, I, 2 I, ...:
+/// Compressor that switches each matrix between a low and a high compression of a method, PowerSGD or top-k
+/// (Agarwal, Wang, Lee, Venkataraman and Papailiopoulos, Accordion, MLSys 2021). At first each matrix has the
+/// low compression. Let s_e be the sum of the gradients of rank 0 for a matrix over the steps of epoch e.
+/// After epochs e = 0, I, 2 I, ...:
 ///
 ///     Delta_e = ||s_e||;  low if |Delta_e - Delta_(e - I)| >= eta Delta_(e - I), else high
 ///
 /// After the first such epoch, and where Delta_(e - I) is 0, the level is low. If an epoch has a smaller
-/// learning rate than the one before it, all levels become low until the next decision. Epoch and learning
+/// learning rate than the previous epoch, all levels become low until the next decision. Epoch and learning
 /// rate are those of gradient_exchange::set_epoch at the first step of an epoch. Vectors are sent whole, as
 /// are matrices for which the low PowerSGD does not save enough (power_sgd_options::least_saving).
 ///
 /// A change of level keeps the memory of error feedback; PowerSGD draws a new Q for the matrix.
 ///
-/// An accordion has one round of messages more in a step than its method. In this round rank 0 sends one byte
-/// per matrix to all ranks in the first step after such an epoch; in other steps the round is empty.
+/// A step has one round of messages more than a step of the method. In this round rank 0 sends one byte per
+/// matrix to all ranks in the first step after such an epoch; in other steps the round is empty.
 ///
 /// Collective behavior: all ranks must see the same epochs and rates, so set_epoch is called with equal
 /// arguments on all ranks. Rank 0 needs memory for one more array of the gradients' size, for the sums.
@@ -133,8 +134,8 @@ class accordion {
  public:
   using value_type = typename Method::value_type;
 
-  /// `method`: with all levels low. `size`: elements of the gradient arena. Throws the errors of
-  /// accordion_options::validate.
+  /// Makes the compressor. `method`: the method, with all levels low. `size`: number of elements of the
+  /// gradient arena. Throws the errors of accordion_options::validate.
   accordion(Method method, index_t size, const accordion_options& options)
       : options_((options.validate(), options)),
         method_(std::move(method)),
@@ -143,14 +144,14 @@ class accordion {
     applied_.assign(schedule_.levels().begin(), schedule_.levels().end());
   }
 
-  /// A compressor of elements [begin, end) of the arena in which no epoch has begun.
+  /// A compressor of elements [begin, end) of the arena, in which no epoch has begun.
   accordion part(index_t begin, index_t end) const {
     return {method_.part(begin, end), end - begin, options_};
   }
 
-  /// Sets sums and norms to zero. Levels stay. Only rank 0 keeps sums and norms.
+  /// Sets sums and norms to zero. Levels are kept. Only rank 0 has sums and norms.
   void start(int rank, int) { schedule_.start(rank); }
-  /// 3 for PowerSGD, 2 for top-k.
+  /// Number of rounds of messages in a step: 3 for PowerSGD, 2 for top-k.
   int rounds() const { return 1 + method_.rounds(); }
 
   /// Prepares the message of a round. Round 0: in the first step after an epoch after which levels are
@@ -185,11 +186,11 @@ class accordion {
     schedule_.add(ctx, gradients);
   }
 
-  /// Bytes for the present levels, without those of a decision.
+  /// Bytes that this rank contributes to a step with the present levels, without the bytes of a decision.
   index_t payload_bytes() const { return method_.payload_bytes(); }
 
-  /// The states of the method; then "exchange.epoch_sum" and "exchange.epoch_norms", which are empty except
-  /// on rank 0; and "exchange.levels" (epoch, learning rate, levels), equal on all ranks.
+  /// States for checkpoints: those of the method; then "exchange.epoch_sum" and "exchange.epoch_norms", which
+  /// are empty except on rank 0; and "exchange.levels" (epoch, learning rate, levels), equal on all ranks.
   std::vector<compressor_state<value_type>> states() {
     std::vector<compressor_state<value_type>> result = method_.states();
     for (const auto& state : schedule_.states()) result.push_back(state);

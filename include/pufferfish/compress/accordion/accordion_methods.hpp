@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the compressors that Accordion switches between two levels: PowerSGD and top-k with a rank or a
-/// ratio for each matrix. Level 1 is the low compression, level 0 the high one.
+/// Internal: the compressors that Accordion switches between two levels: PowerSGD with two ranks and top-k
+/// with two ratios. Each matrix has its own level: 1 is the low compression, 0 the high one.
 
 #include <algorithm>
 #include <cstdint>
@@ -26,9 +26,11 @@ namespace detail {
 template <class T>
 class power_sgd_levels : public power_sgd<T> {
  public:
+  /// Makes the compressor with all levels low. `high`: options of which only the rank is used.
   power_sgd_levels(std::vector<coded_tensor> tensors, const power_sgd_options& low,
                    const power_sgd_options& high)
       : power_sgd_levels(power_sgd<T>(std::move(tensors), low), low.rank, high.rank) {}
+  /// A compressor of elements [begin, end) of the arena, with all levels low.
   power_sgd_levels part(index_t begin, index_t end) const {
     return {power_sgd<T>::part(begin, end), low_, high_};
   }
@@ -41,7 +43,7 @@ class power_sgd_levels : public power_sgd<T> {
   }
   /// One level per matrix of ranges(). Matrices whose rank changes get a new Q, drawn from `step`.
   void set_levels(std::span<const T> levels, std::uint64_t step) { this->set_ranks(ranks(levels), step); }
-  /// Sets the levels without drawing new Q. For a run that continues from a checkpoint: the states of
+  /// Sets the levels without drawing new Q, for a run that continues from a checkpoint. The states of
   /// PowerSGD have been read and hold the Q of these levels already, which is not checked.
   void restore_levels(std::span<const T> levels) { this->restore_ranks(ranks(levels)); }
 
@@ -57,8 +59,8 @@ class power_sgd_levels : public power_sgd<T> {
 };
 
 /// Top-k with one of two ratios for each matrix; vectors are sent whole. With error feedback the memory of
-/// sent entries becomes zero. Throws value_error for a ratio outside 0 .. 1, and, naming the matrix, for one
-/// of 2^31 elements or more.
+/// sent entries becomes zero. The constructor throws value_error for a ratio that is not above 0 and at most
+/// 1, and, naming the matrix, for a matrix of 2^31 elements or more.
 template <class T>
 class top_k_levels {
  public:
@@ -85,10 +87,12 @@ class top_k_levels {
     if (low.memory != code_memory::none) memory_ = aligned_buffer<T>(coded_size(tensors_));
     restore_levels(std::vector<T>(matrices_.size(), T(1)));
   }
+  /// A compressor of elements [begin, end) of the arena, with all levels low.
   top_k_levels part(index_t begin, index_t end) const {
     return {coded_parts(tensors_, begin, end), low_, high_};
   }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 1; }
 
   /// Prepares the message: vectors as a sum, the selected entries of matrices as gathered blocks of equal
@@ -135,6 +139,7 @@ class top_k_levels {
     });
   }
 
+  /// Bytes that this rank contributes to a step with the present levels.
   index_t payload_bytes() const {
     return static_cast<index_t>(entries_.block_bytes()) + sum_.size() * static_cast<index_t>(sizeof(T));
   }
@@ -144,11 +149,13 @@ class top_k_levels {
   }
   std::string describe() const { return pufferfish::describe(low_); }
 
+  /// The matrices, in the order of the arena.
   std::vector<matrix_range> ranges() const {
     std::vector<matrix_range> result;
     for (const coded_tensor& tensor : matrices_) result.push_back({tensor.offset, tensor.size});
     return result;
   }
+  /// Sets one level per matrix of ranges(). The step is ignored.
   void set_levels(std::span<const T> levels, std::uint64_t) { restore_levels(levels); }
   /// Sets how many entries of each matrix are sent, from the level stored in a checkpoint: 0 for the high
   /// compression, otherwise the low one. The memory of error feedback is not changed.

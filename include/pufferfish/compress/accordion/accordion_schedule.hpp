@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: `accordion_schedule`, which decides at the ends of epochs on the compression of each matrix.
+/// Internal: `accordion_schedule`, which decides the compression of each matrix at the ends of epochs.
 
 #include <algorithm>
 #include <cmath>
@@ -22,13 +22,13 @@ struct matrix_range {
   index_t begin = 0, size = 0;
 };
 
-/// The levels of Accordion (see accordion.hpp), one per matrix: 1 is low compression, 0 high compression.
-/// states() is all that a checkpoint must keep. Only rank 0 has sums and norms. In the first step of an epoch
-/// the order is decide (rank 0, if is_due), enter (all ranks), add; in other steps only add.
+/// The levels of Accordion (see accordion.hpp), one per matrix: 1 is low compression, 0 high compression. A
+/// checkpoint must keep states(). Only rank 0 has sums and norms. In the first step of an epoch the calls
+/// are, in this order, decide (on rank 0, if is_due), enter (on all ranks), add; in other steps only add.
 template <class T>
 class accordion_schedule {
  public:
-  /// All levels are low, and no epoch has begun. `size`: elements of the gradient arena.
+  /// Starts with all levels low; no epoch has begun. `size`: number of elements of the gradient arena.
   accordion_schedule(std::vector<matrix_range> matrices, index_t size, double threshold, index_t interval)
       : matrices_(std::move(matrices)),
         size_(size),
@@ -38,12 +38,13 @@ class accordion_schedule {
     std::fill(common_.span().begin(), common_.span().end(), T(1));
     epoch() = T(-1);
   }
-  /// Sets sums and norms to zero; ranks other than 0 have none.
+  /// Sets sums and norms to zero on rank 0; other ranks have none.
   void start(int rank) {
     sum_ = aligned_buffer<T>(rank == 0 ? size_ : 0);
     norms_ = aligned_buffer<T>(rank == 0 ? static_cast<index_t>(matrices_.size()) : 0);
   }
 
+  /// The present levels, one per matrix.
   std::span<const T> levels() const { return common_.span().subspan(first_level); }
 
   /// Whether a step is the first one of its epoch.
@@ -81,8 +82,8 @@ class accordion_schedule {
     if (sum_.size() > 0) add_gradients(ctx, gradients, sum_.span());
   }
 
-  /// exchange.epoch_sum and exchange.epoch_norms are empty except on rank 0. exchange.levels is equal on all
-  /// ranks.
+  /// States for checkpoints. exchange.epoch_sum and exchange.epoch_norms are empty except on rank 0.
+  /// exchange.levels is equal on all ranks.
   std::vector<compressor_state<T>> states() {
     return {{"exchange.epoch_sum", sum_.span(), true},
             {"exchange.epoch_norms", norms_.span(), true},

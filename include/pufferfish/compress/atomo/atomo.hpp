@@ -19,22 +19,24 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Options of spectral_atomo_codec. Codes have no fixed length, so they are always gathered.
+/// Options of spectral_atomo_codec. Codes have no fixed length, so they are always gathered
+/// (code_route::gather).
 struct atomo_options {
   double sparsity = 2.0;                   ///< expected number of singular triplets per tensor; positive
   std::uint64_t seed = 1;                  ///< the draws also depend on step, rank and parameter
   code_memory memory = code_memory::none;  ///< none: unbiased
 };
 
-/// "ATOMO, singular triplets, sparsity 2, seed 1, no memory".
+/// The options as text: "ATOMO, singular triplets, sparsity 2, seed 1, no memory".
 inline std::string describe(const atomo_options& options) {
   return detail::message({"ATOMO, singular triplets, sparsity ", detail::exact_number(options.sparsity),
                           ", seed ", options.seed, ", ", to_string(options.memory)});
 }
 
-/// Each tensor is viewed as a matrix A = sum of sigma_i u_i v_i^T, as wide as the smaller side of a weight
-/// matrix or two columns wide per tap of a kernel (detail::spectral_form). Triplet i is kept with probability
-/// p_i, independently of the others, and
+/// Codec that keeps randomly drawn singular triplets of each tensor. Each tensor is viewed as a matrix A =
+/// sum of sigma_i u_i v_i^T (detail::spectral_form): the weight matrix of a linear layer, with its smaller
+/// side as columns, or two columns per tap of a kernel. Triplet i is kept with probability p_i, independently
+/// of the others, and
 ///
 ///     C(A) = sum over kept i of (sigma_i / p_i) u_i v_i^T,  so that the mean of C(A) is A
 ///
@@ -47,8 +49,8 @@ inline std::string describe(const atomo_options& options) {
 /// tensor that is not finite decodes to NaN.
 ///
 /// The code has for each tensor a uint32 with the number of kept triplets, then for each of them sigma / p, u
-/// and v as T. Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS 2018); the shapes of
-/// the matrices follow the paper's published program.
+/// and v as T. Source: Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS 2018); the
+/// shapes of the matrices follow the paper's published program.
 ///
 /// \code
 /// const atomo_options options{.sparsity = 2.0};
@@ -61,7 +63,8 @@ class spectral_atomo_codec {
   using options_type = atomo_options;
   static constexpr bool has_fixed_length = false;
 
-  /// Throws value_error unless sparsity is positive and finite.
+  /// `tensors`: places and sizes of the coded tensors. Throws value_error unless sparsity is positive and
+  /// finite.
   explicit spectral_atomo_codec(std::vector<coded_tensor> tensors, const atomo_options& options = {})
       : tensors_(std::move(tensors)), options_(options) {
     detail::check_positive("ATOMO", "sparsity", options.sparsity);
@@ -72,8 +75,8 @@ class spectral_atomo_codec {
     grams_ = aligned_buffer<double>(tasks_.back().gram + last * last);
   }
 
-  /// Length of a code that keeps all triplets: min(rows, columns) triplets of 1 + rows + columns values per
-  /// tensor.
+  /// Largest length of a code, which keeps all triplets: min(rows, columns) triplets of 1 + rows + columns
+  /// values per tensor.
   std::size_t most_bytes() const {
     std::size_t bytes = 0;
     for (const auto& form : forms_)
@@ -81,7 +84,7 @@ class spectral_atomo_codec {
     return bytes;
   }
 
-  /// Expected length of the code if all tensors have full rank.
+  /// Expected length of a code if all tensors have full rank.
   double expected_bytes() const {
     double bytes = static_cast<double>(forms_.size() * sizeof(std::uint32_t));
     for (const auto& form : forms_) {
@@ -91,8 +94,8 @@ class spectral_atomo_codec {
     return bytes;
   }
 
-  /// See gradient_codec. Returns the number of bytes written, which differs from step to step and between
-  /// ranks.
+  /// Writes the code of D = gradients + memory to `code`, and D - C(D) to the memory (see gradient_codec).
+  /// Returns the number of bytes written, which differs from step to step and between ranks.
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
@@ -120,8 +123,9 @@ class spectral_atomo_codec {
     return length;
   }
 
-  /// Throws value_error, with `to` unchanged, for a length that does not follow from the numbers of triplets
-  /// and, naming the tensor, for more triplets than it has. The values of triplets are not checked.
+  /// Stores, adds or subtracts the decoded values; see gradient_codec. Throws value_error, with `to`
+  /// unchanged, for a length that does not follow from the numbers of triplets and, naming the tensor, for
+  /// more triplets than it has. The values of triplets are not checked.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     const auto combine = PUFFERFISH_KERNEL(widest_isa(), detail::atomo_passes, combine<T>);
@@ -144,7 +148,8 @@ class spectral_atomo_codec {
     });
   }
 
-  /// Only the options on which codes depend. In double, decoded values depend on fused multiply-adds too.
+  /// Text of the options on which codes depend. In double, decoded values also depend on whether the
+  /// processor fuses multiply-adds, which the text then tells.
   std::string describe() const {
     const bool fused = sizeof(T) == sizeof(double) && detail::fuses_multiply_add();
     return detail::message({"ATOMO, singular triplets, sparsity ", detail::exact_number(options_.sparsity),

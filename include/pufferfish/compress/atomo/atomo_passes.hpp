@@ -13,7 +13,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The kernels of atomo.inc. Blocks are rows of A, transposed: element (r, c) is block[c rows + r].
+/// The kernels of atomo.inc. A block contains rows of the matrix A, transposed: element (r, c) is block[c
+/// rows + r].
 ///   magnitude_tail(x, count, level, result)     result[0..2] = sum of the |x_i| <= level, number of
 ///                                               |x_i| > level, number of |x_i| > 0
 ///   draw_entries(x, words, level, bits, count)  sets bit i unless |x_i| <= words_i 2^-32 level; the

@@ -49,8 +49,9 @@ class atomo_saturation {
     }
   }
 
-  /// M; while !found(), an upper bound of M.
+  /// The saturation M if found() is true, else an upper bound of M.
   double level() const { return level_; }
+  /// Whether level() is M.
   bool found() const { return found_; }
 
   /// Performs one iteration of the search for M. `tail` is the atomo_tail of level().
@@ -69,7 +70,7 @@ class atomo_saturation {
   bool found_;
 };
 
-/// Throws value_error, naming option and value, unless `value` is positive and finite.
+/// Throws value_error, naming codec, option and value, unless `value` is positive and finite.
 inline void check_positive(const char* codec, const char* option, double value) {
   if (!(value > 0.0 && std::isfinite(value))) {
     throw_error<value_error>({codec, ": ", option, " ", value, " is not a positive number"});

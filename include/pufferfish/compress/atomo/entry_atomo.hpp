@@ -21,9 +21,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Entry D_i of a tensor is kept with probability p_i, independently of the others, and C(D)_i = D_i / p_i,
-/// so that the mean of C(D) is D. The other entries of C(D) are 0. p = atomo_probabilities(D, s) with s =
-/// max(1, ratio n) for n elements, which is
+/// Codec that keeps randomly drawn entries of each tensor. Entry D_i of a tensor is kept with probability
+/// p_i, independently of the others, and C(D)_i = D_i / p_i, so that the mean of C(D) is D. The other entries
+/// of C(D) are 0. With s = max(1, ratio n) for n elements, p = atomo_probabilities(D, s), which is
 ///
 ///     p_i = min(1, |D_i| / M),  C(D)_i = D_i where |D_i| > M, else M sign(D_i),  with sum of p_i = s
 ///
@@ -31,10 +31,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// are multiples of 2^-32, rounded up. Computing M takes one pass over the values per round of
 /// detail::atomo_saturation, a few rounds in all. A tensor that is not finite is sent unchanged.
 ///
-/// The code, per tensor: a uint32 with the number of kept entries, their values as T, then their positions in
-/// the tensor as int32, ascending. Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS
-/// 2018), with entries as atoms. s = ||D||_1 / max |D_i| gives TernGrad's probabilities, s = ||D||_1 /
-/// ||D||_2 those of QSGD with one level.
+/// The code has for each tensor a uint32 with the number of kept entries, their values as T, then their
+/// positions in the tensor as int32, ascending. Source: Wang, Sievert, Liu, Charles, Papailiopoulos and
+/// Wright, ATOMO (NeurIPS 2018), with entries as atoms. s = ||D||_1 / max |D_i| gives TernGrad's
+/// probabilities, s = ||D||_1 / ||D||_2 those of QSGD with one level.
 ///
 /// \code
 /// const entry_atomo_options options{.ratio = 0.01};
@@ -47,7 +47,8 @@ class entry_atomo_codec {
   using options_type = entry_atomo_options;
   static constexpr bool has_fixed_length = false, has_entries = true;
 
-  /// Throws value_error unless 0 < ratio <= 1 and, naming the tensor, for one of 2^31 elements or more.
+  /// `tensors`: places and sizes of the coded tensors. Throws value_error unless 0 < ratio <= 1 and, naming
+  /// the tensor, for a tensor of 2^31 elements or more.
   explicit entry_atomo_codec(std::vector<coded_tensor> tensors, const entry_atomo_options& options = {})
       : tensors_(std::move(tensors)), options_(options), chunks_(tensors_) {
     detail::check_entry_ratio("ATOMO", options.ratio);
@@ -60,13 +61,14 @@ class entry_atomo_codec {
     kept_.resize(words_.size());
   }
 
-  /// Length of a code that keeps all entries: 4 bytes per tensor and sizeof(T) + 4 bytes per element.
+  /// Largest length of a code, which keeps all entries: 4 bytes per tensor and sizeof(T) + 4 bytes per
+  /// element.
   std::size_t most_bytes() const {
     return tensors_.size() * sizeof(std::uint32_t) + count(chunks_.size()) * entry_bytes;
   }
 
-  /// See gradient_codec. Returns the number of bytes written, which differs from step to step and between
-  /// ranks.
+  /// Writes the code of D = gradients + memory to `code`, and D - C(D) to the memory (see gradient_codec).
+  /// Returns the number of bytes written, which differs from step to step and between ranks.
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
@@ -104,9 +106,9 @@ class entry_atomo_codec {
     return length;
   }
 
-  /// Throws value_error, with `to` unchanged, for a length that does not follow from the numbers of entries
-  /// and, naming the tensor, for more entries than it has and for positions that are not ascending or not in
-  /// the tensor.
+  /// Stores, adds or subtracts the decoded values; see gradient_codec. Throws value_error, with `to`
+  /// unchanged, for a length that does not follow from the numbers of entries and, naming the tensor, for
+  /// more entries than it has and for positions that are not ascending or not in the tensor.
   void decode(context<device::cpu>& ctx, std::span<const std::byte> code, decode_as as,
               std::span<T> to) const {
     std::vector<std::size_t> places;  // first bytes of the lists of values
@@ -149,7 +151,8 @@ class entry_atomo_codec {
     });
   }
 
-  /// See summed_entries. `code` must be the result of encode: it is not checked.
+  /// Calls f(position, value) for each entry of a code, by ascending position over all tensors (see
+  /// summed_entries). `code` must be the result of encode, which is not checked.
   template <class F>
   void for_each_entry(std::span<const std::byte> code, F&& f) const {
     std::size_t next = 0;
@@ -164,7 +167,7 @@ class entry_atomo_codec {
     }
   }
 
-  /// Names only the options on which codes depend.
+  /// Text of the options on which codes depend.
   std::string describe() const {
     return detail::message(
         {"ATOMO, entries, ratio ", detail::exact_number(options_.ratio), ", seed ", options_.seed});

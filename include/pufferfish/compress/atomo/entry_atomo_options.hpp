@@ -16,13 +16,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Options of entry_atomo_codec. Without memory the code is unbiased. With error feedback the error of a step
 /// is added to the next gradients; an entry that is kept then leaves D_i - D_i / p_i in the memory.
 struct entry_atomo_options {
-  double ratio = 0.01;  ///< expected number of entries of n: max(1, ratio n); 0 < ratio <= 1
-  std::uint64_t seed = 1;
+  double ratio = 0.01;     ///< expected number of entries of n: max(1, ratio n); 0 < ratio <= 1
+  std::uint64_t seed = 1;  ///< the draws also depend on step, rank and parameter
   code_memory memory = code_memory::none;  ///< none: unbiased
   code_route route = code_route::gather;   ///< gather or sparse; two_hop needs codes of a fixed length
 };
 
-/// "ATOMO, entries, ratio 0.01, seed 1, no memory", then ", sparse sum" for that route.
+/// The options as text: "ATOMO, entries, ratio 0.01, seed 1, no memory", then ", sparse sum" for that route.
 inline std::string describe(const entry_atomo_options& options) {
   return detail::message({"ATOMO, entries, ratio ", detail::exact_number(options.ratio), ", seed ",
                           options.seed, ", ", to_string(options.memory),

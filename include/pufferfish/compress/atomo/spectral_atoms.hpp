@@ -20,6 +20,7 @@ namespace detail {
 /// singular values and the atoms do not depend on the order.
 class spectral_form {
  public:
+  /// Finds the form of a tensor.
   explicit spectral_form(const coded_tensor& tensor) {
     const logical_layout& layout = tensor.layout;
     const bool whole = tensor.size == layout.size() && layout.dims >= 2;
@@ -35,8 +36,9 @@ class spectral_form {
     }
   }
 
-  /// Extents of A.
+  /// Number of rows of A.
   index_t rows() const { return rows_; }
+  /// Number of columns of A.
   index_t columns() const { return columns_; }
   /// Largest possible number of singular triplets.
   index_t atoms() const { return std::min(rows_, columns_); }
@@ -57,8 +59,8 @@ class spectral_form {
     });
   }
 
-  /// The inverse of load: stores the block's elements in the tensor, or adds or subtracts them. Padding is
-  /// left out. Calls for disjoint rows write disjoint elements.
+  /// The inverse of load: stores the elements of a block in the tensor, or adds or subtracts them. Elements
+  /// that are padding are ignored. Calls for disjoint rows write disjoint elements.
   template <class T>
   void store(decode_as as, const T* block, index_t first, index_t count, T* to) const {
     switch (as) {
@@ -181,8 +183,8 @@ struct spectral_task {
   index_t gram = 0;  // position of the task's Gram matrix among those of all tasks
 };
 
-/// All rows of all matrices in tasks of about 16384 elements, but with 8 rows per column at least, so that
-/// the Gram matrices of all tasks have an eighth of the elements of all matrices.
+/// Cuts the rows of all matrices into tasks of about 16384 elements, but of at least 8 rows per column, so
+/// that the Gram matrices of all tasks have at most an eighth of the elements of all matrices.
 inline std::vector<spectral_task> spectral_tasks(const std::vector<spectral_form>& forms) {
   std::vector<spectral_task> result;
   index_t gram = 0;

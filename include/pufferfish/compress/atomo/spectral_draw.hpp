@@ -25,9 +25,9 @@ struct kept_triplet {
 
 /// Draws the triplets of A [rows x columns] to keep. `gram`: A^T A, of which the lower triangle is read;
 /// `atoms`: min(rows, columns). Triplet i, by descending sigma, is kept if random.uniform(i) is below its
-/// probability. Singular values below sqrt(4 columns 2^-52) of the largest count as zero; all do if the
-/// largest is below 1e-30. If A is not finite, a single triplet whose value is NaN is kept.
-/// The sparsity must be positive and finite. Deterministic: equal arguments give equal bits.
+/// probability (atomo_probabilities). Singular values below sqrt(4 columns 2^-52) of the largest count as
+/// zero; all count as zero if the largest is below 1e-30. If A is not finite, a single triplet whose value is
+/// NaN is kept. The sparsity must be positive and finite. Deterministic: equal arguments give equal bits.
 PUFFERFISH_COLD inline std::vector<kept_triplet> draw_triplets(const tensor<double, 2>& gram, index_t atoms,
                                                                double sparsity, const random_stream& random) {
   const index_t n = gram.extent(0);

@@ -24,12 +24,12 @@ namespace detail {
 inline constexpr index_t field_piece = 2048;
 static_assert(tensor_chunks::chunk_size % field_piece == 0);
 
-/// Bytes of a stream of `count` fields of `bits` bits.
+/// Number of bytes of a stream of `count` fields of `bits` bits.
 constexpr std::size_t field_bytes(index_t count, int bits) {
   return (static_cast<std::size_t>(count) * static_cast<std::size_t>(bits) + 7) / 8;
 }
 
-/// An unsigned integer of a number of bytes.
+/// An unsigned integer type of `Bytes` bytes: 1, 2, 4 or 8.
 template <int Bytes>
 using bytes_word =
     std::conditional_t<Bytes == 8, std::uint64_t,
@@ -49,7 +49,7 @@ using bytes_word =
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/codes/code_fields.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Field i of a stream: scalar reference for unpack_fields.
+/// Field i of a stream. This function is the scalar reference for unpack_fields.
 inline unsigned field_at(const std::uint8_t* code, int bits, index_t i) {
   const index_t bit = bits * i;
   return static_cast<unsigned>(code[bit / 8]) >> bit % 8 & ((1U << bits) - 1U);
@@ -104,8 +104,8 @@ inline bool unpack_sums(int bits, const std::uint8_t* from, std::int32_t most, i
   return largest <= 2 * most;
 }
 
-/// to = levels scale, to += levels scale or to -= levels scale; products are rounded before they are added.
-/// `count` at most field_piece.
+/// Stores, adds or subtracts levels times a scale: to = levels scale, to += levels scale or to -= levels
+/// scale. Products are rounded before they are added. `count` must be at most field_piece.
 template <class T>
 void put_levels(decode_as as, const std::int8_t* levels, T scale, T* to, index_t count) {
   const auto scaled = PUFFERFISH_KERNEL(widest_isa(), field_passes, scaled_levels<T, std::int8_t>);
@@ -115,7 +115,7 @@ void put_levels(decode_as as, const std::int8_t* levels, T scale, T* to, index_t
   PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>)(products, to, count);
 }
 
-/// Calls f(part) for the intersections of the parts with [begin, end).
+/// Calls f(part) for the intersections of the given parts with [begin, end).
 template <class F>
 void for_each_part(std::span<const tensor_part> parts, index_t begin, index_t end, F&& f) {
   for (const tensor_part& part : parts) {
@@ -124,8 +124,8 @@ void for_each_part(std::span<const tensor_part> parts, index_t begin, index_t en
   }
 }
 
-/// Decodes a stream of fields, on all threads: unpacks each piece, calls to_levels(fields, count), which
-/// turns fields to std::int8_t levels in place, and then put(part, levels) for the parts of tensors in the
+/// Decodes a stream of fields, on all threads. Each piece is unpacked; to_levels(fields, count) turns its
+/// fields into std::int8_t levels in place; then put(part, levels) is called for the parts of tensors in the
 /// piece.
 template <class ToLevels, class Put>
 void decode_fields(context<device::cpu>& ctx, const tensor_chunks& chunks, int bits, const std::byte* code,

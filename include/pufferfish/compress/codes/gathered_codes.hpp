@@ -26,7 +26,7 @@ enum class code_memory {
   rescaled_error_feedback,
 };
 
-/// "no memory", "error feedback" or "rescaled error feedback".
+/// The kind of memory as text: "no memory", "error feedback" or "rescaled error feedback".
 constexpr const char* to_string(code_memory memory) {
   return memory == code_memory::none             ? "no memory"
          : memory == code_memory::error_feedback ? "error feedback"
@@ -66,13 +66,15 @@ class gathered_codes {
     if (memory != code_memory::none) memory_ = aligned_buffer<value_type>(coded_size(tensors_));
   }
 
-  /// See gradient_compressor. Codec::has_parts(options) is false where a code depends on all tensors.
+  /// Whether part() makes compressors for parts of the arena, so that buckets can be compressed one by one.
+  /// False if Codec::has_parts(options) is, because its codes depend on all tensors.
   bool has_parts() const { return detail::codes_have_parts<Codec>(options_); }
   /// A compressor of elements [begin, end) of the arena with a fresh memory of zeros.
   gathered_codes part(index_t begin, index_t end) const {
     return {coded_parts(tensors_, begin, end), options_, kind_};
   }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 1; }
 
   /// Encodes D into the block of this rank and sets the memory to D - C(D). The message has `gathered`; if
@@ -97,8 +99,8 @@ class gathered_codes {
     return message;
   }
 
-  /// gradients = mean of the codes of all ranks. Throws the errors of Codec::decode if a rank has sent bytes
-  /// that are not a code; `gradients` is then unspecified.
+  /// Overwrites `gradients` with the mean of the decoded codes of all ranks. Throws the errors of
+  /// Codec::decode if a rank has sent bytes that are not a code; `gradients` is then unspecified.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<value_type> gradients) {
     for (std::size_t rank = 0; rank < codes_.count(); ++rank) {
       codec_.decode(ctx, std::as_const(codes_)[rank], rank == 0 ? decode_as::values : decode_as::addition,
@@ -108,22 +110,23 @@ class gathered_codes {
       detail::scale_values(gradients, value_type(1) / static_cast<value_type>(place.ranks));
   }
 
-  /// Bytes of a code. If the codec has no fixed length: bytes of the last code; before the first one,
-  /// expected_bytes() if the codec has it, else most_bytes().
+  /// Number of bytes of a code. If the codec has no fixed length: the bytes of the last code or, before the
+  /// first one, expected_bytes() if the codec has that member, else most_bytes().
   index_t payload_bytes() const {
     if (sent_ > 0) return static_cast<index_t>(sent_);
     if constexpr (requires { codec_.expected_bytes(); }) return static_cast<index_t>(codec_.expected_bytes());
     return static_cast<index_t>(codec_.most_bytes());
   }
 
-  /// With memory: "exchange.error", one value per element of the arena, different on every rank; and if it is
-  /// rescaled, "exchange.memory_rate", the last learning rate, equal on all ranks. Else empty.
+  /// States for checkpoints. With memory: "exchange.error", one value per element of the arena, different on
+  /// every rank, and, if the memory is rescaled, "exchange.memory_rate", the last learning rate, equal on all
+  /// ranks. Without memory: none.
   std::vector<compressor_state<value_type>> states() {
     if (kind_ == code_memory::none) return {};
     return rate_.after({{"exchange.error", memory_.span(), true}});
   }
 
-  /// The codec's line, then the memory: "QSGD, 4 bits, buckets of 512, L2 norm, seed 1, no memory".
+  /// The codec's text, then the kind of memory: "QSGD, 4 bits, buckets of 512, L2 norm, seed 1, no memory".
   std::string describe() const { return codec_.describe() + ", " + to_string(kind_); }
 
  private:

@@ -19,15 +19,16 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// A memory e in units of gradients is multiplied by a / b when the learning rate changes from a to b. The
-/// parameters are then those of a memory lr e in units of steps, which is the published form of error
-/// feedback (Karimireddy et al., ICML 2019): b (g + (a / b) e) = b g + a e. A learning rate of 0, which an
-/// exchange has before a learning rate is set, changes nothing and is not remembered.
+/// Rescales a memory e in units of gradients: e is multiplied by a / b when the learning rate changes from a
+/// to b. The parameters are then those of a memory lr e in units of steps, which is the published form of
+/// error feedback (Karimireddy et al., ICML 2019): b (g + (a / b) e) = b g + a e. A learning rate of 0, which
+/// an exchange has before a learning rate is set, changes nothing and is not remembered.
 template <class T>
 class memory_rate {
  public:
-  /// Never rescales.
+  /// An object that never rescales.
   memory_rate() = default;
+  /// `rescales`: false for an object that never rescales.
   explicit memory_rate(bool rescales) : last_(rescales ? 1 : 0) {}
 
   /// Multiplies the memories by last rate / learning_rate and remembers the rate; to be called before they

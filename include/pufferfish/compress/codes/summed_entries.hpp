@@ -65,6 +65,7 @@ class summed_entries {
     return {coded_parts(tensors_, begin, end), options_, kind_};
   }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 1; }
 
   /// Encodes D, sets the memory to D - C(D), and sends the entries of C(D) as `sparse`: dense if the entries
@@ -88,7 +89,7 @@ class summed_entries {
     return message;
   }
 
-  /// Overwrites all of `gradients` with 1 / p times the sum of the streams.
+  /// Overwrites all of `gradients` with 1 / p times the sum of the streams of all ranks.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int, std::span<value_type> gradients) {
     ops::fill(ctx, gradients, value_type(0));
     stream_.add_to(gradients);
@@ -98,14 +99,14 @@ class summed_entries {
   /// Bytes of this rank's last stream. Before the first one: the most bytes that a stream can have.
   index_t payload_bytes() const { return static_cast<index_t>(sent_); }
 
-  /// With memory: "exchange.error", one value per element, different on every rank, and
-  /// "exchange.memory_rate" if it is rescaled.
+  /// States for checkpoints. With memory: "exchange.error", one value per element, different on every rank,
+  /// and "exchange.memory_rate" if the memory is rescaled. Without memory: none.
   std::vector<compressor_state<value_type>> states() {
     if (kind_ == code_memory::none) return {};
     return rate_.after({{"exchange.error", memory_.span(), true}});
   }
 
-  /// The codec's line, the memory and ", sparse sum".
+  /// The codec's text, then the kind of memory and ", sparse sum".
   std::string describe() const {
     return codec_.describe() + ", " + to_string(kind_) + ", " + to_string(code_route::sparse);
   }

@@ -25,6 +25,7 @@ struct tensor_part {
 /// are in the order of the values; a tensor has one part in each chunk that it overlaps.
 class tensor_chunks {
  public:
+  /// Number of values of a chunk; the last chunk may be shorter.
   static constexpr index_t chunk_size = 16384;
 
   /// The tensors are a list as coded_tensors returns it: ascending offsets without gaps. Copies no values.
@@ -44,9 +45,11 @@ class tensor_chunks {
     for (; chunk < static_cast<std::size_t>(count()); ++chunk) firsts_[chunk + 1] = parts_.size();
   }
 
-  /// Number of coded values, of chunks, and the parts of all chunks.
+  /// Number of coded values.
   index_t size() const { return size_; }
+  /// Number of chunks.
   index_t count() const { return (size_ + chunk_size - 1) / chunk_size; }
+  /// The parts of all chunks, in the order of the values.
   std::span<const tensor_part> parts() const { return parts_; }
 
   /// Calls f(begin, end, parts, first) for every chunk: the chunk's range, its parts, and the number of its

@@ -24,6 +24,7 @@ struct stripe_range {
   index_t begin = 0, end = 0;
   index_t size() const { return end - begin; }
 };
+/// Stripe number `stripe` of `count` stripes of an array of `size` elements; see stripe_range.
 inline stripe_range stripe_of(index_t size, int stripe, int count) {
   const index_t words = (size + 31) / 32, length = 32 * ((words + count - 1) / count);
   return {std::min(size, stripe * length), std::min(size, (stripe + 1) * length)};
@@ -94,7 +95,8 @@ class two_hop_codes {
     owner_memory_ = aligned_buffer<value_type>(stripes_[me].size());
   }
 
-  /// See gradient_compressor. Codec::has_parts(options) is false where a code depends on all tensors.
+  /// Whether part() makes compressors for parts of the arena, so that buckets can be compressed one by one.
+  /// False if Codec::has_parts(options) is, because its codes depend on all tensors.
   bool has_parts() const { return detail::codes_have_parts<Codec>(options_); }
   /// A compressor of elements [begin, end) of the arena, cut into stripes of their own, with fresh memories
   /// of zeros.
@@ -102,6 +104,7 @@ class two_hop_codes {
     return {coded_parts(tensors_, begin, end), options_, kind_};
   }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 2; }
 
   /// Round 0 codes all stripes of the gradients (to_ranks, from_ranks), round 1 the mean of this rank's
@@ -144,19 +147,20 @@ class two_hop_codes {
     }
   }
 
-  /// Bytes of all codes of hop 1 and of this rank's code of hop 2.
+  /// Number of bytes of all codes of hop 1 and of this rank's code of hop 2.
   index_t payload_bytes() const { return static_cast<index_t>(out_.bytes().size() + in_.size(0)); }
 
-  /// With memory: "exchange.error" (e, length of the arena) and "exchange.owner_error" (E, length of this
-  /// rank's stripe), different on every rank, and "exchange.memory_rate" if memories are rescaled. Else
-  /// empty.
+  /// States for checkpoints. With memory: "exchange.error" (e, length of the arena) and
+  /// "exchange.owner_error" (E, length of this rank's stripe), different on every rank, and
+  /// "exchange.memory_rate" if memories are rescaled. Without memory: none.
   std::vector<compressor_state<value_type>> states() {
     if (kind_ == code_memory::none) return {};
     return rate_.after(
         {{"exchange.error", memory_.span(), true}, {"exchange.owner_error", owner_memory_.span(), true}});
   }
 
-  /// The codec's line, then ", two hops" and the memory: "sign and norm, two hops, error feedback at both".
+  /// The codec's text, then ", two hops" and the kind of memory: "sign and norm, two hops, error feedback at
+  /// both".
   std::string describe() const {
     return codecs_[0].describe() + ", two hops, " + to_string(kind_) +
            (kind_ == code_memory::none ? "" : " at both");

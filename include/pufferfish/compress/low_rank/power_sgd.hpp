@@ -88,6 +88,7 @@ class power_sgd {
   /// rounded differently, and the orthonormal columns amplify the difference.
   power_sgd part(index_t begin, index_t end) const { return {coded_parts(tensors_, begin, end), options_}; }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 2; }
 
   /// Round 0: D = g + e and this rank's part of all P. Round 1: Q_own, and e for local feedback. `gradients`
@@ -111,8 +112,8 @@ class power_sgd {
     return {q_in_use(), {}};
   }
 
-  /// Round 0 writes the means of what is sent whole to `gradients` and makes P orthonormal; round 1 writes
-  /// the results of all matrices, and e for aggregated feedback.
+  /// Round 0 writes the means of the values sent whole to `gradients` and makes P orthonormal. Round 1 writes
+  /// the results of all matrices, and updates e for aggregated feedback.
   void decode(context<device::cpu>& ctx, const exchange_place& place, int round, std::span<T> gradients) {
     const T factor = T(1) / static_cast<T>(place.ranks);
     if (dense_) {
@@ -141,8 +142,9 @@ class power_sgd {
     return static_cast<index_t>(sizeof(T)) * (dense_ ? error_.size() : first_size_ + second_size_);
   }
 
-  /// "exchange.error": e, one value per element of the arena, different on every rank. "exchange.q": Q of all
-  /// matrices, equal on all ranks. "exchange.memory_rate" if memories are rescaled, equal on all ranks.
+  /// States for checkpoints. "exchange.error": e, one value per element of the arena, different on every
+  /// rank. "exchange.q": Q of all matrices, equal on all ranks. "exchange.memory_rate", equal on all ranks,
+  /// if memories are rescaled.
   std::vector<compressor_state<T>> states() {
     return rate_.after({{"exchange.error", error_.span(), true}, {"exchange.q", second_.span(), false}});
   }
@@ -157,11 +159,11 @@ class power_sgd {
   /// The matrices that are compressed, in the order of the arena.
   std::span<const detail::power_sgd_shape> matrices() const { return matrices_; }
 
-  /// Between two steps: gives matrix i the rank ranks[i], 1 <= ranks[i] <= options.rank, but at most
-  /// its smaller extent. If this changes its rank, a new Q is drawn from the options' seed and
-  /// `step`; other matrices keep their Q. e stays. exchange.q keeps its length and holds the Q of all
-  /// matrices one after the other, then zeros. Throws shape_error unless ranks has one rank per
-  /// matrix, value_error for ranks out of range.
+  /// Gives matrix i the rank ranks[i], 1 <= ranks[i] <= options.rank, but at most its smaller extent. Call
+  /// this function between two steps. If the rank of a matrix changes, a new Q is drawn from the options'
+  /// seed and `step`; other matrices keep their Q. e is kept. exchange.q keeps its length and holds the Q of
+  /// all matrices one after the other, then zeros. Throws shape_error unless ranks has one rank per matrix,
+  /// value_error for ranks out of range.
   void set_ranks(std::span<const index_t> ranks, std::uint64_t step) {
     const std::vector<T> q(second_.data(), second_.data() + second_.size());
     const std::vector<placed> before = places_;
@@ -176,7 +178,7 @@ class power_sgd {
       }
     }
   }
-  /// Sets the ranks of all matrices without drawing new Q. For a run that continues from a checkpoint:
+  /// Sets the ranks of all matrices without drawing new Q, for a run that continues from a checkpoint.
   /// exchange.q has been read and holds the Q of these ranks, which is not checked. Throws shape_error unless
   /// `ranks` has one rank per matrix, value_error for ranks out of range.
   void restore_ranks(std::span<const index_t> ranks) {

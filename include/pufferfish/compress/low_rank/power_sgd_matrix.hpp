@@ -23,7 +23,7 @@ struct power_sgd_shape {
   index_t offset = 0, rows = 0, columns = 0;
   index_t size() const { return rows * columns; }
 
-  /// Has no rows for vectors and for parameters without elements.
+  /// The matrix of a parameter with this layout. Vectors and parameters without elements have no rows.
   static power_sgd_shape of(const logical_layout& layout, index_t offset) {
     if (layout.dims < 2 || layout.size() == 0) return {offset, 0, 0};
     // The innermost extent: the outputs or, for an embedding, its width.
@@ -33,6 +33,7 @@ struct power_sgd_shape {
                                                         : layout.shape[0];
     return {offset, layout.size() / columns, columns};
   }
+  /// Largest rank of the matrix: its smaller extent.
   index_t largest_rank() const { return std::min(rows, columns); }
 };
 
@@ -44,8 +45,8 @@ struct power_sgd_matrix {
   tensor_view<T, 2> q;  ///< rows x rank
   tensor_view<T, 2> p;  ///< rank x columns: the columns of P are stored as rows
 
-  /// d += gradient, p = d^T q. Rows are multiplied while they are in the cache. `gradient` has rows x columns
-  /// elements and does not overlap d.
+  /// d += gradient, then p = d^T q. Rows are multiplied while they are in the cache. `gradient` has rows x
+  /// columns elements and does not overlap d.
   void sum_rows(context<device::cpu>& ctx, const T* gradient) const {
     const auto add = PUFFERFISH_KERNEL(widest_isa(), ops::detail::passes, add<T>);
     const index_t columns = d.extent(1);
@@ -64,7 +65,7 @@ struct power_sgd_matrix {
                    [](double value) { return static_cast<T>(value); });
   }
 
-  /// q = d p; with `local` then d -= q p^T. The tiles of rows depend on the shape alone. Workspace: packed
+  /// q = d p, then with `local` d -= q p^T. The tiles of rows depend on the shape alone. Workspace: packed
   /// copies of p and -p from the context's scratch memory.
   void take_rows(context<device::cpu>& ctx, bool local) const {
     const index_t rows = d.extent(0), columns = d.extent(1), rank = q.extent(1);
@@ -83,12 +84,12 @@ struct power_sgd_matrix {
     });
   }
 
-  /// result = q p^T, rows x columns elements. `result` does not overlap the views.
+  /// result = q p^T, with rows x columns elements. `result` does not overlap the views.
   void reconstruct(context<device::cpu>& ctx, T* result) const {
     ops::linear_forward<T>(ctx, q, p, nullptr, tensor_view<T, 2>(result, d.shape()));
   }
 
-  /// d -= sent.
+  /// d -= sent. `sent` has rows x columns elements and does not overlap d.
   void take_from_memory(context<device::cpu>& ctx, const T* sent) const {
     T* const to = d.data();
     ops::for_chunks(ctx, d.size(), [=](index_t begin, index_t end) {

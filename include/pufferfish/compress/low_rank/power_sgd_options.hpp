@@ -29,19 +29,20 @@ enum class error_feedback {
 struct power_sgd_options {
   index_t rank = 2;  ///< at least 1; matrices with a smaller extent use that extent
   error_feedback feedback = error_feedback::local;
-  /// A matrix is compressed if rank (rows + columns) least_saving < rows columns, else sent whole. 1:
-  /// compressed if this sends less; 2: PyTorch's default; 0: always compressed.
+  /// Condition for compressing a matrix: rank (rows + columns) least_saving < rows columns; other matrices
+  /// are sent whole. With 1, a matrix is compressed if this sends fewer values. 2 is PyTorch's default. With
+  /// 0, all matrices are compressed.
   double least_saving = 1.0;
   std::uint64_t seed = 1;  ///< seed of the first Q, the same on all ranks
-  /// Steps 0 .. start_step - 1 send all gradients whole.
+  /// Number of first steps, 0 .. start_step - 1, that send all gradients whole.
   std::uint64_t start_step = 0;
-  /// Multiplies e by a / b when the learning rate (exchange_place::learning_rate) changes from a to b. The
-  /// parameters are then those of a memory in units of steps.
+  /// Whether e is multiplied by a / b when the learning rate (exchange_place::learning_rate) changes from a
+  /// to b. The parameters are then those of a memory in units of steps.
   bool rescale_memory = false;
 };
 
-/// "PowerSGD, rank 2, local error feedback, least saving 1, seed 1", then the options that are not at their
-/// defaults: ", from step 100, memory rescaled".
+/// The options as text: "PowerSGD, rank 2, local error feedback, least saving 1, seed 1", then the options
+/// that are not at their defaults: ", from step 100, memory rescaled".
 inline std::string describe(const power_sgd_options& options) {
   std::string text = detail::message({"PowerSGD, rank ", options.rank, ", ",
                                       options.feedback == error_feedback::local ? "local" : "aggregated",

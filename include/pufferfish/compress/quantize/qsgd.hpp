@@ -77,7 +77,8 @@ class qsgd_codec {
   /// Length of a code of N values in bytes: ceil(b N / 8) + sizeof(T) ceil(N / d).
   std::size_t most_bytes() const { return level_bytes() + norms_.size() * sizeof(T); }
 
-  /// See gradient_codec. Equal arguments give equal codes. Returns most_bytes().
+  /// Writes the code of D = gradients + memory to `code`, and D - C(D) to the memory (see gradient_codec).
+  /// Equal arguments give equal codes. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);
@@ -180,7 +181,7 @@ class qsgd_codec {
   qsgd_options options_;
   std::vector<coded_tensor> tensors_;
   detail::tensor_chunks chunks_;
-  std::vector<T> norms_;  // of all buckets
+  std::vector<T> norms_;  // norms of all buckets
 };
 
 /// Makes a QSGD compressor for the gradients of `store`, without error memory. Throws value_error for bits or

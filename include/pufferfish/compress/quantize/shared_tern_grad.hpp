@@ -96,6 +96,7 @@ class shared_tern_grad {
     return {options_, coded_parts(tensors_, begin, end)};
   }
 
+  /// Number of rounds of messages in a step: 2 by gather, 3 by two hops.
   int rounds() const { return options_.route == code_route::gather ? 2 : 3; }
 
   /// Prepares the message of a round. Round 0: maxima of the bounds of all tensors, and sums of the values

@@ -61,7 +61,8 @@ class stochastic_binary_codec {
   /// Length of a code in bytes: 4 ceil(N / 32) for the bits of N values and 2 sizeof(T) per tensor.
   std::size_t most_bytes() const { return word_bytes() + 2 * tensors_.size() * sizeof(T); }
 
-  /// See gradient_codec. Equal arguments give equal codes. Returns most_bytes().
+  /// Writes the code of D = gradients + memory to `code`, and D - C(D) to the memory (see gradient_codec).
+  /// Equal arguments give equal codes. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);

@@ -74,7 +74,8 @@ class tern_codec {
     return whole_byte() + static_cast<std::size_t>(codes_.whole_size()) * sizeof(T);
   }
 
-  /// See gradient_codec. Equal arguments give equal codes. Returns most_bytes().
+  /// Writes the code of D = gradients + memory to `code`, and D - C(D) to the memory (see gradient_codec).
+  /// Equal arguments give equal codes. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place& place, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const T* const values = detail::values_to_code(ctx, gradients, memory);

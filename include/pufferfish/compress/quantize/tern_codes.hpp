@@ -98,9 +98,13 @@ class tern_codes {
     chunks_ = tensor_chunks(coded_);
   }
 
+  /// The coded values, cut into chunks.
   const tensor_chunks& chunks() const { return chunks_; }
+  /// The coded tensors, with offsets among the coded values.
   const std::vector<coded_tensor>& coded() const { return coded_; }
+  /// Number of values that are sent whole.
   index_t whole_size() const { return whole_size_; }
+  /// Number of bytes of the fields of all coded values.
   std::size_t code_bytes() const { return field_bytes(chunks_.size(), bits); }
   /// Position of a part of a coded tensor among all values.
   index_t position(const tensor_part& part) const { return part.begin + moves_[part.tensor]; }

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `one_bit_codec`: one sign per value and the means of both signs per output unit; with error feedback 1-bit
-/// SGD.
+/// `one_bit_codec`: sends one sign per value, and per output unit the mean of its values of either sign. With
+/// error feedback the method is 1-bit SGD.
 
 #include <cstdint>
 #include <string>
@@ -92,7 +92,8 @@ class one_bit_codec {
     return word_bytes() + static_cast<std::size_t>(2 * cell_count_) * sizeof(T);
   }
 
-  /// See gradient_codec. `place` is ignored: the code is deterministic. Returns most_bytes().
+  /// Writes the code of D = gradients + memory to `code`, and D - C(D) to the memory (see gradient_codec).
+  /// `place` is ignored: the code is deterministic. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place&, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const auto pack = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, momentum_signs<T>);

@@ -12,7 +12,7 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// The values of a tensor that share the two means of a one-bit code.
+/// The values of a tensor that form a cell, that is, share the two means of a one-bit code.
 enum class one_bit_cell {
   output_unit,  ///< values of one output unit: index 0 of a matrix or a kernel; all values of a vector
   tensor        ///< all values of the tensor
@@ -46,6 +46,7 @@ class tensor_cells {
     runs_ = (skipped_ + size_ + run_ - 1) / run_;
   }
 
+  /// Number of cells.
   index_t count() const { return std::min(runs_, units_); }
   /// Number of consecutive elements in storage that belong to one cell. 1: neighbours are in different cells.
   index_t run() const { return run_; }
@@ -136,6 +137,7 @@ class one_bit_tasks {
     firsts_.push_back(parts_.size());
   }
 
+  /// The parts of all tasks, in the order of the values.
   std::span<const one_bit_part> parts() const { return parts_; }
   /// Number of cells of all parts together.
   index_t sums() const { return sums_; }

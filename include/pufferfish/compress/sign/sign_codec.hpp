@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `sign_codec`: one sign per value and one scale per tensor; with error feedback EF-signSGD.
+/// `sign_codec`: sends one sign per value and one scale per tensor. With error feedback the method is
+/// EF-signSGD.
 
 #include <cstdint>
 #include <string>
@@ -70,7 +71,8 @@ class sign_codec {
   /// Length of a code of N values in bytes: 4 ceil(N / 32) + sizeof(T) x number of tensors.
   std::size_t most_bytes() const { return word_bytes() + tensors_.size() * sizeof(T); }
 
-  /// See gradient_codec. `place` is ignored: the code is deterministic. Returns most_bytes().
+  /// Writes the code of D = gradients + memory to `code`, and D - C(D) to the memory (see gradient_codec).
+  /// `place` is ignored: the code is deterministic. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place&, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     const auto pack = PUFFERFISH_KERNEL(widest_isa(), detail::sign_passes, momentum_signs<T>);

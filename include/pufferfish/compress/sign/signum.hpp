@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `signum`: the majority of the signs of all ranks' momentum, at one bit a value.
+/// `signum`: a compressor that replaces gradients by the majority of the signs of all ranks' momentum, at one
+/// bit per value.
 
 #include <algorithm>
 #include <array>
@@ -46,9 +47,10 @@ std::uint32_t pack_signs(const T* values, index_t count, bool negative_zero = fa
   return word;
 }
 
-/// An unsigned integer of T's size, and 1 << i for the bits of a word.
+/// An unsigned integer type of the size of T.
 template <class T>
 using bits_like = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+/// The numbers 1 << i for the bits i of a word.
 template <class Word>
 inline constexpr auto single_bits = [] {
   std::array<Word, static_cast<std::size_t>(signs_a_word)> bits{};
@@ -70,8 +72,8 @@ inline constexpr index_t most_vote_planes = 31;
 #define PUFFERFISH_KERNEL_FILE <pufferfish/compress/sign/signum.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Result of a vote about 32 values. Bit i of the first word is set if most votes for value i are negative,
-/// bit i of the second one if as many are negative as positive.
+/// Result of a vote about 32 values. Bit i of `negative` is set if most votes for value i are negative, bit i
+/// of `tie` if as many votes are negative as positive.
 struct sign_vote {
   std::uint32_t negative = 0;
   std::uint32_t tie = 0;
@@ -134,6 +136,7 @@ class signum {
     return result;
   }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 1; }
 
   /// Updates m and writes its signs to the block of this rank; the message gathers the blocks. m = g if

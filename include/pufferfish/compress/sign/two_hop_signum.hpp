@@ -84,6 +84,7 @@ class two_hop_signum {
     results_.resize(results);
   }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 2; }
 
   /// Prepares the message of a round. Round 0 updates the momentum and sends its signs to the owners of the

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `block_top_k_codec`: the largest values of every block of a matrix, with two bits each; with error
-/// feedback that decays, the codec of SparseLoCo.
+/// `block_top_k_codec`: sends the largest values of every block of a matrix, with two bits each. With error
+/// feedback that decays, this is the codec of SparseLoCo.
 
 #include <algorithm>
 #include <bit>
@@ -77,8 +77,8 @@ class block_top_k_codec {
     return std::max(2, static_cast<int>(std::bit_width(last)));
   }
 
-  /// See gradient_codec, with decay x memory in place of the memory. `place` is ignored: the code is
-  /// deterministic. Returns most_bytes().
+  /// Writes the code of D = gradients + decay memory to `code`, and D - C(D) to the memory (see
+  /// gradient_codec). `place` is ignored: the code is deterministic. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place&, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     ctx.parallel_for(static_cast<index_t>(blocks_.size()), [&](index_t task, int) {
@@ -115,6 +115,7 @@ class block_top_k_codec {
   static constexpr int value_bits = 2;
   static constexpr std::int32_t high_bit = 1, sign_bit = 2;
 
+  // A block, and the position of its code.
   struct coded_block {
     detail::matrix_block shape;
     index_t sent;      // number of values sent

@@ -22,11 +22,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///     coded_sparse_all_reduce<qsgd_codec<float>>(comm, ctx, step, stream, {.bits = 4, .bucket = 1024});
 ///
 /// `step` is the training step, for codecs that draw random numbers. The codec must have a fixed length; it
-/// codes each part as one tensor. Throws shape_error on all ranks for streams of different lengths.
-/// Collective. Other errors are those of the communicator and of Codec's constructor.
+/// codes each part as one tensor. The call is collective. Throws shape_error on all ranks for streams of
+/// different lengths. Other errors are those of the communicator and of Codec's constructor.
 ///
-/// Returns split_dense and the bytes that this rank has sent. No argument may be used by another thread
-/// during the call; `step` and `options` must be equal on all ranks, which is not checked.
+/// Returns split_dense and the number of bytes that this rank has sent. No argument may be used by another
+/// thread during the call; `step` and `options` must be equal on all ranks, which is not checked.
 template <class Codec, class C, class T>
 sparse_all_reduce_report coded_sparse_all_reduce(C& comm, context<device::cpu>& ctx, std::uint64_t step,
                                                  sparse_stream<T>& values,

@@ -95,6 +95,7 @@ class dgc {
     return {store_, coded_parts(tensors_, begin, end), std::move(places), options_};
   }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 1; }
 
   /// Updates u and v of matrices, selects and removes the entries to send, and writes the gradients of

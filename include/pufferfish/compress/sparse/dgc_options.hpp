@@ -18,15 +18,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// the optimizer must then be SGD without them.
 struct dgc_options {
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
-  double ratio = 0.001;   ///< share of a matrix's entries that is sent; above 0, at most 1
-  double momentum = 0.9;  ///< 0 <= momentum < 1
-  bool nesterov = false;
+  double ratio = 0.001;    ///< share of a matrix's entries that is sent; above 0, at most 1
+  double momentum = 0.9;   ///< 0 <= momentum < 1
+  bool nesterov = false;   ///< whether the momentum is Nesterov's
   double clip_norm = 0.0;  ///< tau: a rank's gradients are clipped to the norm tau / sqrt(p); 0: not clipped
-  bool factor_masking = true;  ///< sets the momentum of sent entries to zero
+  bool factor_masking = true;  ///< whether the momentum of sent entries is set to zero
   int warmup_epochs = 0;       ///< W: epochs 0 .. W - 1 send more; see dgc_ratio
   double weight_decay = 0.0;   ///< has its own momentum; replaces the optimizer's weight decay
-  bool decay_all = false;      ///< also decays biases and normalisation parameters
-  bool half_values = false;    ///< sends values as float16
+  bool decay_all = false;      ///< whether biases and parameters of normalizations decay as well
+  bool half_values = false;    ///< whether values are sent as float16
   bool sampled = false;  ///< approximately the largest entries, as in the published program: sampled_selector
   code_route route = code_route::gather;  ///< route of the entries of matrices: gather or sparse
 

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: blocks of entries that are gathered; their length is the same on all ranks.
+/// Internal: `entry_blocks`, gathered blocks of entries whose length is the same on all ranks.
 
 #include <algorithm>
 #include <cmath>
@@ -49,11 +49,13 @@ sparse_stream<T> stream_of_lists(const std::vector<coded_tensor>& tensors, const
 template <class T>
 class entry_blocks {
  public:
+  /// `half_values`: values are sent as float16. `filled_lists`: lists may end with fillers.
   explicit entry_blocks(bool half_values, bool filled_lists = false)
       : half_(half_values), filled_(filled_lists) {}
 
   /// Sets the number of entries of each list. The blocks get their new length in the next call of blocks().
   void resize(const entry_lists& lists) { lists_ = lists; }
+  /// The lists set by resize().
   const entry_lists& lists() const { return lists_; }
 
   /// Number of bytes of the values of a block.
@@ -111,9 +113,9 @@ class entry_blocks {
     }
   }
 
-  /// Adds what read() has found in list `list` to its tensor, which begins at to[0]: the entries with indices
-  /// from `begin` to `end` - 1, in the order of the ranks. Calls for disjoint ranges may run on different
-  /// threads.
+  /// Adds the entries that read() has found in list `list`, with indices from `begin` to `end` - 1, to its
+  /// tensor, which begins at to[0]. Entries are added in the order of the ranks. Calls for disjoint ranges
+  /// may run on different threads.
   void add(std::size_t list, index_t begin, index_t end, T* to) const {
     for (const entries& from : received_) {
       const auto first = from.indices.begin() + lists_.first(list), last = first + lists_.count(list);

@@ -29,6 +29,7 @@ class digit_histogram {
  public:
   static constexpr int digit_bits = 11, highest_shift = 8 * static_cast<int>(sizeof(Word)) - 1 - digit_bits;
 
+  /// Starts with no keys. `shift`: lowest bit of the digit.
   explicit digit_histogram(int shift) : shift_(shift) {}
 
   /// The digit of a key.

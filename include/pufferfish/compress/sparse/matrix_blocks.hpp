@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: cuts tensors into small rectangles of their storage, for codecs that code each one by itself.
+/// Internal: cuts tensors into small rectangles of their storage, for codecs that code each rectangle by
+/// itself.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,7 +22,9 @@ struct matrix_block {
   index_t stride = 0;  ///< elements from the first value of a row to that of the next row
   index_t rows = 0, columns = 0;
 
+  /// Number of values.
   index_t size() const { return rows * columns; }
+  /// Position of value i among all coded values.
   index_t place(index_t i) const { return first + i / columns * stride + i % columns; }
 };
 

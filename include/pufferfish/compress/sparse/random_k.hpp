@@ -21,14 +21,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct random_k_options {
   /// Share of the entries of each tensor that is sent; above 0, at most 1. Not used if `rank` is above 0.
   double ratio = 0.01;
-  /// Above 0: sends as many entries as PowerSGD of this rank sends values, min(rows columns, rank (rows +
-  /// columns)) of a matrix of rows x columns (outputs x everything else), and all entries of a vector.
+  /// If above 0, the number of entries follows from this rank instead of the ratio: as many entries of a
+  /// matrix of rows x columns (outputs x everything else) as PowerSGD of this rank sends values, min(rows
+  /// columns, rank (rows + columns)), and all entries of a vector.
   index_t rank = 0;
-  /// Selects one run of consecutive entries in each tensor instead of independent entries.
+  /// Whether one run of consecutive entries is selected in each tensor, instead of independent entries.
   bool block = false;
   code_memory memory = code_memory::error_feedback;
-  /// Multiplies the k sent entries of a tensor of n elements by n / k, so that the expected result is the
-  /// mean of the gradients. Must not be combined with a memory: value_error.
+  /// Whether the k sent entries of a tensor of n elements are multiplied by n / k, so that the expected
+  /// result is the mean of the gradients. value_error in combination with a memory.
   bool unbiased = false;
   std::uint64_t seed = 1;  ///< seed of the positions, the same on all ranks
 };
@@ -48,6 +49,7 @@ namespace detail {
 /// Generates uniform numbers from the words of a random stream, in order.
 class bounded_draws {
  public:
+  /// Starts at position 0 of the stream.
   explicit bounded_draws(const random_stream& random) : random_(random) {}
 
   /// Returns the next number, uniform in 0 .. bound - 1, 1 <= bound < 2^32, without bias: the high word of
@@ -160,6 +162,7 @@ class random_k {
   /// that this object draws for these elements' tensors, since draws depend on names.
   random_k part(index_t begin, index_t end) const { return {coded_parts(tensors_, begin, end), options_}; }
 
+  /// Number of rounds of messages in a step.
   int rounds() const { return 1; }
 
   /// Draws the positions of place.step, sends the values there as `sum` and sets the memory to 0 there.

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// `sampled_selector`: approximately the entries of largest magnitude, by a threshold from a sample.
+/// `sampled_selector`: selects approximately the entries of largest magnitude, by a threshold from a sample.
 
 #include <algorithm>
 #include <cmath>
@@ -49,10 +49,10 @@ class sampled_selector {
     });
   }
 
-  /// The selection of the last call, list after list as in its `lists`: indices local to each tensor,
-  /// ascending except for the entries that fill a list, and the values. The spans are valid until the next
-  /// call of select.
+  /// The indices of the last selection, list after list as in its `lists`: local to each tensor, ascending
+  /// except for the entries that fill a list. The span is valid until the next call of select.
   std::span<const std::int32_t> indices() const { return indices_; }
+  /// The values that belong to indices(). The span is valid until the next call of select.
   std::span<const T> values() const { return selected_; }
 
  private:

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// `select_largest`: the entries of largest magnitude of a vector, exactly, in linear time.
-/// `largest_selector`: the entries of largest magnitude of each of many tensors, reusing its workspace.
+/// `select_largest`: selects the entries of largest magnitude of a vector, exactly, in linear time.
+/// `largest_selector`: selects them in each of many tensors and reuses its workspace.
 
 #include <algorithm>
 #include <cmath>
@@ -90,16 +90,17 @@ class largest_selector {
   void select(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> values) {
     select(ctx, lists, nullptr, nullptr, values.data());
   }
-  /// Computes values += added and selects among the sums, in a single pass. Otherwise as `select`. The spans
-  /// have the length of all tensors together and must not overlap.
+  /// Computes values += added and selects among the sums, in a single pass, with the arguments and the result
+  /// of `select`. The spans have the length of all tensors together and must not overlap.
   void select_sums(context<device::cpu>& ctx, const detail::entry_lists& lists, std::span<const T> added,
                    std::span<T> values) {
     select(ctx, lists, added.data(), values.data(), values.data());
   }
 
-  /// The selection of the last call, list after list as in its `lists`: indices local to each tensor,
-  /// ascending, and the values. The spans are valid until the next selection.
+  /// The indices of the last selection, list after list as in its `lists`: local to each tensor, ascending.
+  /// The span is valid until the next selection.
   std::span<const std::int32_t> indices() const { return indices_; }
+  /// The values that belong to indices(). The span is valid until the next selection.
   std::span<const T> values() const { return selected_; }
 
  private:

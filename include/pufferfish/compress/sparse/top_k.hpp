@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// `top_k_codec`: the values of largest magnitude and their indices; with error feedback: top-k with memory.
+/// `top_k_codec`: sends the values of largest magnitude and their indices. With error feedback the method is
+/// top-k with memory.
 
 #include <cstdint>
 #include <string>
@@ -22,7 +23,8 @@ enum class top_k_scope { tensor, arena };
 /// Options of top_k_codec.
 struct top_k_options {
   double ratio = 0.01;  ///< share of the values that is sent; above 0, at most 1
-  /// Sends half as many values: float values and their indices then take `ratio` of the gradients' bytes.
+  /// Whether half as many values are sent: float values and their indices then take `ratio` of the gradients'
+  /// bytes.
   bool halved = false;
   top_k_scope scope = top_k_scope::tensor;  ///< arena: the compressor cannot work bucket by bucket
   code_memory memory = code_memory::error_feedback;
@@ -88,7 +90,8 @@ class top_k_codec {
   /// Length of a code in bytes: sizeof(T) + 4 for each of the k entries of every tensor.
   std::size_t most_bytes() const { return static_cast<std::size_t>(lists_.size()) * entry_bytes; }
 
-  /// See gradient_codec. `place` is ignored: the code is deterministic. Returns most_bytes().
+  /// Writes the code of D = gradients + memory to `code`, and D - C(D) to the memory (see gradient_codec).
+  /// `place` is ignored: the code is deterministic. Returns most_bytes().
   std::size_t encode(context<device::cpu>& ctx, const code_place&, std::span<const T> gradients,
                      std::span<T> memory, std::span<std::byte> code) {
     if (memory.empty()) {

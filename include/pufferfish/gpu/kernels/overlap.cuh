@@ -22,15 +22,15 @@ PUFFERFISH_KERNELS_BEGIN
 ///     launch(stream, {blocks_for(size, 256), 256}, twice_kernel, x, size);
 ///
 /// - When all blocks of the previous kernel have called wait() or ended, blocks of this kernel may start on
-/// free places of the multiprocessors, so that the latency of the launch is hidden. At this time no block of
-/// the previous kernel needs such a place any more.
+///   free places of the multiprocessors, so that the latency of the launch is hidden. At this time no block
+///   of the previous kernel needs such a place any more.
 /// - wait() returns when the previous kernel has ended and its writes are visible. Because the previous
-/// kernel has waited in the same way, all earlier work of the stream has ended, too.
+///   kernel has waited in the same way, all earlier work of the stream has ended, too.
 /// - All other work in a stream (copies, events, host functions, graphs, kernels without the parameter)
-/// starts after the end of the kernel before it, as without overlap, and this kernel starts after the end of
-/// such work. Kernels of NVIDIA's libraries that overlap must wait in the same way.
+///   starts after the end of the kernel before it, as without overlap, and this kernel starts after the end
+///   of such work. Kernels of NVIDIA's libraries that overlap must wait in the same way.
 /// - In a captured graph, wait() waits for all kernels on which this one depends, also for those of other
-/// streams.
+///   streams.
 struct grid_dependency {
   /// Waits until all earlier work of the stream has ended. Before compute capability 9.0 this function does
   /// nothing, because the kernel has started after that work.

@@ -58,7 +58,7 @@ struct block_arguments {
   index_t row_step;    ///< left operand: step from row to row (pixel to pixel)
   index_t depth_step;  ///< left operand: step from k to k + 1; in segment kernels, minus row_step
   index_t right_step;  ///< right operand: step from k to k + 1
-  /// segment kernels: step of the right operand from a tap to the next one on its right
+  /// Segment kernels: step of the right operand from a tap to the next one on its right
   index_t column_step;
   T* result;
   index_t result_step;  ///< step from row to row of the result

@@ -7,25 +7,25 @@
 /// Conventions of all operations of namespace ops. The headers of this folder state only what differs.
 ///
 /// - T is float or double on the CPU. On a device, T may also be a 16-bit type; parameters, their gradients
-/// and statistics then have the type parameter_t of T. Results of 16 bits are computed in float and rounded
-/// once, unless the comment of the operation says otherwise.
+///   and statistics then have the type parameter_t of T. Results of 16 bits are computed in float and rounded
+///   once, unless the comment of the operation says otherwise.
 /// - Views, spans and pointers refer to memory of the caller, on the context's device. An operation keeps
-/// none of them after it has finished.
+///   none of them after it has finished.
 /// - A view is dense if its elements are contiguous, last index fastest. It has contiguous rows if its last
-/// stride is 1; the other strides are then arbitrary.
+///   stride is 1; the other strides are then arbitrary.
 /// - Outputs overlap no other argument, unless the comment of the operation allows it. "May be x" means the
-/// same elements with the same strides, not a partial overlap.
+///   same elements with the same strides, not a partial overlap.
 /// - Temporary memory comes from ctx.scratch() and is released on return.
 /// - CPU: the result is complete on return and has the same bits for any number of threads of the context. A
-/// context may be used by one thread at a time. A task that runs in a context of several threads must not
-/// call operations on this context: thread_pool::run throws state_error.
+///   context may be used by one thread at a time. A task that runs in a context of several threads must not
+///   call operations on this context: thread_pool::run throws state_error.
 /// - GPU: the program includes <pufferfish/gpu.hpp>. A call enqueues work on ctx.stream() and may return
-/// before the work has finished; a graph may capture it, unless the comment of the operation says otherwise.
-/// The host cannot read arrays in device memory, so their values are not checked. A failed CUDA call throws
-/// backend_error.
+///   before the work has finished; a graph may capture it, unless the comment of the operation says
+///   otherwise. The host cannot read arrays in device memory, so their values are not checked. A failed CUDA
+///   call throws backend_error.
 /// - shape_error and value_error are thrown where a comment says so. Other requirements are checked by
-/// PUFFERFISH_ASSERT, which aborts, or are not checked. Where a view must be dense, tensor_view::flat() or
-/// reshape() may detect that it is not, and throws shape_error.
+///   PUFFERFISH_ASSERT, which aborts, or are not checked. Where a view must be dense, tensor_view::flat() or
+///   reshape() may detect that it is not, and throws shape_error.
 /// - Namespace ops::reference defines the results: plain loops in one thread, without a context, for tests.
 
 #include <algorithm>

@@ -25,7 +25,7 @@ struct attention_problem {
   run_arrays queries, keys;       ///< the rows of each sequence
   int heads, depth, value_depth;  ///< number of heads; columns of a head in q and k, and in v
   bool causal;                    ///< whether query i sees only the keys up to i + (keys - queries)
-  /// mask: a pair of query and key counts if its byte is not 0; nullptr: all pairs
+  /// Mask: a pair of query and key counts if its byte is not 0; nullptr: all pairs
   const unsigned char* allowed;
   index_t allowed_strides[3];    ///< strides of the mask: sequence, query, key
   float scale;                   ///< factor of the scores
