@@ -37,6 +37,7 @@ namespace detail {
 class file_descriptor {
  public:
   file_descriptor() = default;
+  /// Takes ownership of a descriptor, or of none if fd is -1.
   explicit file_descriptor(int fd) : fd_(fd) {}
   file_descriptor(file_descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   file_descriptor& operator=(file_descriptor&& other) noexcept {
@@ -46,7 +47,9 @@ class file_descriptor {
   ~file_descriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
+  /// The descriptor, or -1.
   int get() const { return fd_; }
+  /// Whether there is a descriptor.
   bool is_open() const { return fd_ >= 0; }
 
  private:

@@ -91,6 +91,7 @@ class inflater {
     if (code != Z_OK) fail("cannot be continued", zlib_reason(stream_, code));
   }
 
+  /// Throws io_error with the position in the compressed data.
   [[noreturn]] void fail(const std::string& what, const std::string& why) const {
     throw_error<io_error>(
         {name_, ": gzip data ", what, " at byte ", read_, " of ", input_.size(), ": ", why});

@@ -68,6 +68,7 @@ class json_numbers_sax {
   }
 
  private:
+  // Records why the text is rejected. Returns false, which stops the parser.
   bool fail(std::string what) {
     problem = std::move(what);
     return false;

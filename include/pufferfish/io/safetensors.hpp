@@ -91,6 +91,7 @@ class safetensors_file {
   }
 
  private:
+  // A file without tensors; parse() adds them.
   safetensors_file(std::vector<std::uint8_t> bytes, std::string name)
       : bytes_(std::move(bytes)), name_(std::move(name)) {}
 

@@ -155,6 +155,7 @@ class safetensors_header_sax {
   // tensor's offsets, the metadata.
   enum class place { nowhere, root, tensor, shape, offsets, metadata };
 
+  // Records why the header is rejected, with the tensor's name. Returns false, which stops the parser.
   bool fail(const std::string& what) {
     const bool in_tensor = where_ == place::tensor || where_ == place::shape || where_ == place::offsets;
     problem =

@@ -43,9 +43,11 @@ struct accordion_options {
   }
 
  private:
+  // The option by which levels differ: the rank of PowerSGD, the ratio of top-k.
   static double level_of(const power_sgd_options& options) { return static_cast<double>(options.rank); }
   static double level_of(const top_k_options& options) { return options.ratio; }
 
+  // Throws the errors of validate() for the two levels.
   template <class Low, class High>
   static void check_levels(const Low& low, const High& high) {
     bool alike = false;

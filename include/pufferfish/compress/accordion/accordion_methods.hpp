@@ -50,6 +50,7 @@ class power_sgd_levels : public power_sgd<T> {
  private:
   power_sgd_levels(power_sgd<T> all_low, index_t low, index_t high)
       : power_sgd<T>(std::move(all_low)), low_(low), high_(high) {}
+  // The rank of each matrix at these levels.
   std::vector<index_t> ranks(std::span<const T> levels) const {
     std::vector<index_t> result;
     for (const T level : levels) result.push_back(level == T(0) ? high_ : low_);
@@ -66,6 +67,7 @@ class top_k_levels {
  public:
   using value_type = T;
 
+  /// Makes the compressor with all levels low. `high`: options of which only the ratio and `halved` are used.
   top_k_levels(std::vector<coded_tensor> tensors, const top_k_options& low, const top_k_options& high)
       : low_(low),
         high_(high),
@@ -143,10 +145,13 @@ class top_k_levels {
   index_t payload_bytes() const {
     return static_cast<index_t>(entries_.block_bytes()) + sum_.size() * static_cast<index_t>(sizeof(T));
   }
+  /// States for checkpoints. With memory: "exchange.error", one value per element, different on every rank,
+  /// and "exchange.memory_rate" if the memory is rescaled. Without memory: none.
   std::vector<compressor_state<T>> states() {
     if (memory_.size() == 0) return {};
     return rate_.after({{"exchange.error", memory_.span(), true}});
   }
+  /// Text of the low options.
   std::string describe() const { return pufferfish::describe(low_); }
 
   /// The matrices, in the order of the arena.
@@ -171,6 +176,7 @@ class top_k_levels {
 
  private:
   static bool is_matrix(const coded_tensor& tensor) { return tensor.layout.dims >= 2; }
+  // The tensors of two or more dimensions.
   static std::vector<coded_tensor> matrices_of(std::vector<coded_tensor> tensors) {
     std::erase_if(tensors, [](const coded_tensor& tensor) { return !is_matrix(tensor); });
     return tensors;

@@ -93,7 +93,9 @@ class accordion_schedule {
  private:
   static constexpr std::size_t first_level = 2;  // in common_, after the epoch and its learning rate
 
+  // Epoch of the last step, -1 before the first step.
   T& epoch() { return common_.data()[0]; }
+  // Learning rate of that epoch.
   T& rate() { return common_.data()[1]; }
   std::size_t size_of(std::size_t matrix) const { return static_cast<std::size_t>(matrices_[matrix].size); }
 

@@ -158,6 +158,7 @@ class spectral_atomo_codec {
 
  private:
   static std::size_t count(index_t i) { return static_cast<std::size_t>(i); }
+  // Number of bytes of one triplet: sigma / p, u and v.
   static std::size_t triplet_bytes(const detail::spectral_form& form) {
     return count(1 + form.rows() + form.columns()) * sizeof(T);
   }

@@ -74,9 +74,11 @@ class spectral_form {
   }
 
  private:
+  // Extent of an axis of a parameter.
   static index_t shape(const logical_layout& layout, index_t axis) {
     return layout.shape[static_cast<std::size_t>(axis)];
   }
+  // Stride of an axis of a parameter in storage, in elements.
   static index_t stride(const logical_layout& layout, index_t axis) {
     return layout.strides[static_cast<std::size_t>(axis)];
   }

@@ -18,6 +18,7 @@ namespace detail {
 struct tensor_part {
   std::size_t tensor = 0;
   index_t begin = 0, end = 0;
+  /// Number of elements.
   index_t size() const { return end - begin; }
 };
 

@@ -22,6 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// whole 32-bit words. The last stripes may be shorter or empty. Requires 0 <= stripe < count.
 struct stripe_range {
   index_t begin = 0, end = 0;
+  /// Number of elements; 0 for an empty stripe.
   index_t size() const { return end - begin; }
 };
 /// Stripe number `stripe` of `count` stripes of an array of `size` elements; see stripe_range.
@@ -168,6 +169,7 @@ class two_hop_codes {
 
  private:
   static std::span<value_type> none() { return {}; }
+  // The values of one stripe.
   std::span<value_type> part(std::span<value_type> all, std::size_t stripe) const {
     const stripe_range& range = stripes_[stripe];
     return all.subspan(static_cast<std::size_t>(range.begin), static_cast<std::size_t>(range.size()));

@@ -204,6 +204,7 @@ class power_sgd {
     index_t offset = 0, size = 0, at = 0;
   };
 
+  // Whether a matrix is compressed (power_sgd_options::least_saving).
   bool pays(const detail::power_sgd_shape& m) const {
     const index_t rank = std::min(options_.rank, m.largest_rank());
     const auto sent = static_cast<double>(rank * (m.rows + m.columns));
@@ -238,6 +239,7 @@ class power_sgd {
                 random.child(names_[i]));
   }
 
+  // The buffers of matrix i at its present rank.
   detail::power_sgd_matrix<T> matrix(std::size_t i) {
     const detail::power_sgd_shape& shape = matrices_[i];
     const placed& at = places_[i];
@@ -250,6 +252,7 @@ class power_sgd {
   void for_each_matrix(F&& f) {
     for (std::size_t i = 0; i < matrices_.size(); ++i) f(matrix(i), matrices_[i].offset);
   }
+  // The Q of all matrices, without the unused end of the buffer.
   std::span<T> q_in_use() { return second_.span().first(static_cast<std::size_t>(second_size_)); }
 
   // Before start_step the memory is zero and serves as the buffer of the sum.
@@ -257,6 +260,7 @@ class power_sgd {
     ops::copy_elements<T>(ctx, gradients.data(), error_.data(), error_.size());
     return {error_.span(), {}};
   }
+  // Writes the sum times factor to the gradients, and clears the memory, which was the buffer of the sum.
   void take_arena(context<device::cpu>& ctx, T factor, std::span<T> gradients) {
     detail::scale_values(error_.span(), factor);
     ops::copy_elements<T>(ctx, error_.data(), gradients.data(), error_.size());

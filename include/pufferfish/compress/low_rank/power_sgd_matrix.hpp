@@ -21,6 +21,7 @@ namespace detail {
 /// A parameter viewed as a matrix, as it is stored in the arena: element (i, j) is at offset + i columns + j.
 struct power_sgd_shape {
   index_t offset = 0, rows = 0, columns = 0;
+  /// Number of elements.
   index_t size() const { return rows * columns; }
 
   /// The matrix of a parameter with this layout. Vectors and parameters without elements have no rows.

@@ -138,6 +138,7 @@ class qsgd_codec {
   }
 
  private:
+  // Returns the options. Throws value_error if one is out of its range.
   static const qsgd_options& checked(const qsgd_options& options) {
     if (options.bits != 2 && options.bits != 4 && options.bits != 8) {
       detail::throw_error<value_error>({"qsgd: ", options.bits, " bits, not 2, 4 or 8"});
@@ -149,6 +150,7 @@ class qsgd_codec {
   }
 
   T most() const { return static_cast<T>((1 << (options_.bits - 1)) - 1); }  // the highest level
+  // Number of bytes of the fields of a code, before the norms.
   std::size_t level_bytes() const { return detail::field_bytes(chunks_.size(), options_.bits); }
   // Number of buckets that the values before `end` touch.
   index_t bucket_end(index_t end) const { return end == 0 ? 0 : (end - 1) / options_.bucket + 1; }

@@ -148,8 +148,10 @@ class shared_tern_grad {
                                 whole_.size() * sizeof(T));
   }
 
+  /// States for checkpoints: none.
   std::vector<compressor_state<T>> states() { return {}; }
 
+  /// Text of the options.
   std::string describe() const { return pufferfish::describe(options_); }
 
  private:
@@ -175,6 +177,7 @@ class shared_tern_grad {
     });
   }
 
+  // Computes the scalers from the maxima over all ranks.
   void take_maxima() {
     scalers_.clear();
     for (std::size_t t = 0; t < maxima_.size(); t += 2) {
@@ -233,6 +236,7 @@ class shared_tern_grad {
         });
   }
 
+  // Writes the means of the values that are sent whole.
   void put_whole(T share, std::span<T> gradients) const {
     codes_.for_each_whole([&](index_t position, index_t size, index_t first) {
       for (index_t i = 0; i < size; ++i) {

@@ -109,6 +109,7 @@ class stochastic_binary_codec {
   std::string describe() const { return detail::message({"stochastic binary, seed ", options_.seed}); }
 
  private:
+  // Number of bytes of the bits of a code, before the ranges.
   std::size_t word_bytes() const {
     return static_cast<std::size_t>((chunks_.size() + detail::signs_a_word - 1) / detail::signs_a_word) *
            sizeof(std::uint32_t);

@@ -27,6 +27,7 @@ namespace detail {
 /// divisor might overflow, a power of two. Valid for 0 <= x <= divisor, numerator <= 2^32.
 template <class T>
 struct quotient {
+  /// `divisor` must be above 0.
   quotient(T numerator, T divisor)
       : lift(divisor < std::numeric_limits<T>::min() * T(0x1p40) ? T(0x1p100) : T(1)),
         factor(numerator / (divisor * lift)) {}

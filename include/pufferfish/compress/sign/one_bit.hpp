@@ -159,6 +159,7 @@ class one_bit_codec {
     std::vector<T> plus, minus;
   };
 
+  // Number of bytes of the signs of a code, before the means.
   std::size_t word_bytes() const {
     return static_cast<std::size_t>((size_ + detail::signs_a_word - 1) / detail::signs_a_word) *
            sizeof(std::uint32_t);

@@ -115,6 +115,7 @@ class sign_codec {
   std::string describe() const { return "sign and norm"; }
 
  private:
+  // Number of bytes of the signs of a code, before the scales.
   std::size_t word_bytes() const {
     return static_cast<std::size_t>((chunks_.size() + detail::signs_a_word - 1) / detail::signs_a_word) *
            sizeof(std::uint32_t);

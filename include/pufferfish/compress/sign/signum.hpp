@@ -190,10 +190,12 @@ class signum {
   /// State for checkpoints: "exchange.momentum" is m, one value per element, different on every rank.
   std::vector<compressor_state<T>> states() { return {{"exchange.momentum", momentum_.span(), true}}; }
 
+  /// Text of the options.
   std::string describe() const { return pufferfish::describe(options_); }
 
  private:
   explicit signum(const signum_options& options) : options_(options) {}
+  // Makes the momentum of `size` elements, filled with zeros.
   void resize(index_t size) {
     momentum_ = aligned_buffer<T>(size);
     words_ = (size + detail::signs_a_word - 1) / detail::signs_a_word;

@@ -123,6 +123,7 @@ class two_hop_signum {
   /// State for checkpoints: "exchange.momentum" is m, one value per element, different on every rank.
   std::vector<compressor_state<T>> states() { return {{"exchange.momentum", momentum_.span(), true}}; }
 
+  /// Text of the options.
   std::string describe() const { return pufferfish::describe(options_); }
 
  private:
@@ -132,6 +133,7 @@ class two_hop_signum {
     start(0, 1);
   }
 
+  // Number of words of the signs of a stripe.
   static index_t words_of(const stripe_range& stripe) {
     return (stripe.size() + detail::signs_a_word - 1) / detail::signs_a_word;
   }

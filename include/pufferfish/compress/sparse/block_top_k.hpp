@@ -122,7 +122,9 @@ class block_top_k_codec {
     std::size_t byte;  // first byte of its code
   };
 
+  // First byte of a block's indices in a code, after its two levels.
   std::size_t index_byte(const coded_block& block) const { return block.byte + 2 * sizeof(T); }
+  // First byte of a block's signs and levels in a code.
   std::size_t value_byte(const coded_block& block) const {
     return index_byte(block) + detail::field_bytes(block.sent, index_bits());
   }
@@ -166,6 +168,7 @@ class block_top_k_codec {
     detail::pack_sums(value_bits, fields.data(), 0, block.sent, bytes + value_byte(block));
   }
 
+  // The value of a field of two bits.
   static T decoded(std::int32_t field, T low, T high) {
     const T level = (field & high_bit) != 0 ? high : low;
     return (field & sign_bit) != 0 ? -level : level;
@@ -200,6 +203,7 @@ class block_top_k_codec {
     return detail::best_levels(ascending);
   }
 
+  // Reads one field of `bits` bits for each sent value of a block.
   std::vector<std::int32_t> fields_at(const coded_block& block, std::span<const std::byte> code,
                                       std::size_t byte, int bits) const {
     std::vector<std::int32_t> fields(static_cast<std::size_t>(block.sent));
@@ -207,10 +211,12 @@ class block_top_k_codec {
                         fields.data());
     return fields;
   }
+  // Reads the indices of a block.
   std::vector<std::int32_t> indices_of(const coded_block& block, std::span<const std::byte> code) const {
     return fields_at(block, code, index_byte(block), index_bits());
   }
 
+  // Throws value_error, naming the tensor, unless the indices ascend and are in the block.
   void check_indices(const coded_block& block, const std::vector<std::int32_t>& indices) const {
     const bool ascend =
         std::adjacent_find(indices.begin(), indices.end(), std::greater_equal<>()) == indices.end();
@@ -220,6 +226,7 @@ class block_top_k_codec {
                                       block.shape.size() - 1});
   }
 
+  // Writes zeros to the values of a block.
   static void clear(const detail::matrix_block& block, std::span<T> to) {
     for (index_t row = 0; row < block.rows; ++row) {
       std::fill_n(to.data() + block.first + row * block.stride, block.columns, T(0));

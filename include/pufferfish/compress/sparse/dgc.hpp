@@ -248,6 +248,7 @@ class dgc {
       }
     });
   }
+  // Address of a part of a vector in the sum.
   T* in_sum(const detail::tensor_part& part) {
     return sum_.data() + places_[part.tensor].in_sum + part.begin - tensors_[part.tensor].offset;
   }
@@ -272,16 +273,19 @@ class dgc {
     });
   }
 
+  // Overwrites a part of a matrix's gradients with the sum of the entries of all ranks.
   void add_entries(const detail::tensor_part& part, std::span<T> gradients) const {
     const index_t offset = tensors_[part.tensor].offset;
     std::fill_n(gradients.data() + part.begin, part.size(), T(0));
     entries_.add(part.tensor, part.begin - offset, part.end - offset, gradients.data() + offset);
   }
+  // Updates u of a part of a vector, and writes the result to its gradients.
   void add_momentum(const detail::tensor_part& part, T* gradients) {
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::dgc_passes, add_momentum<T>);
     kernel(options_.nesterov, static_cast<T>(options_.momentum), in_sum(part), u_.data() + part.begin,
            gradients + part.begin, part.size());
   }
+  // Updates b of a part of a tensor, and adds the weight decay to its gradients.
   void add_decay(const detail::tensor_part& part, T* gradients) {
     const auto& parameter = *store_->parameters()[places_[part.tensor].parameter].thing;
     if (parameter.on_device()) {

@@ -126,11 +126,13 @@ class entry_blocks {
   }
 
  private:
+  // The entries of one rank, in the order of the lists.
   struct entries {
     std::vector<T> values;
     std::vector<std::int32_t> indices;
   };
 
+  // Number of entries of a block.
   std::size_t count() const { return static_cast<std::size_t>(lists_.size()); }
 
   // Throws value_error unless the received indices of `rank` ascend in every list and are in their tensor;

@@ -67,6 +67,7 @@ class bounded_draws {
  private:
   static constexpr index_t run = 256;
 
+  // The next word of the stream.
   std::uint64_t next() {
     if (used_ == run) {
       const auto words = PUFFERFISH_KERNEL(widest_isa(), ops::detail::dropouts, random_words);
@@ -239,6 +240,7 @@ class random_k {
     return rank <= tensor.size / sides ? rank * sides : tensor.size;
   }
 
+  // The factor n / k of a tensor.
   T scale_of(std::size_t tensor) const {
     return static_cast<T>(static_cast<double>(tensors_[tensor].size) /
                           static_cast<double>(lists_.count(tensor)));

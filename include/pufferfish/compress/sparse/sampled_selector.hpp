@@ -58,6 +58,7 @@ class sampled_selector {
  private:
   using entry = detail::large_entry<T>;
 
+  // The threshold of a tensor, from the sample.
   static T sampled_threshold(const T* values, index_t size, index_t k) {
     const double share = static_cast<double>(k) / static_cast<double>(size);
     const double wanted = std::max(std::ceil(0.01 * static_cast<double>(size)), std::ceil(2.0 / share));
@@ -71,6 +72,7 @@ class sampled_selector {
     return *place;
   }
 
+  // The entries whose magnitude is at least the threshold, in order.
   static std::vector<entry> reaching(T threshold, const T* values, index_t size) {
     constexpr index_t block = 2048;
     const auto filter = PUFFERFISH_KERNEL(widest_isa(), detail::largest_passes, find_at_least<T>);
@@ -84,6 +86,7 @@ class sampled_selector {
     return result;
   }
 
+  // The candidates of a tensor, after at most ten reductions of the threshold.
   static std::vector<entry> candidates(const T* values, index_t size, index_t k) {
     T threshold = sampled_threshold(values, size, k);
     std::vector<entry> found = reaching(threshold, values, size);

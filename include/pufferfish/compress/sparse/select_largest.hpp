@@ -45,6 +45,7 @@ template <class T>
 struct large_entry {
   T value;
   std::int32_t index;
+  /// The key by which entries are compared.
   bits_like<T> key() const { return magnitude_key(value); }
 };
 
@@ -107,6 +108,8 @@ class largest_selector {
   using word = detail::bits_like<T>;
   using entries = std::vector<detail::large_entry<T>>;
 
+  // Returns the tensors. Throws value_error, naming `user` and the tensor, for a tensor of 2^31 elements or
+  // more.
   static const std::vector<coded_tensor>& checked(const char* user,
                                                   const std::vector<coded_tensor>& tensors) {
     for (const coded_tensor& tensor : tensors) {

@@ -144,8 +144,10 @@ class top_k_codec {
   std::string describe() const { return detail::describe_codes(options_); }
 
  private:
+  // bytes of a value and its index
   static constexpr std::size_t entry_bytes = sizeof(T) + sizeof(std::int32_t);
 
+  // The tensors in which entries are selected: those given or, with scope `arena`, a single one for all.
   static std::vector<coded_tensor> selected_tensors(std::vector<coded_tensor> tensors,
                                                     const top_k_options& options) {
     detail::check_entry_ratio("top_k", options.ratio);
@@ -153,6 +155,7 @@ class top_k_codec {
     if (options.scope == top_k_scope::tensor || size == 0) return tensors;
     return {{"the arena of all tensors", logical_layout::vector(size), 0, size}};
   }
+  // The number k of entries of each tensor.
   static std::vector<index_t> counts_of(const std::vector<coded_tensor>& tensors,
                                         const top_k_options& options) {
     std::vector<index_t> counts;
@@ -174,6 +177,7 @@ class top_k_codec {
     const auto values = static_cast<std::size_t>(lists_.count(tensor)) * sizeof(T);
     return first * entry_bytes + values + (static_cast<std::size_t>(entry) - first) * sizeof(std::int32_t);
   }
+  // The indices of a tensor in a code.
   std::span<const std::int32_t> indices_in(std::span<const std::byte> code, std::size_t tensor) const {
     return {reinterpret_cast<const std::int32_t*>(code.data() + index_byte(tensor, lists_.first(tensor))),
             static_cast<std::size_t>(lists_.count(tensor))};

@@ -71,6 +71,7 @@ namespace ops {
 /// Device implementation of the functions of ops/elementwise/, where formulas and aliasing are described.
 template <>
 struct elementwise_ops<device::gpu> {
+  /// to_i = from_i for i < size. Throws backend_error if the copy fails.
   template <class T>
   static void copy_elements(context<device::gpu>& ctx, const T* from, T* to, index_t size) {
     gpu::check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(size) * sizeof(T), cudaMemcpyDeviceToDevice,
@@ -78,16 +79,19 @@ struct elementwise_ops<device::gpu> {
                "cudaMemcpyAsync on the device");
   }
 
+  /// y_i = value.
   template <class T>
   static void fill(context<device::gpu>& ctx, std::span<T> y, T value) {
     gpu::kernels::fill<T>(ctx.stream(), y.data(), static_cast<index_t>(y.size()), value);
   }
 
+  /// y_i = max(x_i, 0); NaN for a NaN. y may be x.
   template <class T>
   static void relu_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
     gpu::kernels::relu_forward<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()));
   }
 
+  /// dx_i = dy_i where y_i > 0 or y_i is NaN, else 0. dx may be dy or y.
   template <class T>
   static void relu_backward(context<device::gpu>& ctx, std::span<const T> y, std::span<const T> dy,
                             std::span<T> dx) {
@@ -95,12 +99,14 @@ struct elementwise_ops<device::gpu> {
                                    static_cast<index_t>(dx.size()));
   }
 
+  /// y_i = f(x_i) for the activation f. y may be x.
   template <activation_kind Kind, class T>
   static void activation_forward(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
     gpu::kernels::activation_forward<T>(ctx.stream(), gpu::detail::kernel_activation<Kind>, x.data(),
                                         y.data(), static_cast<index_t>(y.size()));
   }
 
+  /// dx_i = f'(x_i) dy_i, from the kept output or input (keeps_output). dx may be dy or `kept`.
   template <activation_kind Kind, class T>
   static void activation_backward(context<device::gpu>& ctx, std::span<const T> kept, std::span<const T> dy,
                                   std::span<T> dx) {
@@ -108,11 +114,13 @@ struct elementwise_ops<device::gpu> {
                                          dy.data(), dx.data(), static_cast<index_t>(dx.size()));
   }
 
+  /// y_i += x_i.
   template <class T>
   static void add(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
     gpu::kernels::add<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()), false);
   }
 
+  /// y_i = max(y_i + x_i, 0); NaN for a NaN.
   template <class T>
   static void add_relu(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y) {
     gpu::kernels::add<T>(ctx.stream(), x.data(), y.data(), static_cast<index_t>(y.size()), true);
@@ -126,6 +134,8 @@ struct elementwise_ops<device::gpu> {
     gpu::kernels::masked<T>(ctx.stream(), x, gpu::detail::mask_words(mask), y, size, add);
   }
 
+  /// y_i = 0 where stream position first + i is dropped, else x_i scale. Only the stream of `random` is used:
+  /// the kernel reads seed and step from the context when it runs.
   template <class T>
   static void dropout(context<device::gpu>& ctx, std::span<const T> x, std::span<T> y, parameter_t<T> scale,
                       std::uint32_t threshold, const random_stream& random, std::uint64_t first) {
@@ -134,6 +144,8 @@ struct elementwise_ops<device::gpu> {
                              ctx.step_values());
   }
 
+  /// Dropout of the rows of sequences, at the positions of `mask`. Only the stream of mask.random is used, as
+  /// in dropout().
   template <class T>
   static void sequence_dropout(context<device::gpu>& ctx, const T* x, const sequence_mask& mask,
                                index_t width, parameter_t<T> scale, std::uint32_t threshold, T* y) {

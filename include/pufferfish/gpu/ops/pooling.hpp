@@ -39,12 +39,14 @@ namespace ops {
 /// and `output`: NHWC extents of x and y.
 template <>
 struct pooling_ops<device::gpu> {
+  /// y = the largest element of each window; NaN if the window has one.
   template <class T>
   static void max_pool_forward(context<device::gpu>& ctx, const pool_shape& shape, const extents<4>& input,
                                const extents<4>& output, const T* x, T* y) {
     gpu::kernels::max_pool_forward<T>(ctx.stream(), gpu::detail::pool_windows_of(shape, input, output), x, y);
   }
 
+  /// dx = the sum of dy over the windows whose first largest element, equal to y, is the pixel.
   template <class T>
   static void max_pool_backward(context<device::gpu>& ctx, const pool_shape& shape, const extents<4>& input,
                                 const extents<4>& output, const T* x, const T* y, const T* dy, T* dx) {
@@ -52,6 +54,7 @@ struct pooling_ops<device::gpu> {
                                        dy, dx);
   }
 
+  /// y = the average of each window.
   template <class T>
   static void average_pool_forward(context<device::gpu>& ctx, const pool_shape& shape,
                                    const extents<4>& input, const extents<4>& output, bool count_padding,
@@ -60,6 +63,7 @@ struct pooling_ops<device::gpu> {
                                           count_padding, x, y);
   }
 
+  /// dx = the sum of dy / divisor over the windows that contain the pixel.
   template <class T>
   static void average_pool_backward(context<device::gpu>& ctx, const pool_shape& shape,
                                     const extents<4>& input, const extents<4>& output, bool count_padding,
@@ -68,12 +72,14 @@ struct pooling_ops<device::gpu> {
                                            count_padding, dy, dx);
   }
 
+  /// y = the average over all `pixels` pixels of each image.
   template <class T>
   static void global_average_forward(context<device::gpu>& ctx, const T* x, index_t images, index_t pixels,
                                      index_t channels, T* y) {
     gpu::kernels::global_average_forward<T>(ctx.stream(), x, images, pixels, channels, y);
   }
 
+  /// dx = dy / pixels for each pixel.
   template <class T>
   static void global_average_backward(context<device::gpu>& ctx, const T* dy, index_t images, index_t pixels,
                                       index_t channels, T* dx) {

@@ -42,6 +42,7 @@ void pack_panel(const T* from, index_t row_step, index_t column_step, index_t de
 /// A view of a matrix of float or double. The scalar type is a runtime value, so that the product is compiled
 /// once. The viewed matrix must outlive the operand.
 struct product_operand {
+  /// A view of a matrix of float or double with any strides.
   template <class T>
   product_operand(const tensor_view<T, 2>& a)
       : data(a.data()), is_float(sizeof(T) == 4), extent(a.shape()), stride(a.strides()) {

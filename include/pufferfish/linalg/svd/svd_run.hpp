@@ -84,6 +84,7 @@ struct vector_rows {
 /// matrix, which must outlive this object.
 class gram_decomposition {
  public:
+  /// Computes the Gram matrix of b [n x m] and all its eigenvalues.
   explicit gram_decomposition(const product_operand& b) : b_(b), eigen_(gram(b)) {
     values_ = eigen_.values();
     for (double& value : values_) value = std::sqrt(std::max(value, 0.0));
@@ -105,6 +106,7 @@ class gram_decomposition {
   }
 
  private:
+  // The lower triangle of b b^T.
   static tensor<double, 2> gram(const product_operand& b) {
     tensor<double, 2> g({b.extent[0], b.extent[0]});
     add_product_tn(b.transposed(), b.transposed(), g, product_part::lower);
@@ -202,6 +204,7 @@ inline double scale_to_unit(tensor<double, 2>& a) {
 /// One decomposition of a matrix that is finite and well within the range of double. Refers to the matrix.
 class svd_run {
  public:
+  /// `a` must outlive this object. The options must have been checked.
   svd_run(const product_operand& a, const svd_options& options)
       : options_(options),
         transposed_(a.extent[0] > a.extent[1]),

@@ -177,6 +177,7 @@ PUFFERFISH_COLD inline void tridiagonal_vectors_by_ql(const tridiagonal& source,
 /// zero. For a shift that is an eigenvalue, the solution is then large in the direction of its eigenvector.
 class shifted_factorization {
  public:
+  /// Factorizes T - shift I.
   PUFFERFISH_NOINLINE shifted_factorization(const tridiagonal& t, double shift, double least_pivot)
       : rows_(t.size(), uninitialized) {
     const std::size_t n = t.diagonal.size();
@@ -227,6 +228,8 @@ class shifted_factorization {
   }
 
  private:
+  // One row of the factorization: reciprocal pivot, the two elements of U right of the pivot, the factor of
+  // the elimination, and whether two rows were exchanged.
   struct row {
     double inverse;
     double u1;

@@ -67,6 +67,7 @@ class budget_filler {
     std::size_t layer = 0, group = 0;
     bool to_dense = false;
     std::size_t version = 0;  // changes_[layer] when the move to dense was priced
+    // Order of a priority queue, whose top is the move of highest worth.
     bool operator<(const move& other) const {
       if (worth != other.worth) return worth < other.worth;
       if (layer != other.layer) return layer > other.layer;
@@ -117,6 +118,7 @@ class budget_filler {
     const double gain = problem_.lost(problem_.layers()[layer], in);
     if (gain > 0.0) push({0.0, layer, 0, true, changes_[layer]}, gain, in);
   }
+  // Queues all moves of a layer, unless the layer is dense.
   void offer_all(std::size_t layer, const state& in) {
     if (in.dense[layer] != 0) return;
     const budget_problem::layer& one = problem_.layers()[layer];

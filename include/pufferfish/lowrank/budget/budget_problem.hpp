@@ -28,6 +28,7 @@ using budget_vector = std::array<double, budget_resources>;
 inline budget_vector to_vector(const network_cost& cost) {
   return {cost.parameters, cost.macs, cost.milliseconds};
 }
+/// The inner product of two vectors, such as the price of a cost.
 inline double dot(const budget_vector& a, const budget_vector& b) {
   double sum = 0.0;
   for (std::size_t k = 0; k < a.size(); ++k) sum += a[k] * b[k];
@@ -101,7 +102,9 @@ class budget_problem {
   budget_problem(const budget_problem&) = delete;
   budget_problem& operator=(const budget_problem&) = delete;
 
+  /// The layers, sorted by name.
   const std::vector<layer>& layers() const { return layers_; }
+  /// The groups of all layers, one layer after the other.
   const std::vector<group>& groups() const { return groups_; }
 
   /// Returns which choices (layer_form) each layer has if only its own costs limit them: `any` if factors can

@@ -45,6 +45,7 @@ struct network_cost {
   double macs = 0.0;          ///< multiply-adds of one sample's forward pass
   double milliseconds = 0.0;  ///< of one training step; 0: not measured
 
+  /// The sum of the costs of two parts of a network.
   friend network_cost operator+(const network_cost& a, const network_cost& b) {
     return {a.parameters + b.parameters, a.macs + b.macs, a.milliseconds + b.milliseconds};
   }

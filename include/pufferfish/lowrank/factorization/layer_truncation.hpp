@@ -177,6 +177,7 @@ class layer_truncation {
     return own;
   }
 
+  // Location of the bias of matrix i's outputs.
   static bias_place place(const layer_weights<T>& weights, std::size_t i) {
     return place_of_bias(weights.matrices, i, weights.rows_are_outputs, weights.biases.size(),
                          [](const auto& matrix) { return matrix.view.extent(0); });

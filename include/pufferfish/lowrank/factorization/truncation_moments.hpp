@@ -68,6 +68,7 @@ class error_weight {
   }
 
  private:
+  // L X, or with `transposed` L^T X.
   tensor<double, 2> times(const product_operand& x, bool transposed) const {
     if (lower_.size() > 0) {
       tensor<double, 2> result({x.extent[0], x.extent[1]});

@@ -281,6 +281,7 @@ class output_statistics {
   enum count { output_rows, input_rows, gradient_rows, tied_rows, all_rows, all_samples, all_tied, counts };
   static_assert(counts == count_size);
 
+  // The elements of a moment; empty for a moment that was not started.
   static std::span<double> span_of(tensor<double, 2>& moment) {
     return {moment.data(), static_cast<std::size_t>(moment.size())};
   }

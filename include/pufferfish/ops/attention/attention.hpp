@@ -234,6 +234,7 @@ template <class T, class Device>
 index_t attention_kept_size(context<Device>&, const attention_input<T>& in) {
   return is_cpu<Device> ? detail::place_weights(in, nullptr) : in.heads * in.q.extent(0);
 }
+/// Deprecated form for the CPU.
 template <class T>
 [[deprecated("pass the context: attention_kept_size(ctx, in)")]] index_t attention_kept_size(
     const attention_input<T>& in) {

@@ -40,6 +40,7 @@ struct wide_rows {
 
   index_t channels, size, width;
 
+  /// The wide rows of a matrix of the given shape (rows x channels).
   explicit wide_rows(const extents<2>& shape)
       : channels(shape[1]), size(shape[0] * shape[1]), width(width_for(shape[1])) {}
 
@@ -86,6 +87,7 @@ void for_unit_chunks(context<device::cpu>& ctx, const wide_rows<T>& rows, F&& f)
 /// gpu/kernels/elementwise/relu_mask.hpp.
 template <class T>
 struct relu_mask {
+  /// a word of the mask
   using word = std::conditional_t<sizeof(parameter_t<T>) == 4, std::int32_t, std::int64_t>;
 
   word* words = nullptr;

@@ -91,9 +91,13 @@ struct output_cut {
   static constexpr index_t block = 96, large_block = 4 * block;
   index_t vocabulary, width;  // width: tokens rounded up to whole vectors of any target
 
+  /// `v`: size of the vocabulary; `tokens`: number of tokens.
   output_cut(index_t v, index_t tokens) : vocabulary(v), width((tokens + 15) / 16 * 16) {}
+  /// Number of blocks of logits.
   index_t blocks() const { return (vocabulary + block - 1) / block; }
+  /// Number of words in a block of logits.
   index_t rows(index_t of_block) const { return std::min(block, vocabulary - of_block * block); }
+  /// Number of blocks of gradients.
   index_t large_blocks() const { return (vocabulary + large_block - 1) / large_block; }
   /// Number of parts into which the sum over the vocabulary is cut.
   index_t parts() const { return std::clamp<index_t>(large_blocks() / 2, 1, 8); }
@@ -134,6 +138,7 @@ class output_product {
   }
 
  private:
+  // Number of elements of a panel of the transposed x.
   index_t panel_size() const { return kernels_.width() * layer_.depth(); }
 
   panel_kernels<T> kernels_;

@@ -49,6 +49,7 @@ index_t output_loss_kept(context<Device>&, const output_layer<T>& layer) {
     return cut.width * (cut.vocabulary + cut.blocks());
   }
 }
+/// Deprecated form for the CPU.
 template <class T>
 [[deprecated("pass the context: output_loss_kept(ctx, layer)")]] index_t output_loss_kept(
     const output_layer<T>& layer) {

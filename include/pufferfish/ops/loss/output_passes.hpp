@@ -149,14 +149,19 @@ class output_backward {
   }
 
  private:
+  // Number of elements of a panel of x.
   index_t panel_size() const { return kernels_.width() * layer_.tokens(); }
+  // Number of elements of a sum for dx.
   index_t part_size() const { return layer_.tokens() * layer_.depth(); }
+  // Number of tokens, rounded up to whole panels of the left operand.
   index_t left_rows() const { return kernels_.left_panels(layer_.tokens()) * kernels_.rows(); }
   // Scratch of a thread: a number of each token and row, a panel of the weight, the transposed block.
   index_t work_size() const { return cut_.width + cut_.large_block * (1 + kernels_.width() + left_rows()); }
+  // The sum for dx of one part of the vocabulary: dx itself for part 0.
   tensor_view<T, 2> of_part(index_t part) const {
     return part == 0 ? to_.dx : tensor_view<T, 2>(partial_ + (part - 1) * part_size(), to_.dx.shape());
   }
+  // The kept exponentials of one word, later the gradients of its logits.
   T* logits(index_t row) const { return kept_ + row * cut_.width; }
 
   // Turns the kept exponentials of these rows into the gradient of the logits times the scale; writes dbias.

@@ -56,6 +56,7 @@ struct loss_result {
   double accuracy() const {
     return count == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(count);
   }
+  /// Adds the sums of another batch.
   loss_result& operator+=(const loss_result& other) {
     loss_sum += other.loss_sum;
     correct += other.correct;

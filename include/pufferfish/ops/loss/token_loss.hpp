@@ -48,6 +48,7 @@ struct token_loss_result {
   double mean_loss() const { return tokens == 0 ? 0.0 : loss_sum / static_cast<double>(tokens); }
   /// exp(mean_loss()); 1 without tokens, infinity if the exponential overflows.
   double perplexity() const { return std::exp(mean_loss()); }
+  /// Adds the sums of another batch.
   token_loss_result& operator+=(const token_loss_result& other) {
     loss_sum += other.loss_sum;
     tokens += other.tokens;
@@ -70,7 +71,9 @@ struct gradient_divisor {
   double value = 1.0;
   const double* place = nullptr;  ///< nullptr: `value`
 
+  /// A divisor given by value.
   gradient_divisor(double number) : value(number) {}
+  /// A divisor that is read when the operation runs. The address must stay valid until then.
   gradient_divisor(const double* address) : place(address) {}
   gradient_divisor(std::nullptr_t) = delete;
   /// The divisor. The CPU must be able to read the address, if there is one.

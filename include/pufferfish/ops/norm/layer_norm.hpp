@@ -49,8 +49,8 @@ struct norm_input {
 /// that is norm_input::sum, or the address of a dense x if norm_input::sums() is false.
 template <class T>
 struct norm_record {
-  using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
-  static constexpr index_t word_bits = 8 * static_cast<index_t>(sizeof(T));
+  using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;  ///< a word of the mask
+  static constexpr index_t word_bits = 8 * static_cast<index_t>(sizeof(T));     ///< bits of a word
 
   const T* sum = nullptr;                ///< s, rows x columns, dense
   parameter_t<T>* statistics = nullptr;  ///< mean and inverse deviation of each row: 2 rows elements
@@ -105,13 +105,17 @@ template <class T>
 struct norm_tasks {
   index_t rows, rows_a_task;
 
+  /// `count`: number of rows.
   explicit norm_tasks(index_t count) : rows(count) {
     constexpr index_t unit = norm_record<T>::word_bits, most = 64;
     const index_t units = (count + unit - 1) / unit;
     rows_a_task = unit * std::max<index_t>(1, (units + most - 1) / most);
   }
+  /// Number of tasks.
   index_t count() const { return (rows + rows_a_task - 1) / rows_a_task; }
+  /// First row of a task.
   index_t begin(index_t task) const { return task * rows_a_task; }
+  /// First row after a task.
   index_t end(index_t task) const { return std::min(rows, begin(task) + rows_a_task); }
 };
 

@@ -83,6 +83,7 @@ namespace detail {
 /// The pixels of one window that are inside of the image: rows y0 .. y1 - 1 and columns x0 .. x1 - 1.
 struct pool_window {
   index_t y0, y1, x0, x1;
+  /// Number of pixels of the window inside of the image.
   index_t pixels() const { return (y1 - y0) * (x1 - x0); }
 };
 

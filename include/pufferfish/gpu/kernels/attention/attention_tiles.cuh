@@ -92,6 +92,7 @@ struct head_rows {
   int columns;
   bool vectors;  ///< whether rows are aligned to four elements
 
+  /// Rows first .. first + count - 1 of `all`, columns head depth .. (head + 1) depth - 1.
   __device__ head_rows(const row_array<const T>& all, index_t first, index_t count, int head, int depth)
       : data(all.row(first) + static_cast<index_t>(head) * depth),
         stride(all.stride),
@@ -263,6 +264,7 @@ struct attention_head {
   int head;
   head_rows<T> q, k, v;
 
+  /// Head `number` of sequence s.
   __device__ attention_head(const attention_problem<T>& p, index_t s, int number)
       : sequence(s),
         queries(p.queries.count[s]),

@@ -67,6 +67,7 @@ class patch_rows {
   static constexpr int own_rows = Rows / rows_at_once;
   static_assert(Threads % runs == 0 && Rows % rows_at_once == 0);
 
+  // One of the thread's pixels: address of its first tap, and its taps outside of the image.
   struct own_pixel {
     const T* in;
     unsigned outside;
@@ -172,6 +173,7 @@ class turned_weight {
   static constexpr int width = vector_width<T>, runs = Depth / width, rows_at_once = Threads / runs;
   static_assert(Threads % runs == 0, "a thread keeps its place in the depth");
 
+  // Copies the tile by vectors of 16 bytes.
   __device__ void copy_vectors(T* tile, const sum_walk<T, Depth>& walk) const {
     const T* const from = own_ + (walk.tap().weight + walk.channel());
     const int rows = (walk.tap().bits & beyond_bit) == 0 ? own_rows_ : 0;
@@ -184,6 +186,7 @@ class turned_weight {
     }
   }
 
+  // Copies the tile element by element.
   __device__ void copy_single(T* tile, int k) const {
     const int along = thread_ % Depth;
     const bool exists = k + along < g_->depth;

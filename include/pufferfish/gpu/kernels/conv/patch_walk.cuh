@@ -20,6 +20,7 @@ struct gathering {
   int channels, depth;
   divider by_channels;
 
+  /// The sum has row taps x column taps x channels elements.
   __device__ gathering(const T* input, const conv_axis& row_axis, const conv_axis& column_axis,
                        int channel_count, const divider& by_channel_count)
       : in(input),

@@ -252,6 +252,7 @@ static __global__ void convert_kernel(grid_dependency earlier, F f, const X* x, 
   for (index_t i = in_vectors + grid_thread(); i < size; i += grid_threads()) y[i] = f(x[i]);
 }
 
+/// y_i = f(x_i) for i < size, by convert_kernel.
 template <class F, class X, class Y>
 void convert(const launch_site& stream, F f, const X* x, Y* y, index_t size) {
   const bool vectors = reinterpret_cast<std::uintptr_t>(x) % sizeof(four<X>) == 0 &&

@@ -28,6 +28,7 @@ PUFFERFISH_KERNELS_BEGIN
 template <int Count>
 struct random_run {
   std::uint32_t words[static_cast<std::size_t>(Count)];
+  /// Word i of the run.
   PUFFERFISH_HOST_DEVICE std::uint32_t operator[](int i) const { return words[i]; }
 };
 

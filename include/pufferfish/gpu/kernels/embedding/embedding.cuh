@@ -68,6 +68,7 @@ struct order_window {
   index_t keys[embedding_window + 2];  ///< keys[0] is the key before the window, -1 if there is none
   index_t places[embedding_window];
 
+  /// Key of place k of the order, begin - 1 <= k <= end.
   __device__ index_t key(index_t k) const { return keys[k - begin + 1]; }
 };
 

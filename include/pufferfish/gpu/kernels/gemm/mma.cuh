@@ -31,6 +31,7 @@ __device__ inline std::uint32_t to_tf32(float value) {
   return bits;
 #endif
 }
+/// Rounds a float that is given by its bits to TF32.
 __device__ inline std::uint32_t to_tf32(std::uint32_t bits) { return to_tf32(__uint_as_float(bits)); }
 
 /// c += a b, by all 32 lanes. T: float (words are TF32; bits below the 10 bits of mantissa are ignored),

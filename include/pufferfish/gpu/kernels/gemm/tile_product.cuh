@@ -116,6 +116,7 @@ class simt_product {
     }
   }
 
+  /// Calls f(row, column, run) for each run of results of this thread. Changes of the run change the results.
   template <class F>
   __device__ void change(F f) {
 #pragma unroll
@@ -129,6 +130,7 @@ class simt_product {
       }
     }
   }
+  /// Calls f(row, column, run) for each run of results of this thread.
   template <class F>
   __device__ void for_each(F f) const {
 #pragma unroll
@@ -143,10 +145,12 @@ class simt_product {
   __device__ int row(int i) const {
     return i / row_run * (row_threads * row_run) + row_ * row_run + i % row_run;
   }
+  // Column of the tile of the thread's j-th column.
   __device__ int column(int j) const {
     return j / column_run * (column_threads * column_run) + column_ * column_run + j % column_run;
   }
 
+  // The results of the thread's i-th row from its j-th column on.
   __device__ element_run<float, width> run_of(int i, int j) const {
     element_run<float, width> run;
 #pragma unroll
@@ -154,6 +158,7 @@ class simt_product {
     return run;
   }
 
+  // Reads Count elements by one access.
   template <int Count>
   __device__ static void read_run(const float* from, float* to) {
     const auto values = *reinterpret_cast<const element_run<float, Count>*>(from);
@@ -183,6 +188,7 @@ class simt_product {
     }
   }
 
+  // Adds the products of an element of the left operand and a row of the right one to the thread's i-th row.
   __device__ void add(int i, float left, const array_of<float, ThreadColumns>& right) {
 #pragma unroll
     for (int j = 0; j < ThreadColumns; ++j) sum_[i][j] += left * right[j];
@@ -270,6 +276,7 @@ class tensor_product {
   }
 
  private:
+  // Calls f(i, j, part, row, column) for each run of two results of this lane.
   template <class F>
   __device__ void for_places(F f) const {
 #pragma unroll

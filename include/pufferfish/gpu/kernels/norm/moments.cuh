@@ -14,6 +14,7 @@ PUFFERFISH_KERNELS_BEGIN
 struct moment_total {
   double count, shift, distances, squares;
 
+  /// Starts without values. first_part: quantities of the first part, or nullptr without parts.
   __device__ void start(const double* first_part) {
     shift = first_part == nullptr ? 0.0 : *first_part;
     count = distances = squares = 0.0;
@@ -31,12 +32,15 @@ struct moment_total {
     distances += part.count * distance;
     squares += part.squares + part.count * distance * distance;
   }
+  /// Adds the values of a total that has had the same start.
   __device__ void merge(const moment_total& other) {
     count += other.count;
     distances += other.distances;
     squares += other.squares;
   }
+  /// Mean of all values; 0 without values.
   __device__ double mean() const { return count == 0.0 ? 0.0 : shift + distances / count; }
+  /// Sum of the squared deviations of all values from their mean.
   __device__ double squared_deviations() const {
     const double rest = squares - distances * distances / count;
     return rest < 0.0 ? 0.0 : rest;

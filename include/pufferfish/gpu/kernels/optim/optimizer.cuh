@@ -75,15 +75,19 @@ struct rounded_piece {
   rounded_values all;
   index_t offset;
 
+  /// The bits of the rounded value.
   __device__ std::uint16_t round(float value) const {
     return all.is_bf16 ? bf16_bits::narrow(value) : fp16_bits::narrow(value);
   }
+  /// Address of the copy of the piece's element i.
   __device__ std::uint16_t* place(index_t i) const {
     return static_cast<std::uint16_t*>(all.data) + offset + i;
   }
+  /// Stores the copy of element i, if there are copies.
   __device__ void store(index_t i, float value) const {
     if (all.data != nullptr) *place(i) = round(value);
   }
+  /// Stores the copies of the elements i .. i + 3, if there are copies.
   __device__ void store(index_t i, const vector<float>& values) const {
     if (all.data == nullptr) return;
     ushort4 bits{round(values[0]), round(values[1]), round(values[2]), round(values[3])};

@@ -38,6 +38,7 @@ __device__ inline axis_range windows_of(index_t i, index_t stride, index_t pad, 
 /// The pixels of a window that are inside of the image.
 struct window_range {
   axis_range y, x;
+  /// Number of pixels.
   __device__ index_t pixels() const { return (y.end - y.begin) * (x.end - x.begin); }
 };
 
@@ -55,9 +56,11 @@ struct pool_images {
 
   pool_windows windows;
 
+  /// Offset of an element of the input.
   __device__ index_t input_at(index_t n, index_t y, index_t x, index_t channel) const {
     return ((n * windows.height + y) * windows.width + x) * windows.channels + channel;
   }
+  /// Offset of an element of the output.
   __device__ index_t output_at(index_t n, index_t y, index_t x, index_t channel) const {
     return ((n * windows.out_height + y) * windows.out_width + x) * windows.channels + channel;
   }

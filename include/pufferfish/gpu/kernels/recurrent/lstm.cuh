@@ -19,15 +19,18 @@ template <int Width, class T>
 struct gate_values {
   row_values<T, Width> values[4];
 
+  /// Loads the gates of the elements from `row` on.
   __device__ gate_values(const T* row, index_t hidden) {
     for (int gate = 0; gate < 4; ++gate) values[gate] = load_row<Width>(row + gate * hidden);
   }
   __device__ void store(T* row, index_t hidden) const {
     for (int gate = 0; gate < 4; ++gate) store_row<Width>(row + gate * hidden, values[gate]);
   }
+  /// The four gates of element i.
   __device__ lstm_gates_of<accumulate_t<T>> at(int i) const {
     return {values[0][i], values[1][i], values[2][i], values[3][i]};
   }
+  /// Sets the four gates of element i.
   __device__ void set(int i, const lstm_gates_of<accumulate_t<T>>& gates) {
     values[0][i] = gates.i;
     values[1][i] = gates.f;

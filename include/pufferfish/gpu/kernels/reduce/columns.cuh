@@ -186,6 +186,7 @@ template <class State>
 struct gapped : State {
   double gap;
 };
+/// A state as it is stored in shared memory, an odd number of doubles long.
 template <class State>
 using apart = std::conditional_t<(sizeof(State) / sizeof(double)) % 2 == 0, gapped<State>, State>;
 
