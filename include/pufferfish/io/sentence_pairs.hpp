@@ -30,6 +30,11 @@ struct special_tokens {
 
 /// Sequences of tokens, stored one after the other in one array. Indices are 0 .. size() - 1; other indices
 /// are undefined behavior in builds without assertions. Spans stay valid until the next push_back.
+/// \code
+///   id_lists sentences;
+///   sentences.push_back(tokens);  // std::span<const std::int32_t>; copied
+///   const std::span<const std::int32_t> first = sentences[0];
+/// \endcode
 class id_lists {
  public:
   id_lists() = default;

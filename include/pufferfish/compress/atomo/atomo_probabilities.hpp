@@ -34,10 +34,11 @@ struct atomo_tail {
 ///
 /// which ends when the number of |w_i| > M_k stays the same. M_k decreases, and no atom saturates that the
 /// published rule would not saturate. Few iterations are needed in practice; n weights need at most min(n, s)
-/// + 1.
+/// + 1. Source: Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS 2018), algorithm 1.
 ///
-/// `tail(level)` returns the atomo_tail; it is called once per iteration. Wang, Sievert, Liu, Charles,
-/// Papailiopoulos and Wright, ATOMO (NeurIPS 2018), algorithm 1.
+///     atomo_saturation search(sparsity, total, atoms);
+///     while (!search.found()) search.refine(tail(search.level()));  // tail: the atomo_tail of a level
+///     const double m = search.level();
 class atomo_saturation {
  public:
   /// `total`: the sum of all magnitudes; `atoms`: the number of weights that are not zero.

@@ -38,7 +38,17 @@ static __global__ void pixel_kernel(grid_dependency earlier, Task task, index_t 
 }
 
 /// Calls task.run(place) on the device for each pixel of the images and for each group of Task::width
-/// channels of the pixel. Task::width must divide `channels`.
+/// channels of the pixel. Task::width must divide `channels`. Throws backend_error if the launch fails.
+///
+///     struct clear_task {
+///       static constexpr int width = 1;
+///       float* y;
+///       index_t height, columns, channels;
+///       __device__ void run(const pixel_place& at) const {
+///         y[((at.n * height + at.y) * columns + at.x) * channels + at.channel] = 0.0F;
+///       }
+///     };
+///     run_pixel_tasks(stream, clear_task{y, height, width, channels}, images, height, width, channels);
 template <class Task>
 void run_pixel_tasks(const launch_site& site, const Task& task, index_t images, index_t height, index_t width,
                      index_t channels) {

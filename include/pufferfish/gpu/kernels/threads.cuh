@@ -79,6 +79,8 @@ __device__ inline T warp_reduce(T value, F combine) {
 /// Combines the values of all threads of a block, in an order that depends on the number of threads alone.
 /// Every thread receives the result. `neutral` is a value that has no effect when combined. All threads of
 /// the block, which must be whole warps, must call this function. It ends with a barrier.
+///
+///     const float largest = block_reduce(value, -HUGE_VALF, maximum());
 template <class T, class F>
 __device__ inline T block_reduce(T value, T neutral, F combine) {
   __shared__ T partial[warp_threads];

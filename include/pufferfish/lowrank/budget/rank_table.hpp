@@ -229,8 +229,14 @@ inline std::vector<rank_row> rank_rows(std::span<const layer_info> layers,
 
 /// Adds the results of a factorization to the rows of its layers: ranks, parameters, kept energy and
 /// predicted losses. `reports`: the reports of each layer's matrices in order, named LAYER or LAYER.MATRIX. A
-/// low-rank row without a report becomes dense: its factors would not have been smaller. Throws value_error
-/// for a report of a layer that has no row, or of more matrices than the layer's rows have.
+/// low-rank row without a report becomes dense, because its factors would not have been smaller. Throws
+/// value_error for a report of a layer that has no row, or of more matrices than the layer's rows have.
+///
+/// \code
+/// std::vector<rank_row> rows = rank_rows(layers, choices);
+/// add_reports(rows, reports);  // reports: std::vector<factor_report>
+/// std::fputs(rank_table(rows).c_str(), stdout);
+/// \endcode
 PUFFERFISH_COLD inline void add_reports(std::vector<rank_row>& rows, std::span<const factor_report> reports) {
   struct sums {
     index_t matrices = 0;

@@ -147,6 +147,10 @@ inline std::vector<std::string> profitable_layers(const std::vector<stage_time>&
 
 /// Returns the policy `policy`, restricted to the named layers. A layer must also satisfy the former
 /// policy.also_if, if that is set. Names of no layer have no effect.
+///
+/// \code
+/// policy = only_layers(policy, profitable_layers(stages));  // the layers that low rank makes faster
+/// \endcode
 inline factorize_policy only_layers(factorize_policy policy, std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
   policy.also_if = [names = std::move(names), before = std::move(policy.also_if)](const std::string& name,

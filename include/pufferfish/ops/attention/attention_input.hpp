@@ -15,10 +15,16 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Which keys a query may see. If both rules are set, a key must satisfy both. By default a query sees all
-/// keys.
+/// The rules that determine which keys a query may see. If both rules are set, a key must satisfy both. By
+/// default a query sees all keys.
+///
+///     attention_mask mask;
+///     mask.causal = true;  // a language model: no token sees a later one
+///     // One mask [length][length] for all sequences:
+///     mask.allowed = {bytes.data(), {sequences, length, length}, {0, length, 1}};
 struct attention_mask {
-  /// Query i of n sees keys 0 .. i + (m - n) of m: the last query sees all of them.
+  /// Whether query i of n sees only the keys 0 .. i + (m - n) of m keys, so that the last query sees all
+  /// keys.
   bool causal = false;
   /// Explicit mask: a key is visible if allowed(sequence, query, key) != 0, where queries and keys are
   /// numbered within their sequence. Its extents are at least the number of sequences, the largest number of

@@ -90,8 +90,11 @@ PUFFERFISH_SEPARATE_OPERATION(dense, dropout);
 /// Dropout of a matrix: element (row, column) has position number(row) * columns + column in the random
 /// stream. Rows are numbered first_row, first_row + 1, ..., or numbers[0], numbers[1], ... if `numbers` is
 /// given. Given numbers can make the mask of a token independent of the lengths of the other sequences of the
-/// batch. `numbers` is not owned; it is in the memory of the context's device and must stay unchanged until
-/// the backward pass.
+/// batch. `numbers` is not owned; the array is in the memory of the context's device and must stay unchanged
+/// until the backward pass.
+///
+///     const ops::row_dropout dropout{0.1, ctx.next_random_stream(), first_row};
+///     ops::layer_norm_forward<float>(ctx, {x, residual, dropout, sum}, weight, bias, 1e-6, y, record);
 struct row_dropout {
   double probability = 0.0;                ///< in [0, 1); 0: no dropout
   random_stream random{0, 0};              ///< stream of the layer and step

@@ -65,8 +65,9 @@ inline index_t counted_tokens(std::span<const std::int32_t> targets, std::int32_
   return count;
 }
 
-/// Divisor of a gradient: a number, or the address of one in memory of the context's device. An address is
-/// read when the operation runs there, so a captured step reads it at every replay.
+/// Divisor of a gradient: a number, or the address of a number in memory of the context's device. The number
+/// at an address is read when the operation runs there, so a captured step reads it at every replay. Numbers
+/// and addresses convert to a gradient_divisor.
 struct gradient_divisor {
   double value = 1.0;
   const double* place = nullptr;  ///< nullptr: `value`

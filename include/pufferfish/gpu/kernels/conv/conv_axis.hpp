@@ -43,6 +43,9 @@ struct conv_geometry {
 /// Granlund, Montgomery: "Division by invariant integers using multiplication", 1994. With 2^(shift - 32) <
 /// divisor <= 2^(shift - 31), the multiplier is 2^shift / divisor rounded up; its error is too small to
 /// change the quotient of a 31-bit dividend.
+///
+///     const divider by_width = divider::by(width);  // on the host
+///     const int row = by_width.quotient(n), column = by_width.remainder(n, row);
 struct divider {
   std::uint32_t divisor, multiplier, shift;
 

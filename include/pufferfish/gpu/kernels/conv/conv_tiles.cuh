@@ -22,11 +22,15 @@ __device__ inline void copy_elements(T* to, const T* from, bool inside) {
   }
 }
 
-/// Runs load(slot, step) for the steps first .. last - 1 and, Slots - 1 steps later, use(slot, step): a ring
-/// of slots in shared memory, filled in the background. All threads of the block take part. `load` starts
-/// asynchronous copies to the slot and must not wait for them; `use` may read the slot until it returns. At
-/// the end all copies have arrived and a barrier has passed, so that the memory may be used for something
-/// else. Slots >= 2.
+/// Runs load(slot, step) for the steps first .. last - 1 and, Slots - 1 steps later, use(slot, step). The
+/// slots are a ring in shared memory that is filled in the background. All threads of the block take part.
+/// `load` starts asynchronous copies to the slot and must not wait for them; `use` may read the slot until it
+/// returns. At the end all copies have arrived and a barrier has passed, so that the memory may be used for
+/// something else. Slots must be at least 2.
+///
+///     pipeline<3>(
+///         0, steps, [&](int slot, int step) { rows.copy(tiles + slot * size, step * depth); },
+///         [&](int slot, int) { sums.multiply<depth, stride, stride>(tiles + slot * size, right); });
 template <int Slots, class Load, class Use>
 __device__ inline void pipeline(int first, int last, Load load, Use use) {
   int next = first;
