@@ -20,7 +20,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// The records of one batch file. `pixels`: NHWC, [labels.size() x 32 x 32 x 3], values 0..255.
 struct cifar_batch {
-  std::vector<std::uint8_t> pixels;  ///< of all records
+  std::vector<std::uint8_t> pixels;  ///< pixels of all records
   std::vector<std::int32_t> labels;  ///< class of each record, 0..9
 };
 

@@ -60,7 +60,7 @@ inline std::string foreign_format(std::span<const std::uint8_t> start) {
                : "a zip archive, not safetensors; .npz files of NumPy and .pt and .pth files of PyTorch are "
                  "such archives (docs/weight_files.md converts them)";
   } else if (text.size() > 1 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5) {
-    what = torch;  // the protocols of pickle
+    what = torch;  // files of Python's pickle begin with these bytes
   } else if (begins("\x1f\x8b")) {
     what = "a gzip file, not safetensors; unpack it with gunzip";
   } else if (begins("\x93NUMPY")) {

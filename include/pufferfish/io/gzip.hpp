@@ -43,7 +43,7 @@ class inflater {
  public:
   /// `name`: name of the data in error messages. Throws io_error if zlib cannot be initialized.
   inflater(std::span<const std::uint8_t> input, const std::string& name) : input_(input), name_(name) {
-    const int code = inflateInit2(&stream_, 15 + 16);  // largest window; gzip framing only
+    const int code = inflateInit2(&stream_, 15 + 16);  // largest window; only the framing of gzip
     if (code != Z_OK) throw_error<io_error>({name_, ": ", zlib_reason(stream_, code)});
   }
   inflater(const inflater&) = delete;

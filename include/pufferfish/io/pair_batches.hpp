@@ -45,7 +45,7 @@ struct pair_batch_options {
 struct pair_batch {
   index_t first = 0;          ///< position of this rank's first pair in the global batch
   index_t count = 0;          ///< this rank's pairs; may be 0 in a batch smaller than the number of ranks
-  index_t global_count = 0;   ///< pairs of all ranks
+  index_t global_count = 0;   ///< number of pairs of all ranks
   index_t source_length = 0;  ///< tokens of this rank's longest source, begin and end included
   index_t target_length = 0;  ///< tokens of this rank's longest target, begin or end included
   std::int64_t tokens = 0;    ///< labels of this rank that are not padding

@@ -149,7 +149,8 @@ void read_tensor_converted(const safetensors_file& file, std::string_view name, 
   static_assert(is_scalar_v<T>,
                 "pufferfish: read_tensor_converted converts to float, double, bfloat16 or float16");
   const tensor_info& info = detail::tensor_of_count(file, name, out.size());
-  if (!detail::convert_floating(info.dtype, info.bytes, out)) read_tensor(file, name, out);  // says the dtype
+  // If no conversion exists, the dtypes must be equal, which read_tensor checks.
+  if (!detail::convert_floating(info.dtype, info.bytes, out)) read_tensor(file, name, out);
 }
 
 namespace detail {

@@ -29,12 +29,12 @@ struct stream_options {
 
 /// The tokens of one step on one rank, in time-major order: token t of stream s is at index t * streams + s.
 struct token_segment {
-  index_t length = 0;          ///< tokens of each stream
+  index_t length = 0;          ///< number of tokens of each stream
   index_t first = 0;           ///< number of this rank's first stream among all streams
   index_t streams = 0;         ///< this rank's streams; may be 0 if there are more ranks than streams
-  index_t global_streams = 0;  ///< streams of all ranks
+  index_t global_streams = 0;  ///< number of streams of all ranks
   bool starts = false;         ///< true for the first segment: reset the carried state
-  std::span<const std::int32_t> inputs;   ///< [length x streams]
+  std::span<const std::int32_t> inputs;   ///< tokens [length x streams]
   std::span<const std::int32_t> targets;  ///< [length x streams]: the token after each input
 };
 

@@ -201,11 +201,11 @@ class top_k_levels {
 
   top_k_options low_, high_;
   std::vector<coded_tensor> tensors_, matrices_, vectors_;
-  tensor_chunks chunks_;  // of the matrices
+  tensor_chunks chunks_;  // chunks of the matrices
   entry_blocks<T> entries_;
   largest_selector<T> selector_;
   aligned_buffer<T> sum_;     // values of all vectors
-  aligned_buffer<T> memory_;  // e; zero at vectors
+  aligned_buffer<T> memory_;  // the memory e; zero at vectors
   memory_rate<T> rate_;
 };
 

@@ -24,7 +24,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct atomo_options {
   double sparsity = 2.0;                   ///< expected number of singular triplets per tensor; positive
   std::uint64_t seed = 1;                  ///< the draws also depend on step, rank and parameter
-  code_memory memory = code_memory::none;  ///< none: unbiased
+  code_memory memory = code_memory::none;  ///< error feedback; without it codes are unbiased
 };
 
 /// The options as text: "ATOMO, singular triplets, sparsity 2, seed 1, no memory".
@@ -256,7 +256,7 @@ class spectral_atomo_codec {
 
   std::vector<coded_tensor> tensors_;
   atomo_options options_;
-  std::vector<detail::spectral_form> forms_;  // one per tensor
+  std::vector<detail::spectral_form> forms_;  // form of each tensor
   std::vector<detail::spectral_task> tasks_;
   aligned_buffer<double> grams_;  // one per task, [columns x columns]; only the lower triangle is used
 };

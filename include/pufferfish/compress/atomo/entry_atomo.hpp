@@ -258,7 +258,7 @@ class entry_atomo_codec {
   // Of each part: its first word of bits_, its number of kept entries, and the sums of tails_up_to.
   std::vector<std::size_t> words_, kept_;
   std::vector<double> tails_;
-  std::vector<std::uint32_t> bits_;  // a bit per value: kept
+  std::vector<std::uint32_t> bits_;  // one bit per value: whether it is kept
 };
 
 /// ATOMO with entries as atoms for the gradients of a store: gathered_codes, or summed_entries for the route

@@ -18,7 +18,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct entry_atomo_options {
   double ratio = 0.01;     ///< expected number of entries of n: max(1, ratio n); 0 < ratio <= 1
   std::uint64_t seed = 1;  ///< the draws also depend on step, rank and parameter
-  code_memory memory = code_memory::none;  ///< none: unbiased
+  code_memory memory = code_memory::none;  ///< error feedback; without it codes are unbiased
   code_route route = code_route::gather;   ///< gather or sparse; two_hop needs codes of a fixed length
 };
 

@@ -172,9 +172,9 @@ class spectral_form {
   index_t rows_ = 0, columns_ = 0;
   index_t row_run_ = 1;                  // rows of a run, in which the stride is row_step_
   index_t row_step_ = 1;                 // stride within a run; pairs: between output units
-  index_t run_step_ = 0;                 // stride between runs; pairs: between inputs
+  index_t run_step_ = 0;                 // stride between runs; pairs: stride between inputs
   index_t planes_ = 0;                   // pairs: number of planes or elements; else 0
-  index_t inputs_ = 1;                   // pairs: planes per output unit
+  index_t inputs_ = 1;                   // pairs: number of planes per output unit
   std::vector<index_t> column_offsets_;  // offset of each column; pairs: of each tap
 };
 

@@ -18,9 +18,9 @@ namespace detail {
 
 /// A singular triplet (sigma, u, v) of A that is kept with probability p.
 struct kept_triplet {
-  double value = 0;             ///< sigma / p
-  std::vector<double> v;        ///< of length one
-  std::vector<double> weights;  ///< v / sigma: u = A weights
+  double value = 0;             ///< the number sigma / p
+  std::vector<double> v;        ///< right singular vector, of length one
+  std::vector<double> weights;  ///< the vector v / sigma, so that u = A weights
 };
 
 /// Draws the triplets of A [rows x columns] to keep. `gram`: A^T A, of which the lower triangle is read;

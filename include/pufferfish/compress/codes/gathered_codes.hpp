@@ -19,7 +19,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Whether a rank adds the error of its last code to its next gradients. A memory takes one value per element
 /// of the arena on every rank. Biased codecs (signs, top-k) need it; unbiased ones are used without.
 enum class code_memory {
-  none,            ///< errors are lost
+  none,            ///< errors of codes are lost
   error_feedback,  ///< the memory keeps the error in units of gradients
   /// The memory keeps the error as with error_feedback, and is multiplied by a / b when the learning rate of
   /// steps (exchange_place) changes from a to b. The parameters are then those of a memory in units of steps.
@@ -134,7 +134,7 @@ class gathered_codes {
   typename Codec::options_type options_;
   code_memory kind_;
   Codec codec_;
-  aligned_buffer<value_type> memory_;  // e
+  aligned_buffer<value_type> memory_;  // the memory e
   detail::memory_rate<value_type> rate_;
   std::vector<std::byte> own_;  // this rank's code, if codes have no fixed length
   std::size_t sent_ = 0;        // length of the last code in own_

@@ -119,7 +119,7 @@ class summed_entries {
   code_memory kind_;
   Codec codec_;
   detail::memory_rate<value_type> rate_;
-  aligned_buffer<value_type> memory_;  // e
+  aligned_buffer<value_type> memory_;  // the memory e
   std::vector<std::byte> code_;
   std::vector<std::int32_t> indices_;  // the entries of the code, over all tensors
   std::vector<value_type> values_;

@@ -179,11 +179,11 @@ class two_hop_codes {
   typename Codec::options_type options_;
   code_memory kind_;
   std::vector<stripe_range> stripes_;
-  std::vector<Codec> codecs_;                // one per stripe
+  std::vector<Codec> codecs_;                // codec of each stripe
   rank_blocks out_, in_, means_;             // codes sent and received in hop 1, codes of hop 2
   aligned_buffer<value_type> mean_;          // mean of this rank's stripe
-  aligned_buffer<value_type> memory_;        // e
-  aligned_buffer<value_type> owner_memory_;  // E
+  aligned_buffer<value_type> memory_;        // the memory e
+  aligned_buffer<value_type> owner_memory_;  // the owner's memory E
   detail::memory_rate<value_type> rate_;
 };
 

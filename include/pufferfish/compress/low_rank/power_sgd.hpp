@@ -270,8 +270,8 @@ class power_sgd {
   power_sgd_options options_;
   std::vector<coded_tensor> tensors_;
   std::vector<detail::power_sgd_shape> matrices_;
-  std::vector<std::string> names_;  // of the matrices
-  std::vector<placed> places_;      // of the matrices
+  std::vector<std::string> names_;  // names of the matrices
+  std::vector<placed> places_;      // places of the matrices
   std::vector<range> whole_;
   index_t whole_size_ = 0, first_size_ = 0, second_size_ = 0;  // values sent whole, in message 1, in 2
   aligned_buffer<T> error_;   // e, as long as the arena; D between the rounds

@@ -42,8 +42,8 @@ struct power_sgd_shape {
 /// power_sgd.
 template <class T>
 struct power_sgd_matrix {
-  tensor_view<T, 2> d;  ///< rows x columns: e, and D between the rounds
-  tensor_view<T, 2> q;  ///< rows x rank
+  tensor_view<T, 2> d;  ///< D, rows x columns: e, and D between the rounds
+  tensor_view<T, 2> q;  ///< Q, rows x rank
   tensor_view<T, 2> p;  ///< rank x columns: the columns of P are stored as rows
 
   /// d += gradient, then p = d^T q. Rows are multiplied while they are in the cache. `gradient` has rows x

@@ -141,7 +141,7 @@ class stochastic_binary_codec {
   stochastic_binary_options options_;
   std::vector<coded_tensor> tensors_;
   detail::tensor_chunks chunks_;
-  std::vector<detail::value_range<T>> ranges_;  // one per part
+  std::vector<detail::value_range<T>> ranges_;  // range of each part
 };
 
 /// Makes a compressor by stochastic binary quantization for the gradients of `store`, without error memory.

@@ -176,7 +176,7 @@ class tern_codes {
   }
 
   double clip_;
-  std::vector<coded_tensor> coded_;  // offsets without gaps
+  std::vector<coded_tensor> coded_;  // coded tensors, with offsets without gaps
   std::vector<index_t> moves_;       // position among all values minus offset, for each coded tensor
   tensor_chunks chunks_;             // chunks of coded_
   std::vector<coded_tensor> whole_;

@@ -242,7 +242,7 @@ class one_bit_codec {
   std::vector<coded_tensor> tensors_;
   one_bit_cell cell_;
   index_t size_;
-  std::vector<detail::tensor_cells> cells_;  // one per tensor
+  std::vector<detail::tensor_cells> cells_;  // cells of each tensor
   std::vector<index_t> firsts_;              // number of each tensor's first cell
   index_t cell_count_ = 0;
   detail::one_bit_tasks tasks_;

@@ -22,7 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of signum.
 struct signum_options {
-  double momentum = 0.9;                         ///< 0 <= momentum < 1
+  double momentum = 0.9;                         ///< factor of the momentum, 0 <= momentum < 1
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
 };
 

@@ -17,7 +17,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of two_hop_signum; the fields have the same meaning as in signum_options.
 struct two_hop_signum_options {
-  double momentum = 0.9;                         ///< 0 <= momentum < 1
+  double momentum = 0.9;                         ///< factor of the momentum, 0 <= momentum < 1
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
 };
 

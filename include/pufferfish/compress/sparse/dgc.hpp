@@ -305,10 +305,10 @@ class dgc {
   detail::entry_blocks<T> entries_;  // lists of the epoch's lengths; empty for vectors
   largest_selector<T> exact_;
   sampled_selector<T> sampled_;
-  sparse_stream<T> stream_;  // with code_route::sparse
+  sparse_stream<T> stream_;  // entries to send with code_route::sparse
   std::size_t sent_ = 0;     // bytes of entries that are sent
   index_t epoch_ = -1;
-  aligned_buffer<T> u_, v_, decayed_;  // decayed_: b
+  aligned_buffer<T> u_, v_, decayed_;  // u, v and b
   aligned_buffer<T> sum_;              // values of all vectors
 };
 

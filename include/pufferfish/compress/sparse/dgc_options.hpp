@@ -19,7 +19,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct dgc_options {
   static constexpr bool brings_momentum = true;  ///< replaces the optimizer's momentum
   double ratio = 0.001;    ///< share of a matrix's entries that is sent; above 0, at most 1
-  double momentum = 0.9;   ///< 0 <= momentum < 1
+  double momentum = 0.9;   ///< factor of the momentum, 0 <= momentum < 1
   bool nesterov = false;   ///< whether the momentum is Nesterov's
   double clip_norm = 0.0;  ///< tau: a rank's gradients are clipped to the norm tau / sqrt(p); 0: not clipped
   bool factor_masking = true;  ///< whether the momentum of sent entries is set to zero

@@ -157,7 +157,7 @@ class entry_blocks {
   entry_lists lists_;
   rank_blocks blocks_;
   std::vector<T> sent_;
-  std::vector<entries> received_;  // from each rank
+  std::vector<entries> received_;  // entries received from each rank
 };
 
 }  // namespace detail

@@ -267,7 +267,7 @@ class random_k {
   std::vector<coded_tensor> tensors_;
   detail::entry_lists lists_;            // the entries sent of each tensor
   std::vector<std::int32_t> positions_;  // positions of the last step, local to each tensor
-  aligned_buffer<T> memory_;             // e
+  aligned_buffer<T> memory_;             // the memory e
   detail::memory_rate<T> rate_;
   aligned_buffer<T> sum_;
 };

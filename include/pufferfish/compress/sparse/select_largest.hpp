@@ -238,8 +238,8 @@ class largest_selector {
   std::vector<coded_tensor> tensors_;
   detail::tensor_chunks chunks_;
   std::vector<std::size_t> first_parts_;  // number of each tensor's first part
-  std::vector<word> bounds_;              // one per tensor
-  std::vector<entries> found_;            // one list per part
+  std::vector<word> bounds_;              // bound of each tensor
+  std::vector<entries> found_;            // entries found in each part
   std::vector<T> selected_;
   std::vector<std::int32_t> indices_;
 };

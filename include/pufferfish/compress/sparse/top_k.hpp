@@ -144,7 +144,7 @@ class top_k_codec {
   std::string describe() const { return detail::describe_codes(options_); }
 
  private:
-  // bytes of a value and its index
+  // Bytes of a value and its index
   static constexpr std::size_t entry_bytes = sizeof(T) + sizeof(std::int32_t);
 
   // The tensors in which entries are selected: those given or, with scope `arena`, a single one for all.

@@ -58,7 +58,7 @@ inline constexpr bool waits_itself<grid_dependency, P...> = true;
 /// for the same architectures as the library's kernels.
 inline bool may_overlap(const void* kernel) {
   enum : signed char { unknown, yes, no };
-  static std::atomic<signed char> waits[64];  // by device
+  static std::atomic<signed char> waits[64];  // state of each device
   int device = 0;
   if (!detail::overlapping_launches.load(std::memory_order_relaxed)) return false;
   if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return false;

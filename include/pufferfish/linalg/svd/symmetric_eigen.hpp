@@ -99,7 +99,7 @@ PUFFERFISH_COLD inline void apply_reflectors(const tensor<double, 2>& a, const a
       s(k, k) = beta;
     }
     const tensor_view<double, 2> part = z.slice(1, 0, length);
-    tensor<double, 2> along({count, rows});  // V Z^T
+    tensor<double, 2> along({count, rows});  // the products V Z^T
     tensor<double, 2> removed({count, rows});
     add_product_tn(product_operand(v).transposed(), product_operand(part).transposed(), along);
     add_product_tn(s, along, removed);

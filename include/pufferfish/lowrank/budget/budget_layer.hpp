@@ -70,7 +70,7 @@ enum class budget_reason {
 
 /// The result of `allocate` for one layer.
 struct budget_choice {
-  rank_list ranks;  ///< one per rank group; empty: the layer stays dense
+  rank_list ranks;  ///< the rank of each rank group; empty: the layer stays dense
   budget_reason reason = budget_reason::fits;
   double predicted_loss = 0.0;   ///< sum of the gains of all dropped components
   double weighted_energy = 1.0;  ///< sum of the gains kept / sum of all gains; 1 if all gains are 0

@@ -77,8 +77,8 @@ class budget_problem {
   using forms = std::vector<layer_form>;
   /// A solution: for each layer whether it is dense or low-rank, and for each group its rank.
   struct state {
-    std::vector<index_t> ranks;  // by group
-    std::vector<char> dense;     // by layer
+    std::vector<index_t> ranks;  // rank of each group
+    std::vector<char> dense;     // whether each layer is dense
     budget_vector cost{};        // of all layers, without the rest of the network
   };
 

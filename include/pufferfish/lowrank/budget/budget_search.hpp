@@ -256,7 +256,7 @@ class budget_search {
   const forms* form_ = nullptr;
   state above_, below_, spare_;            // the states around the last price (see bracket), and memory
   double low_ = 0.0, high_ = 0.0;          // multiples of the price unit that lead to above_ and below_
-  std::vector<budget_vector> candidates_;  // weights
+  std::vector<budget_vector> candidates_;  // weights of the resources to finish with
   double bound_ = 0.0;                     // lower bound on the loss of states of these forms
   std::optional<state> best_;              // state of least loss found
   double least_ = 0.0;                     // loss of best_

@@ -25,7 +25,7 @@ struct factor_report {
   index_t rows = 0;
   index_t cols = 0;
   index_t rank = 0;               ///< rank of the factors
-  double squared_norm = 0.0;      ///< ||A||_F^2
+  double squared_norm = 0.0;      ///< ||A||_F^2, the sum of all sigma^2
   double kept_energy = 1.0;       ///< sum of kept sigma^2 / ||A||_F^2; 1 for a zero matrix
   double truncation_error = 0.0;  ///< ||A - up down||_F = sqrt(sum of discarded sigma^2)
   double relative_error = 0.0;    ///< truncation_error / ||A||_F; 0 for a zero matrix

@@ -276,7 +276,7 @@ class matrix_truncation {
   // inputs. Where these terms cancel, the difference itself is summed.
   double lost_energy(const projection& by, const tensor<double, 2>& down, double norm) const {
     if (rows_.gram.size() > 0) {
-      const tensor<double, 2> moved = detail::product_tn(rows_.gram, by.right);  // G B^T
+      const tensor<double, 2> moved = detail::product_tn(rows_.gram, by.right);  // moved = G B^T
       const tensor<double, 2> ups = detail::gram_of(by.left), downs = detail::product_tn(by.right, moved);
       const double lost = norm - 2.0 * detail::dot(by.left.data(), moved.data(), moved.size()) +
                           detail::dot(ups.data(), downs.data(), ups.size());

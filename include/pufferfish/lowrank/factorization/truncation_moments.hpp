@@ -45,7 +45,7 @@ class error_weight {
       return result;
     }
     constexpr index_t block = 64;
-    tensor<double, 2> half({n, n}), result({n, n});  // L^T C, L^T C L
+    tensor<double, 2> half({n, n}), result({n, n});  // half = L^T C, result = L^T C L
     for (index_t first = 0; first < n; first += block) {
       const index_t count = std::min(block, n - first), rest = n - first;
       add_product_tn(lower_.view().slice(0, first, rest).slice(1, first, count),

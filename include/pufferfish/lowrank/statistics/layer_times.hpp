@@ -126,7 +126,7 @@ struct stage_time {
   std::string first, last;          ///< names of the first and the last of its layers or blocks
   index_t channels = 0;             ///< output channels of the stage's layers
   double dense_ms = 0.0;            ///< milliseconds with all layers dense
-  double low_rank_ms = 0.0;         ///< with `layers` factorized at the profile's ratio
+  double low_rank_ms = 0.0;         ///< milliseconds with `layers` factorized at the profile's ratio
   std::vector<std::string> layers;  ///< layers that may be factorized, at least one
 
   /// Speedup by low rank: dense_ms / low_rank_ms; 1 if low_rank_ms is 0.

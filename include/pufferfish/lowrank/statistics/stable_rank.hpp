@@ -156,7 +156,7 @@ std::vector<double> stable_ranks(const layer_weights<T>& weights, const stable_r
 struct layer_stable_rank {
   std::string name;                  ///< name of the layer
   std::vector<matrix_group> groups;  ///< rank groups of the layer's matrices, in order
-  std::vector<double> values;        ///< one per group; see stable_ranks
+  std::vector<double> values;        ///< stable rank of each group; see stable_ranks
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -96,7 +96,7 @@ PUFFERFISH_SEPARATE_OPERATION(dense, dropout);
 ///     const ops::row_dropout dropout{0.1, ctx.next_random_stream(), first_row};
 ///     ops::layer_norm_forward<float>(ctx, {x, residual, dropout, sum}, weight, bias, 1e-6, y, record);
 struct row_dropout {
-  double probability = 0.0;                ///< in [0, 1); 0: no dropout
+  double probability = 0.0;                ///< probability to drop an element, in [0, 1); 0: no dropout
   random_stream random{0, 0};              ///< stream of the layer and step
   std::uint64_t first_row = 0;             ///< number of the first row, if `numbers` is nullptr
   const std::uint64_t* numbers = nullptr;  ///< number of each row

@@ -23,9 +23,9 @@ namespace ops {
 /// bias.
 template <class T>
 struct output_layer {
-  tensor_view<const T, 2> x;       ///< tokens x D, rows dense
+  tensor_view<const T, 2> x;       ///< input rows, tokens x D, rows dense
   tensor_view<const T, 2> weight;  ///< V x D, rows dense; often the table of the embedding
-  const T* bias = nullptr;         ///< V elements, or nullptr
+  const T* bias = nullptr;         ///< b, V elements; nullptr: no bias
   parameter_t<T> scale{1};
 
   /// Number of tokens: rows of x.
@@ -39,10 +39,10 @@ struct output_layer {
 /// Destinations of the gradients of an output layer. Rows of dx and dweight are dense.
 template <class T>
 struct output_gradient {
-  tensor_view<T, 2> dx;                    ///< tokens x D, overwritten
-  tensor_view<parameter_t<T>, 2> dweight;  ///< V x D
+  tensor_view<T, 2> dx;                    ///< gradient of x, tokens x D, overwritten
+  tensor_view<parameter_t<T>, 2> dweight;  ///< gradient of the weight, V x D
   bool add_weight = false;                 ///< whether dweight is added to the old values
-  parameter_t<T>* dbias = nullptr;         ///< V elements; nullptr: not wanted
+  parameter_t<T>* dbias = nullptr;         ///< gradient of the bias, V elements; nullptr: not computed
   bool add_bias = false;                   ///< whether dbias is added to the old values
 };
 

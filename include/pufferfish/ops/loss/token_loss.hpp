@@ -70,7 +70,7 @@ inline index_t counted_tokens(std::span<const std::int32_t> targets, std::int32_
 /// and addresses convert to a gradient_divisor.
 struct gradient_divisor {
   double value = 1.0;
-  const double* place = nullptr;  ///< nullptr: `value`
+  const double* place = nullptr;  ///< address of the divisor; nullptr: use `value`
 
   /// A divisor given by value.
   gradient_divisor(double number) : value(number) {}

@@ -184,7 +184,7 @@ void batch_norm_use_running(context<Device>& ctx, const parameter_t<T>* running_
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_use_running);
 
-/// Operations applied after a normalisation in the same pass, in the order of the members. The default is
+/// Operations applied after a normalization in the same pass, in the order of the members. The default is
 /// none.
 ///
 /// \code
@@ -196,7 +196,7 @@ PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_use_running);
 template <class T>
 struct norm_epilogue {
   tensor_view<const T, 2> addend;  ///< added to the result; a null view: no addend
-  bool relu = false;               ///< then negative values become 0
+  bool relu = false;               ///< whether negative values then become 0
   relu_mask<T> mask;               ///< with relu: receives the bits for the backward pass; null: not written
 };
 

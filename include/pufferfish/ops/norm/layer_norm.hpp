@@ -35,7 +35,7 @@ namespace ops {
 /// Input of a layer norm, which normalizes s = dropout(x) + residual. Refers to the caller's memory.
 template <class T>
 struct norm_input {
-  tensor_view<const T, 2> x;         ///< contiguous rows
+  tensor_view<const T, 2> x;         ///< input, contiguous rows
   tensor_view<const T, 2> residual;  ///< shape of x, contiguous rows; a null view: no residual
   row_dropout dropout;
   T* sum = nullptr;  ///< receives s if sums(): rows x columns, dense; may be x. nullptr: s is not kept

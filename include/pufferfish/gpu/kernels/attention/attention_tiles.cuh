@@ -43,7 +43,7 @@ inline constexpr std::size_t own_columns = tile_edge<Tile> / thread_columns;
 /// The static shared memory of a block.
 template <int Tile>
 struct alignas(16) attention_memory {
-  float operands[2 * tile_edge<Tile> * operand_pitch];  ///< or the tile of values
+  float operands[2 * tile_edge<Tile> * operand_pitch];  ///< operand tiles, or a tile of values
   float weights[tile_edge<Tile> * (tile_edge<Tile> + 4)];
   std::uint32_t kept[tile_edge<Tile> * (tile_edge<Tile> / 32 + 1)];
 };

@@ -56,7 +56,7 @@ struct correlation_memory {
   static constexpr int right = (Backward ? Block::columns : Block::depth) * right_stride;
   static constexpr std::size_t tiles = Block::slots * (left + right) * sizeof(T);
   static constexpr std::size_t bytes =
-      tiles + Block::rows * sizeof(gathered_pixel<T>);  ///< without the table
+      tiles + Block::rows * sizeof(gathered_pixel<T>);  ///< without the table of taps
 };
 
 /// Grid: x counts tiles of the result, columns fastest, so that blocks that run at the same time share

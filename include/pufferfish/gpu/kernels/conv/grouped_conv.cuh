@@ -170,7 +170,7 @@ template <class T>
 struct grouped_weight_gradient {
   conv_geometry g;
   int groups, slices;
-  index_t elements;  ///< of the weight
+  index_t elements;  ///< number of elements of the weight
   const T *x, *dy;
   result_target<accumulate_t<T>> result;
 };

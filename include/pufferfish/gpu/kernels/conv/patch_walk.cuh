@@ -57,8 +57,8 @@ struct gathering {
 
   /// An element of the sum: its position relative to the output's first tap.
   struct element {
-    int y, x;    ///< in pixels of the input
-    int offset;  ///< in elements
+    int y, x;    ///< in pixels of the input, relative to the output's first tap
+    int offset;  ///< in elements of the input, relative to the output's first tap
     int tap_row, tap_column, channel;
   };
   /// Position of element k of the sum.
@@ -193,7 +193,7 @@ class sum_walk {
  private:
   const tap_place* taps_;
   int span_, jump_, depth_;
-  int end_;                      // taps of a span of channels, after which the first tap follows
+  int end_;  // number of taps; after the last tap of a span of channels, the first tap follows
   int tap_step_, channel_step_;  // of one step, without wrapping channels
   int k_, tap_;
   int inside_, first_;  // the channel in its span, and the span's first channel

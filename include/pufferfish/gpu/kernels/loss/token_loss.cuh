@@ -158,7 +158,7 @@ struct token_gradient_task {
 /// Stores the sum of column k, or adds it.
 template <class T>
 struct bias_finish {
-  accumulate_t<T>* dbias;  ///< nullptr: not computed
+  accumulate_t<T>* dbias;  ///< gradient of the bias; nullptr: not computed
   bool add;
   __device__ void operator()(index_t k, const column_sum_state<1, 1>& s) const {
     if (dbias == nullptr) return;

@@ -12,7 +12,7 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 
 /// The windows of a pooling over a batch of images; lengths in pixels.
 struct pool_windows {
-  index_t images, height, width, channels;  ///< of the input
+  index_t images, height, width, channels;  ///< extents of the input
   index_t out_height, out_width;
   index_t kernel_height, kernel_width, stride_height, stride_width, pad_height, pad_width;
 };

@@ -20,7 +20,7 @@ struct lstm_gates_of {
 /// The result of lstm_step_forward.
 template <class A>
 struct lstm_step {
-  lstm_gates_of<A> gates;  ///< activations
+  lstm_gates_of<A> gates;  ///< activations of the gates
   A cell, output;
 };
 
@@ -38,7 +38,7 @@ PUFFERFISH_HOST_DEVICE inline lstm_step<A> lstm_step_forward(const lstm_gates_of
 template <class A>
 struct lstm_step_gradient {
   lstm_gates_of<A> gates;  ///< gradients of the preactivations
-  A before;                ///< gradient of the cell before
+  A before;                ///< gradient of the cell state before the step
 };
 
 /// Computes the backward pass of lstm_step_forward for one element. `a`: the gates' activations; `before`,

@@ -14,7 +14,7 @@ struct image_source {
   const std::uint8_t* pixels;       ///< NHWC, values 0..255
   const std::int32_t* labels;       ///< class of each image
   const float* table;               ///< normalized value of pixel value v of channel c, at 256 c + v
-  index_t height, width, channels;  ///< of an image
+  index_t height, width, channels;  ///< extents of an image
   index_t pad_crop;  ///< pixels of padding on each side, before a random window of the old size is cut out
   bool reflect;      ///< pad with the mirror image instead of zero pixels
   bool flip;         ///< mirror left and right with probability 1/2
