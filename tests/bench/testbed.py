@@ -195,6 +195,19 @@ class Hosts(unittest.TestCase):
         if process.returncode == 0:
             link = json.loads(self.json.read_text(encoding="utf-8").splitlines()[1])
             self.assertGreater(link["round_trip_ms"], 9)
+            self.assertIn(link["delay_by"], ("netem", "relay"))
+        else:
+            self.assertIn("the relay needs a TUN device", told[1])
+
+    def test_delay_by_netem(self):
+        """Never by the relay: this option is for runs that are to be like earlier ones."""
+        process = self.start("--hosts", "2", "--rate", "100mbit", "--delay", "5ms", "--delay-by", "netem")
+        told = process.communicate(timeout=60)
+        self.assertEqual(self.left_by(process), [])
+        if process.returncode == 0:
+            link = json.loads(self.json.read_text(encoding="utf-8").splitlines()[1])
+            self.assertEqual(link["delay_by"], "netem")
+            self.assertGreater(link["round_trip_ms"], 9)
         else:
             self.assertIn("this kernel has no netem", told[1])
 
