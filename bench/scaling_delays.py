@@ -95,11 +95,16 @@ def delays(measured, a, folder):
              ">= stands; bytes, messages and waiting are the model's.", ""]
     for of in RATES:
         lines += [f"### {of:g} Gbit/s", "", *everything(measured, a, of, kept)]
-    lines += [f"These commands measure steps at {1e3 * FAR:g} ms, on a kernel that has netem, and all encoding and decoding:", "",
-              "```sh",
-              f"bench/testbed --hosts 2 --rate 1gbit --delay {1e3 * FAR:g}ms --no-ddp --only link buckets step --runs 5 \\",
-              "  --compressors none bf16 fp16 powersgd-4 signum signum-two-hop topk-0.01 randomk efsign doublesqueeze \\",
-              "  --json docs/results/scaling/step-2-hosts-1gbit-100ms.json", "bench/compressors --only-codecs", "```", "",
+    lines += [f"These commands measure steps at {1e3 * FAR:g} ms, and all encoding and decoding. `bench/testbed` delays by "
+              "netem, or by a process of its own on a kernel without netem. They use the default plan of the exchange, because "
+              "`tune` stops after one length at this delay, from which no rate can be determined:", "", "```sh"]
+    for of in RATES:
+        rate_text = f"{1e3 * of:g}mbit" if of < 1 else f"{of:g}gbit"
+        lines += [f"bench/testbed --hosts 2 --rate {rate_text} --delay {1e3 * FAR:g}ms --no-ddp --only link step --runs 5 \\",
+                  "  --compressors none bf16 fp16 powersgd-4 signum signum-two-hop topk-0.01 randomk efsign doublesqueeze \\",
+                  f"  --json docs/results/scaling/step-2-hosts-{rate_text}-{1e3 * FAR:g}ms.json --seconds 3600 "
+                  "--exchange --default-plan"]
+    lines += ["bench/compressors --only-codecs", "```", "",
               f"### More and more delay: {ranks} ranks, {rate:g} Gbit/s", "", *sweep(measured, a, ranks, rate, kept),
               f"### A link that is kept full: {rate:g} Gbit/s, {1e3 * FAR:g} ms", "",
               f"At most {WINDOW >> 10} KiB of a message are under way: {8e-6 * WINDOW / FAR:.0f} Mbit/s at this delay, whatever the "
