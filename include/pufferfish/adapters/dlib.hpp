@@ -10,7 +10,7 @@
 ///     using dense_net = dlib::loss_multiclass_log<dlib::fc<10, dlib::fc<120, features<
 ///         dlib::con<32, 5, 5, 1, 1, features<dlib::con<16, 5, 5, 1, 1, input>>>>>>;
 ///     low_rank_twin<dense_net> twin(trained);   // con and fc are factorized, all else is copied
-/// // Equivalent explicit type: the rank is the second argument; 0 is a quarter of the full rank.
+///     // The same with an explicit type: the rank is the second argument; 0 is a quarter of the full rank.
 ///     using small_net = dlib::loss_multiclass_log<dlib::fc<10, pufferfish::low_rank_fc<120, 0, features<
 ///         pufferfish::low_rank_con<32, 0, 5, 5, 1, 1, features<dlib::con<16, 5, 5, 1, 1, input>>>>>>;
 ///     small_net small(trained);

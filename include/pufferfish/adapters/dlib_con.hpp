@@ -23,9 +23,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// dlib's solvers treat a layer of a type unknown to them as one vector of weights. The bias multipliers take
 /// effect only with `bias_solver` (dlib_solver.hpp); other solvers treat the bias as a weight.
-template <long NumFilters, long Rank, long Rows, long Cols, int StrideY, int StrideX,
-          int PaddingY = StrideY != 1 ? 0 : static_cast<int>(Rows / 2),
-          int PaddingX = StrideX != 1 ? 0 : static_cast<int>(Cols / 2)>
+///
 /// The members that dlib calls (setup, forward, backward, serialize, ...) have the signatures of dlib's
 /// computational layers. One thread at a time uses a layer.
 ///
@@ -33,6 +31,9 @@ template <long NumFilters, long Rank, long Rows, long Cols, int StrideY, int Str
 ///         pufferfish::low_rank_con<32, 8, 3, 3, 1, 1, dlib::input<dlib::matrix<float>>>>>>;   // rank 8
 ///     net_type net;
 ///     dlib::layer<3>(net).layer_details().set_rank(4);        // before the first pass
+template <long NumFilters, long Rank, long Rows, long Cols, int StrideY, int StrideX,
+          int PaddingY = StrideY != 1 ? 0 : static_cast<int>(Rows / 2),
+          int PaddingX = StrideX != 1 ? 0 : static_cast<int>(Cols / 2)>
 class low_rank_con_ : public detail::dlib_layer {
   static_assert(Rank >= 0,
                 "pufferfish: low_rank_con: the rank is positive, or 0 for a quarter of the full one");
@@ -71,12 +72,13 @@ class low_rank_con_ : public detail::dlib_layer {
     check_can_change("filters", num, num_filters());
     shape_.out_channels = num;
   }
+  /// Text for errors and logs: "low_rank_con rank 8, ...", followed by the geometry.
   std::string describe() const {
     return detail::message({"low_rank_con rank ", rank(), ", ", shape_.describe()});
   }
 
-  /// The factors in the frameworks' order of dimensions, down [r][in][height][width] and up
-  /// [out][r]: views of the parameters.
+  /// The factors in the frameworks' order of dimensions, down [r][in][height][width] and up [out][r]. They
+  /// are views of the parameters, valid until these are replaced (setup, factorize, deserialize, set_rank).
   tensor_view<float, 4> down() { return down_of(params_.host()); }
   tensor_view<float, 2> up() { return up_of(params_.host()); }
   /// The geometry of the dense layer; 0 input channels before the first pass.
@@ -249,7 +251,8 @@ class low_rank_con_ : public detail::dlib_layer {
     return {params, layout.shape, layout.strides};
   }
 
-  // weight: OIHW; bias: out elements or nullptr.
+  // Replaces geometry and parameters by the factors of `weight` [out][in][height][width], contiguous, and by
+  // `bias` (out elements, or nullptr). Returns the report of the factorization.
   factor_report take(const conv_shape& shape, const float* weight, const float* bias,
                      const rank_policy& policy, const std::string& name) {
     const auto made = factorize_weight({weight, {shape.out_channels, shape.patch()}}, policy, name);

@@ -60,6 +60,7 @@ class distributed_solver {
     return solver_(learning_rate, layer, static_cast<const ::dlib::tensor&>(mean_));
   }
 
+  /// The wrapped solver.
   const Solver& solver() const { return solver_; }
 
   /// A file holds the solver without the communicator.

@@ -31,6 +31,7 @@ class low_rank_fc_ : public detail::dlib_layer {
   explicit low_rank_fc_(::dlib::num_fc_outputs o) : low_rank_fc_() {
     set_num_outputs(static_cast<long>(o.num_outputs));
   }
+  /// Makes a layer without parameters. The first pass allocates them.
   low_rank_fc_() : dlib_layer(Rank) {
     if (BiasMode == ::dlib::FC_NO_BIAS) disable_bias();
   }
@@ -42,15 +43,18 @@ class low_rank_fc_ : public detail::dlib_layer {
     if (dense.get_layer_params().size() > 0) factorize(dense, wanted_rank(), "low_rank_fc");
   }
 
+  /// Number of outputs, as in dlib::fc_.
   unsigned long get_num_outputs() const { return static_cast<unsigned long>(out_); }
   /// Allowed before the first pass only, else throws state_error; value_error unless num > 0.
   void set_num_outputs(long num) {
     check_can_change("outputs", num, static_cast<long>(out_));
     out_ = num;
   }
+  /// Whether the type has a bias, as in dlib::fc_.
   ::dlib::fc_bias_mode get_bias_mode() const { return BiasMode; }
   /// Not available for a type without bias.
   void enable_bias() requires(BiasMode == ::dlib::FC_HAS_BIAS) { dlib_layer::enable_bias(); }
+  /// Text for errors and logs: "low_rank_fc in -> rank -> out".
   std::string describe() const {
     return detail::message({"low_rank_fc ", in_, " -> ", rank(), " -> ", out_});
   }
@@ -153,6 +157,7 @@ class low_rank_fc_ : public detail::dlib_layer {
   }
 
  private:
+  // Throws dlib::serialization_error.
   [[noreturn]] static void refuse(const std::string& what) {
     throw ::dlib::serialization_error(what + " while deserializing pufferfish::low_rank_fc_.");
   }
@@ -165,6 +170,7 @@ class low_rank_fc_ : public detail::dlib_layer {
     }
     return {x.host(), shape};
   }
+  // `down` as it is stored, [in][r].
   tensor_view<const float, 2> stored_down() const { return {params_.host(), {in_, rank()}}; }
   // A type without bias stays without, whatever the dense layer's flag says.
   void take_own_options(const dense_type& dense) {
@@ -172,7 +178,8 @@ class low_rank_fc_ : public detail::dlib_layer {
     if (BiasMode == ::dlib::FC_NO_BIAS) disable_bias();
   }
 
-  // weight: out x in, any strides; bias: out elements or nullptr.
+  // Replaces sizes and parameters by the factors of `weight` (out x in, any strides) and by `bias` (out
+  // elements, or nullptr). Returns the report of the factorization.
   factor_report take(const tensor_view<const float, 2>& weight, const float* bias, const rank_policy& policy,
                      const std::string& name) {
     const auto made = factorize_weight(weight, policy, name);

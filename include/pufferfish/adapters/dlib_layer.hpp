@@ -25,6 +25,7 @@ inline extents<4> nhwc_extents(const ::dlib::tensor& x) {
           static_cast<index_t>(x.k())};
 }
 
+/// Reads a number that dlib::serialize has written as a long.
 inline index_t read_long(std::istream& in) {
   long number = 0;
   ::dlib::deserialize(number, in);
@@ -114,6 +115,7 @@ class dlib_layer {
   /// `rank`: the wanted rank, 0 for a quarter of the full one.
   explicit dlib_layer(long rank) : wanted_(rank) {}
 
+  // Number of elements of `down` and `up`; `up` as it is stored, [r][out].
   bool has_bias() const { return use_bias_; }
   index_t down_size() const { return in_ * rank_; }
   index_t up_size() const { return rank_ * out_; }
@@ -122,6 +124,7 @@ class dlib_layer {
   tensor_view<float, 2> up_of(float* params) const {
     return {params + down_size(), {out_, rank_}, {1, out_}};
   }
+  /// The bias in the parameters, or nullptr for a layer without bias.
   const float* bias_data() const { return use_bias_ ? params_.host() + down_size() + up_size() : nullptr; }
   rank_policy wanted_rank() const {
     if (wanted_ == 0) return rank_ratio{0.25};

@@ -27,6 +27,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class Solver>
 class bias_solver {
  public:
+  /// Copies `solver` twice, with the momentum that it has.
   explicit bias_solver(const Solver& solver = Solver()) : weights_(solver), biases_(solver) {}
 
   /// Computes the step of a layer's parameters, as dlib's solvers do. For the bias, the learning rate
@@ -41,6 +42,7 @@ class bias_solver {
     return weights_(learning_rate, layer, gradient);
   }
 
+  /// The solver of the weights.
   const Solver& solver() const { return weights_; }
 
   /// Files hold both solvers. deserialize throws dlib::serialization_error for a file of another type.

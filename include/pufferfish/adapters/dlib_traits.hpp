@@ -35,6 +35,7 @@ struct layer_traits<::dlib::con_<NumFilters, Rows, Cols, StrideY, StrideX, Paddi
             {layer.padding_y(), layer.padding_x()},
             {1, 1}};
   }
+  /// The weight as a list of one view [out][in][height][width], named "filters".
   static auto matrices(const layer_type& layer) {
     const conv_shape s = shape(layer);
     const extents<4> oihw{s.out_channels, s.in_channels, s.kernel.height, s.kernel.width};
@@ -55,6 +56,7 @@ template <unsigned long NumOutputs, ::dlib::fc_bias_mode BiasMode>
 struct layer_traits<::dlib::fc_<NumOutputs, BiasMode>> {
   using layer_type = ::dlib::fc_<NumOutputs, BiasMode>;
   static constexpr auto kind = layer_kind::linear;
+  /// The weight as a list of one view [out][in], named "weights".
   static auto matrices(const layer_type& layer) {
     const auto out = static_cast<index_t>(layer.get_num_outputs());
     // dlib stores weights as [in][out].
@@ -69,6 +71,7 @@ struct layer_traits<::dlib::fc_<NumOutputs, BiasMode>> {
   }
 
  private:
+  // Number of inputs. Throws state_error for a layer without parameters.
   static index_t inputs(const layer_type& layer) {
     if (layer.get_layer_params().size() == 0) {
       PUFFERFISH_THROW(state_error("dlib::fc_: no parameters yet: run its network once first"));

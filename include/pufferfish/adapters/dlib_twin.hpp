@@ -21,6 +21,7 @@ struct dlib_twin_layer {
   using type = Layer;
   static constexpr bool found = false;
 };
+/// The twin of a convolution has a quarter of the full rank: 0 as its rank.
 template <long Filters, long Rows, long Cols, int StrideY, int StrideX, int PaddingY, int PaddingX>
 struct dlib_twin_layer<::dlib::con_<Filters, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>> {
   using type = low_rank_con_<Filters, 0, Rows, Cols, StrideY, StrideX, PaddingY, PaddingX>;

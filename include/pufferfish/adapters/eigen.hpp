@@ -104,14 +104,15 @@ auto map_of(const tensor_view<T, 1>& view) {
       view.data(), view.extent(0), stride(view.stride(0)));
 }
 
-/// A rank-r approximation A ~ up * down as Eigen matrices.
+/// A rank-r approximation A ~ up * down as Eigen matrices, with the report of the factorization: rank, energy
+/// kept, parameters before and after.
 template <class T>
 struct eigen_factors {
   detail::eigen_matrix<T> down;  ///< r x columns
   detail::eigen_matrix<T> up;    ///< rows x r
   factor_report report;
 
-  index_t rank() const { return up.cols(); }
+  index_t rank() const { return up.cols(); }  ///< r
 };
 
 /// Approximates an Eigen matrix, or the value of an Eigen expression, by up * down of the rank that the
@@ -139,8 +140,8 @@ eigen_factors<typename Derived::Scalar> factorize(const Eigen::MatrixBase<Derive
 /// Map or Ref the memory stays the caller's and must outlive the object.
 template <class Weight, class Bias = Eigen::Matrix<typename Weight::Scalar, Eigen::Dynamic, 1>>
 struct eigen_linear {
-  Weight weight;
-  Bias bias = Bias();
+  Weight weight;       ///< out x in
+  Bias bias = Bias();  ///< out elements; empty: no bias
 };
 template <class Weight>
 eigen_linear(Weight) -> eigen_linear<Weight>;

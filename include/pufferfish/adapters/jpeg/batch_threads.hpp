@@ -24,18 +24,28 @@ namespace detail {
 /// A pool of threads that runs batches of calls. Items of an earlier batch begin before those of a later one;
 /// items of both may run at the same time. All calls of start and wait must come from one thread of the
 /// program.
+///
+///     batch_threads threads(4);
+///     auto next = std::make_shared<batch_threads::batch>();
+///     next->count = 256;
+///     next->run = [&](index_t i, std::size_t thread) { read(i, decoders[thread]); };
+///     threads.start(next);
+///     ...                   // other work of the program
+///     threads.wait(*next);  // all 256 calls have returned
 class batch_threads {
  public:
-  /// One batch: run(i, thread) for i = 0 .. count - 1, with `thread` below the number of threads. A batch
-  /// that is started has at least one item.
+  /// One batch: run(i, thread) for i = 0 .. count - 1, with `thread` below the number of threads, so that
+  /// each thread may use memory of its own. A batch that is started has at least one item. The program sets
+  /// count and run; the pool uses the other members.
   struct batch {
-    index_t count = 0;
-    std::function<void(index_t, std::size_t)> run;
-    index_t next = 0, finished = 0;
-    std::exception_ptr failure;  // the first one
+    index_t count = 0;                              ///< number of items
+    std::function<void(index_t, std::size_t)> run;  ///< called for each item; may throw
+    index_t next = 0, finished = 0;                 ///< first item that has not begun; items that have ended
+    std::exception_ptr failure;                     // the first one
   };
 
-  /// Throws backend_error if the system cannot start `threads` threads.
+  /// Starts `threads` threads. Throws backend_error if the system cannot start one; those that run are ended
+  /// first.
   explicit batch_threads(std::size_t threads) : threads_(threads) {
     try {
       for (std::size_t i = 0; i < threads; ++i) {
@@ -52,6 +62,7 @@ class batch_threads {
   /// Drops the items that have not begun, waits for those that run, and ends the threads.
   ~batch_threads() { stop(); }
 
+  /// Queues a batch and returns at once. The pool shares the batch until its last item has ended.
   void start(std::shared_ptr<batch> started) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -60,7 +71,8 @@ class batch_threads {
     wake_.notify_all();
   }
 
-  /// Returns when all items of the batch have ended. Rethrows the first exception of one.
+  /// Blocks until all items of the batch have ended. Rethrows the first exception of an item; the other items
+  /// run all the same.
   void wait(const batch& started) {
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [&] { return started.finished == started.count; });
@@ -68,6 +80,7 @@ class batch_threads {
   }
 
  private:
+  // The loop of one thread. Counters of a batch are read and changed under the lock, its items run without.
   void work(std::size_t thread) {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
@@ -89,6 +102,7 @@ class batch_threads {
     }
   }
 
+  // Ends the threads. Items that run are completed.
   void stop() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -98,9 +112,9 @@ class batch_threads {
     for (helper_thread& thread : threads_) thread.join();
   }
 
-  std::mutex mutex_;
-  std::condition_variable wake_, done_;
-  std::deque<std::shared_ptr<batch>> waiting_;
+  std::mutex mutex_;                            // guards all members below and the counters of batches
+  std::condition_variable wake_, done_;         // new work or the end; a batch has ended
+  std::deque<std::shared_ptr<batch>> waiting_;  // batches with items that have not begun
   bool ends_ = false;
   std::vector<helper_thread> threads_;
 };

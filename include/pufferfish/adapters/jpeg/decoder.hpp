@@ -20,7 +20,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// 8-bit image, height x width x 3 values: red, green, blue.
+/// 8-bit image. The value of channel c (0 red, 1 green, 2 blue) in row i and column j is pixels[3 (i width +
+/// j) + c].
 struct rgb_image {
   index_t height = 0;
   index_t width = 0;
@@ -54,8 +55,9 @@ class jpeg_decoder {
     return {seen.height, seen.width};
   }
 
-  /// The smallest scale of 1, 7/8 .. 1/8 at which a part of height x width pixels has at least
-  /// needed x needed pixels; 1 if none has.
+  /// Returns the smallest scale n / 8, n = 1 .. 8, at which a part of height x width pixels of the file still
+  /// has at least needed x needed pixels; 8 / 8 if none has. Decoding at a small scale saves most of the
+  /// work.
   static scale scale_for(double height, double width, index_t needed) {
     int eighths = 8;
     const auto fits = [&](int n) { return std::min(height, width) * n / 8.0 >= static_cast<double>(needed); };
@@ -86,6 +88,7 @@ class jpeg_decoder {
   }
 
  private:
+  // What tjDecompressHeader3 reports: extents in pixels, chroma subsampling, color space.
   struct header {
     int width = 0, height = 0, sampling = 0, colors = 0;
   };
@@ -93,6 +96,7 @@ class jpeg_decoder {
     void operator()(void* handle) const { tjDestroy(handle); }
   };
 
+  // Reads a header. Throws the io_error of size_of.
   header header_of(std::span<const std::uint8_t> bytes, const std::string& name) {
     header seen;
     if (tjDecompressHeader3(handle_.get(), bytes.data(), static_cast<unsigned long>(bytes.size()),
@@ -138,7 +142,7 @@ class jpeg_decoder {
   }
 
   std::unique_ptr<void, closer> handle_;
-  std::vector<std::uint8_t> inks_;
+  std::vector<std::uint8_t> inks_;  // pixels of a CMYK image before their conversion
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -35,16 +35,20 @@ struct folder_options {
   index_t size = 224;    ///< height and width of the images of a batch
   index_t resize = 256;  ///< of an image that is not cut at random: shorter side before its middle is cut out
   int threads = 0;       ///< that read and decode; 0: as many as the machine runs at once
-  normalization normalize = imagenet_normalization();
+  normalization normalize =
+      imagenet_normalization();  ///< mean and deviation of each channel, in units of 0 .. 255
 };
 
 namespace detail {
 
-/// Reads, decodes, cuts and scales one file at a time.
+/// Reads, decodes, cuts and scales one file at a time, with memory that is used again for the next file. Each
+/// thread has its own.
 class window_reader {
  public:
-  /// Writes size x size x 3 values to `to`. choose(height, width) gives the window in the image. Throws
-  /// io_error.
+  /// Writes the window of an image, scaled to size x size x 3 values, to `to`. choose(height, width) returns
+  /// the window in pixels of the file. The file is decoded at the smallest scale at which the window still
+  /// has that size, and the window is scaled accordingly. Throws io_error for a file that cannot be read or
+  /// decoded.
   template <class Choose>
   void read(const std::string& path, index_t size, Choose&& choose, std::uint8_t* to) {
     const std::vector<std::uint8_t> bytes = read_file(path);
@@ -68,6 +72,8 @@ class window_reader {
 template <class T, class Device>
 class folder_batches final : public image_batches<T, Device> {
  public:
+  /// `folder` must outlive the object. Throws value_error for a smallest_area outside of (0, 1] and for the
+  /// augmentations pad_crop and reflect, which need images of one size.
   folder_batches(const image_folder& folder, const folder_options& how, loader_options options)
       : folder_(&folder),
         how_(how),
@@ -91,6 +97,9 @@ class folder_batches final : public image_batches<T, Device> {
   index_t steps_per_epoch() const override { return plan_.steps_per_epoch(); }
   index_t max_local_batch() const override { return plan_.max_local_batch(); }
 
+  /// Fills images and labels with this rank's part of a batch, and begins the next batch. A batch that was
+  /// not prepared, because the caller skipped steps, is read now. Throws io_error, naming the file that
+  /// cannot be decoded.
   batch_place load(context<Device>& ctx, index_t epoch, index_t step, const tensor_view<T, 4>& images,
                    std::span<std::int32_t> labels) override {
     const batch_place part = plan_.place_for(epoch, step, images.shape(), labels.size());
@@ -105,6 +114,7 @@ class folder_batches final : public image_batches<T, Device> {
   }
 
  private:
+  // A batch in preparation: its place in training, and the decoded pixels before normalization.
   struct prepared : batch_threads::batch {
     index_t epoch = 0, step = 0;
     std::vector<std::uint8_t> pixels;
@@ -112,6 +122,7 @@ class folder_batches final : public image_batches<T, Device> {
     std::vector<index_t> samples;
   };
 
+  // The number that the options ask for; 0: one for each hardware thread.
   static std::size_t number_of_threads(const folder_options& how) {
     if (how.threads > 0) return static_cast<std::size_t>(how.threads);
     return std::max(1U, std::thread::hardware_concurrency());
@@ -126,6 +137,8 @@ class folder_batches final : public image_batches<T, Device> {
     }
   }
 
+  // Starts the threads on a batch. Samples and windows are fixed before, by the seed, so that the pixels do
+  // not depend on the order in which threads run.
   std::shared_ptr<prepared> begin(index_t epoch, index_t step) {
     const batch_place part = plan_.place(epoch, step);
     std::shared_ptr<prepared> fresh = std::exchange(free_, nullptr);
@@ -148,8 +161,10 @@ class folder_batches final : public image_batches<T, Device> {
     return fresh;
   }
 
+  // Number of values of an image.
   index_t image_size() const { return how_.size * how_.size * 3; }
 
+  // Reads item i of a batch. Called by threads of the pool, each with its own reader.
   void read(prepared& batch, index_t i, window_reader& reader, const random_stream& random) const {
     const index_t sample = batch.samples[static_cast<std::size_t>(i)];
     const augmentation& augment = plan_.options().augment;
@@ -171,7 +186,7 @@ class folder_batches final : public image_batches<T, Device> {
   folder_options how_;
   batch_plan plan_;
   typename device_parts<Device>::byte_stage stage_;
-  std::shared_ptr<prepared> next_, free_;
+  std::shared_ptr<prepared> next_, free_;  // batch in preparation; memory of the last one, for reuse
   std::vector<window_reader> readers_;
   batch_threads threads_;  // uses what stands above
 };
@@ -195,6 +210,8 @@ class folder_images final : public image_source<T, Device> {
   /// Throws value_error for size < 1, resize < size or threads < 0, and the errors of list_image_folder.
   explicit folder_images(const std::string& root, folder_options options = {})
       : folder_images(list_image_folder(root), std::move(options)) {}
+  /// Uses a list of files that the caller has made or changed, such as a part of a folder. Throws value_error
+  /// for size < 1, resize < size or threads < 0.
   explicit folder_images(image_folder folder, folder_options options = {})
       : folder_(std::move(folder)), options_(std::move(options)) {
     if (options_.size < 1 || options_.resize < options_.size || options_.threads < 0) {
@@ -204,6 +221,7 @@ class folder_images final : public image_source<T, Device> {
     }
   }
 
+  /// The files, their labels and the names of the classes.
   const image_folder& folder() const { return folder_; }
 
   extents<4> images() const override {
@@ -213,6 +231,8 @@ class folder_images final : public image_source<T, Device> {
   std::span<const std::int32_t> labels() const override { return folder_.labels; }
   normalization normalize() const override { return options_.normalize; }
 
+  /// Returns the given samples, unaugmented (central_window), as images in memory. Throws io_error for a file
+  /// that cannot be decoded.
   image_set chosen(const std::vector<index_t>& samples) const override {
     image_set some{static_cast<index_t>(samples.size()), options_.size, options_.size, 3, classes(), {}, {}};
     const index_t image = options_.size * options_.size * 3;

@@ -93,7 +93,13 @@ inline std::vector<external_place> external_places(const onnx::ModelProto& model
   return all;
 }
 
-/// Writes the file of external data of a new model.
+/// Writes the file of external data of a new model: NAME.data in the folder of the model NAME. The file
+/// replaces an earlier one of this name only when commit() is called.
+///
+///     data_file_writer data("small.onnx", places);  // places: those of the model that is read
+///     data.copy(tensor, place);                     // from the old file
+///     data.move(other);                             // from the message
+///     data.commit();
 class data_file_writer {
  public:
   /// Opens the file OUT.data for the new model at the path `out`. Throws the io_error of atomic_writer, and
@@ -111,7 +117,8 @@ class data_file_writer {
     }
   }
 
-  /// Copies the bytes of an external tensor from `place` and lets the tensor refer to the copy.
+  /// Copies the bytes of an external tensor from `place`, in pieces of 16 MiB, and lets the tensor refer to
+  /// the copy. Throws io_error if a file cannot be read or written.
   void copy(onnx::TensorProto& tensor, const external_place& place) {
     struct stat status {};
     const file_descriptor file = open_for_reading(place.file, status);
@@ -126,7 +133,8 @@ class data_file_writer {
     refer(tensor, begin);
   }
 
-  /// Moves the raw_data of a tensor to the external data file, and lets the tensor refer to that file.
+  /// Moves the raw_data of a tensor to the external data file, and lets the tensor refer to that file. Throws
+  /// io_error if the file cannot be written.
   void move(onnx::TensorProto& tensor) {
     align();
     const std::uint64_t begin = size_;
@@ -136,9 +144,11 @@ class data_file_writer {
     refer(tensor, begin);
   }
 
+  /// Gives the file its final name. Throws io_error if the file cannot be written completely.
   void commit() { writer_.commit(); }
 
  private:
+  // Writes bytes at the end of the file.
   void append(std::span<const std::uint8_t> bytes) {
     writer_.write(bytes);
     size_ += bytes.size();

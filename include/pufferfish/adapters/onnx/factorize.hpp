@@ -48,6 +48,7 @@ class work_folder {
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
+  /// Path of the file `name` in the folder.
   std::string operator/(const char* name) const { return path_ + "/" + name; }
 
  private:
@@ -55,10 +56,13 @@ class work_folder {
 };
 
 /// Writes the weights of a model to a weight file that factorize_weights reads, in a temporary folder in that
-/// of the new model. Weight i is called "<i> NAME.matrix.weight": the order of the names is the order of the
-/// nodes, and no name looks like an embedding's.
+/// of the new model, which the destructor removes. Weight i is called "<i> NAME.matrix.weight", with i of six
+/// digits: the order of the names is the order of the nodes, and no name looks like an embedding's.
 class onnx_weight_file {
  public:
+  /// Writes the weights that may be factorized as [out][in] or [out][in / groups][kernel elements][1], and
+  /// their biases as [out]. `near`: path of the new model. `path`: path of the old model, whose external data
+  /// are read. `weights` must outlive the object. Throws io_error if a file cannot be written or read.
   onnx_weight_file(const std::string& near, const std::vector<onnx_weight>& weights,
                    const constant_map& constants, const std::string& path)
       : folder_(near), weights_(weights) {
@@ -86,9 +90,13 @@ class onnx_weight_file {
     writer.commit();
   }
 
+  /// Path of the written weights.
   std::string dense() const { return folder_ / "dense.safetensors"; }
+  /// Path to which factorize_weights writes the factors; in the same folder.
   std::string factors() const { return folder_ / "factors.safetensors"; }
+  /// Name of weight i in the weight file.
   std::string key(std::size_t i) const { return stem(i) + ".weight"; }
+  /// Name of weight i in the weight file without its ending ".weight".
   std::string stem(std::size_t i) const {
     const std::string number = std::to_string(i);
     return std::string(number.size() < 6 ? 6 - number.size() : 0, '0') + number + " " + weights_[i].name +
@@ -149,7 +157,8 @@ struct onnx_policy {
   onnx_policy& operator=(const onnx_policy&) = delete;
 };
 
-/// Calls factorize_weights; names in errors are those of the model.
+/// Calls factorize_weights from file.dense() to file.factors(). Its errors are thrown again with the names of
+/// the model in place of those of the weight file, and with `path` as the name of the file.
 inline weight_report factorize_file(const onnx_weight_file& file, const weight_policy& policy,
                                     const std::string& path, const weight_observer& observer) {
   const auto text = [&](const error& e) { return file.in_names_of_model(e.what(), path); };

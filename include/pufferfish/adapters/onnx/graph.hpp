@@ -22,7 +22,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Name and value of an attribute of an ONNX node: an integer, a float, a list of integers, or text.
 struct onnx_attribute {
-  std::string name;
+  std::string name;  ///< of the attribute, such as "axis"
   std::variant<std::int64_t, float, std::vector<std::int64_t>, std::string> value;
 };
 
@@ -42,9 +42,9 @@ class onnx_graph {
   /// A tensor of the file and the network's memory for it: the elements of `parts`, one after the other, each
   /// in the order of its indices, are those of the tensor.
   struct binding {
-    std::string name;
-    std::vector<index_t> shape;
-    std::vector<tensor_view<T, 4>> parts;
+    std::string name;                      ///< of the tensor in the file
+    std::vector<index_t> shape;            ///< of the tensor in the file
+    std::vector<tensor_view<T, 4>> parts;  ///< memory of the network; not owned
   };
   /// Adds a weight of the network and returns its name. A second call with the same name adds nothing: layers
   /// may share a weight. The views must stay valid as long as the graph is used.
@@ -78,7 +78,8 @@ class onnx_graph {
     return constant<float>(name, {}, {static_cast<float>(value)});
   }
 
-  /// Adds a node of `outputs` results and returns their names. The node is called `name`, if that is free.
+  /// Adds a node of `outputs` results and returns their names, which are new. The node is called `name`, or
+  /// name_1, name_2, ... if that is used already; an empty name stands for that of the operator.
   std::vector<std::string> nodes(const std::string& op, const std::string& name,
                                  const std::vector<std::string>& inputs,
                                  const std::vector<onnx_attribute>& attributes, std::size_t outputs) {
@@ -101,14 +102,15 @@ class onnx_graph {
     return nodes(op, name, inputs, attributes, 1).front();
   }
 
-  /// Declares an input or an output of the graph. An extent is a number, or the name of an axis whose length
-  /// is free.
+  /// An extent of an input or output: a number, or the name of an axis whose length is free.
   using axis = std::variant<index_t, std::string>;
+  /// Declares an input of the graph. `type`: a TensorProto::DataType.
   void input(const std::string& name, std::int32_t type, const std::vector<axis>& shape) {
     names_.insert(name);
     declare(*graph_.add_input(), name, type, shape);
   }
-  /// Adds an Identity node, so that value `from` gets the name of the output.
+  /// Declares an output of the graph. Adds an Identity node, so that the value `from` gets the name of the
+  /// output.
   void output(const std::string& name, const std::string& from, std::int32_t type,
               const std::vector<axis>& shape) {
     onnx::NodeProto& node = *graph_.add_node();
@@ -123,12 +125,15 @@ class onnx_graph {
   /// The last node, to which a caller may add what `nodes` cannot: a subgraph.
   onnx::NodeProto& last_node() { return *graph_.mutable_node(graph_.node_size() - 1); }
 
+  /// The weights of the network that nodes of the graph use, in the order in which they were added.
   const std::vector<binding>& bindings() const { return bindings_; }
   /// The graph without the weights of the network.
   const onnx::GraphProto& proto() const { return graph_; }
+  /// The same graph to be changed, such as to name it or to take it as the body of a Scan node.
   onnx::GraphProto& proto() { return graph_; }
 
  private:
+  // Fills the description of an input or output.
   static void declare(onnx::ValueInfoProto& info, const std::string& name, std::int32_t type,
                       const std::vector<axis>& shape) {
     info.set_name(name);
@@ -141,6 +146,7 @@ class onnx_graph {
     }
   }
 
+  // Adds an attribute to a node, with the type that its value has.
   static void add_attribute(onnx::NodeProto& node, const onnx_attribute& one) {
     onnx::AttributeProto& attribute = *node.add_attribute();
     attribute.set_name(one.name);
@@ -165,12 +171,13 @@ class onnx_graph {
     for (int n = 1; !used.insert(candidate).second; ++n) candidate = name + "_" + std::to_string(n);
     return candidate;
   }
+  // New names of a value and of a node; the two are separate lists in ONNX.
   std::string fresh(const std::string& name) { return first_free(names_, name); }
   std::string fresh_node(const std::string& name) { return first_free(node_names_, name); }
 
   onnx::GraphProto graph_;
-  std::vector<binding> bindings_;
-  std::set<std::string> names_, node_names_;
+  std::vector<binding> bindings_;             // weights of the network
+  std::set<std::string> names_, node_names_;  // names in use: of values, and of nodes
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -24,7 +24,8 @@ inline constexpr std::int64_t onnx_opset = 13, onnx_ir_version = 7;
 
 namespace detail {
 
-/// Appends the elements of the views to `to` as FLOAT, in order.
+/// Appends the elements of the views to the bytes `to` as FLOAT, view after view, each in the order of its
+/// indices. Elements of double are rounded to float.
 template <class T>
 void append_parts(const std::vector<tensor_view<T, 4>>& parts, std::string& to) {
   for (const tensor_view<T, 4>& part : parts) {
@@ -35,7 +36,7 @@ void append_parts(const std::vector<tensor_view<T, 4>>& parts, std::string& to) 
 }
 
 /// Returns the ONNX model of a graph, with the weights as initializers, after ONNX's checker has accepted it.
-/// `path` names the file in error texts.
+/// `path` names the file in error texts. Throws io_error with the checker's text.
 template <class T>
 onnx::ModelProto onnx_model_of(const onnx_graph<T>& graph, const std::string& path) {
   onnx::ModelProto model;
@@ -54,8 +55,9 @@ onnx::ModelProto onnx_model_of(const onnx_graph<T>& graph, const std::string& pa
 }
 
 /// Finds constants for those weights of a graph whose name no constant of the model has, and adds them to
-/// `constants` by the weights' names. Candidates are constants whose names no weight has; they are paired by
-/// shapes in the order of use. Throws the errors of match_in_order.
+/// `constants` under the weights' names. Candidates are constants whose names no weight has; they are paired
+/// by shapes in the order of use. Throws the io_error of match_in_order if there is no pairing, or more than
+/// one.
 template <class T>
 void find_unnamed(const onnx_graph<T>& graph, const onnx::GraphProto& model, constant_map& constants,
                   const std::string& path) {
@@ -87,8 +89,9 @@ void find_unnamed(const onnx_graph<T>& graph, const onnx::GraphProto& model, con
   }
 }
 
-/// Fills the weights of a graph from the constants of the model at `path`. After an error no weight is
-/// changed. Errors are those of read_onnx.
+/// Fills the weights of a graph from the constants of the model at `path`: by name, else by order of use. All
+/// elements are read and converted to T before the first weight is written, so that after an error no weight
+/// is changed. Errors are those of read_onnx.
 template <class T>
 void read_bindings(const onnx_graph<T>& graph, const std::string& path) {
   const onnx::ModelProto model = read_onnx_model(path);

@@ -55,7 +55,8 @@ std::string write_normalization(onnx_graph<T>& to, const std::string& name, cons
   return bias.empty() ? y : to.node("Add", name, {y, bias});
 }
 
-/// Adds a LayerNorm over axis 1 of an image, or over axis -1 of a matrix or of tokens.
+/// Adds a LayerNorm over the channels and returns the name of its output: over axis 1 of x [N][C][H][W] if
+/// `image`, else over the last axis. The parameters are stored with the names NAME.weight and NAME.bias.
 template <class T>
 std::string write_layer_norm(onnx_graph<T>& to, const std::string& name, LayerNorm<T>& layer,
                              const std::string& x, bool image) {
@@ -67,8 +68,9 @@ std::string write_layer_norm(onnx_graph<T>& to, const std::string& name, LayerNo
   return write_normalization(to, name, x, {image ? 1 : -1}, layer.eps(), weight, bias);
 }
 
-/// Adds GELU, x / 2 (1 + inner), where inner is erf(x / sqrt 2) or, with `tanh`,
-/// tanh(sqrt(2 / pi) (x + 0.044715 x^3)).
+/// Adds y = x / 2 (1 + inner) and returns its name, where inner is erf(x / sqrt 2), or tanh(sqrt(2 / pi) (x +
+/// 0.044715 x^3)) if `tanh`: GELU and its approximation (Hendrycks and Gimpel, arXiv:1606.08415). ONNX has a
+/// Gelu operator from opset 20 only.
 template <class T>
 std::string write_gelu(onnx_graph<T>& to, const std::string& name, const std::string& x, bool tanh) {
   const auto scaled = [&](const std::string& part, const std::string& of, double by) {
@@ -114,6 +116,7 @@ onnx_value write_pool(onnx_walk<T>& to, const char* op, const std::string& name,
 
 }  // namespace detail
 
+// Containers add no node of their own: the nodes are those of their layers, named NAME.LAYER.
 template <class T>
 struct onnx_form<Sequential<T>> : detail::sequence_form<Sequential<T>> {};
 template <class T>
@@ -122,6 +125,8 @@ struct onnx_form<detail::initialized_sequential<T, device::cpu>>
 template <class T>
 struct onnx_form<LowRankNormConv<T>> : detail::sequence_form<LowRankNormConv<T>> {};
 
+/// The form of Residual: y = branch(x) + shortcut(x), then ReLU if the block has one. Both sides are brought
+/// to the same layout first, because a branch may end in a matrix where the shortcut is an image.
 template <class T>
 struct onnx_form<Residual<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, Residual<T>& layer,
@@ -142,6 +147,7 @@ struct onnx_form<Residual<T>> {
   }
 };
 
+/// The form of BatchNorm in inference: y = (x - running mean) / sqrt(running variance + eps) weight + bias.
 template <class T>
 struct onnx_form<BatchNorm<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, BatchNorm<T>& layer,
@@ -157,6 +163,8 @@ struct onnx_form<BatchNorm<T>> {
   }
 };
 
+/// The form of ChannelSelect, which keeps a list of channels: a Gather along axis 1, where both images and
+/// matrices have their channels.
 template <class T>
 struct onnx_form<ChannelSelect<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, ChannelSelect<T>& layer,
@@ -173,6 +181,7 @@ struct onnx_form<ChannelSelect<T>> {
   }
 };
 
+/// The form of LayerNorm over the channels of an image or the columns of a matrix.
 template <class T>
 struct onnx_form<LayerNorm<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, LayerNorm<T>& layer,
@@ -182,6 +191,7 @@ struct onnx_form<LayerNorm<T>> {
   }
 };
 
+// The forms of activations: one standard node each, except for the two forms of GELU.
 template <class T>
 struct onnx_form<ReLU<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, ReLU<T>&, const onnx_value& x) {
@@ -218,12 +228,15 @@ struct onnx_form<Dropout<T>> {
   static onnx_value write(onnx_walk<T>&, const std::string&, Dropout<T>&, const onnx_value& x) { return x; }
 };
 
+/// The form of Flatten. ONNX flattens [C][H][W] where the library flattens [H][W][C]; onnx_value::pixels
+/// records the difference, and the next linear layer reorders its columns.
 template <class T>
 struct onnx_form<Flatten<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, Flatten<T>&, const onnx_value& x) {
     return to.flatten(name, x);
   }
 };
+// The forms of pooling: padding is excluded from maxima, and counted in averages as the layer says.
 template <class T>
 struct onnx_form<MaxPool<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, MaxPool<T>& layer, const onnx_value& x) {

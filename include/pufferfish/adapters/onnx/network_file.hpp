@@ -30,7 +30,8 @@ struct onnx_options {
 
 namespace detail {
 
-/// Builds the graph of a network; the graph's weights are views of the network's memory.
+/// Builds the graph of a network; the graph's weights are views of the network's memory. A form of
+/// options.forms is preferred to one of the library. Throws the value_error and shape_error of write_onnx.
 template <class T>
 onnx_graph<T> onnx_graph_of(network<T>& net, const onnx_options<T>& options) {
   std::vector<typename onnx_walk<T>::form> forms = options.forms;

@@ -21,8 +21,9 @@ namespace detail {
 
 /// A factor as stored in a weight file: [rows][cols], elements as bytes.
 struct onnx_factor {
-  index_t rows = 0, cols = 0;
-  std::vector<std::uint8_t> bytes;
+  index_t rows = 0, cols = 0;  ///< extents of the matrix
+  std::vector<std::uint8_t>
+      bytes;  ///< elements in row-major order, little-endian, in the dtype of the weight
 };
 
 /// Returns the transpose of a matrix [rows][cols] whose elements have `size` bytes.
@@ -38,10 +39,16 @@ inline std::vector<std::uint8_t> transposed_bytes(const std::vector<std::uint8_t
   return to;
 }
 
-/// Rewrites a model in place. Everything that is not replaced stays as it is, in the same order, with fields
-/// that this version of ONNX does not know.
+/// Rewrites a model in place: replaces constants by two factors, and each node that uses such a constant by
+/// two nodes. Everything else stays as it is, in the same order, with fields that the installed version of
+/// ONNX does not know. The model must outlive the object.
+///
+///     onnx_rewriter rewriter(model);
+///     rewriter.replace(weight, down, up);  // for each weight to be factorized
+///     rewriter();                          // makes all changes at once
 class onnx_rewriter {
  public:
+  /// Collects the names of all values and nodes, so that new names are unique.
   explicit onnx_rewriter(onnx::ModelProto& model) : model_(model) {
     const onnx::GraphProto& graph = model.graph();
     for (const auto& one : graph.input()) names_.insert(one.name());
@@ -52,7 +59,9 @@ class onnx_rewriter {
     }
   }
 
-  /// Notes that a weight is replaced by up down: `down` [groups rank][in...], `up` [out][rank].
+  /// Notes that a weight W is replaced by W = up down, with `down` [groups rank][in...] and `up` [out][rank],
+  /// both in the weight's dtype. The layouts in the model follow from weight.role. `weight` must outlive the
+  /// object.
   void replace(const onnx_weight& weight, const onnx_factor& down, const onnx_factor& up) {
     change& made = changes_[weight.name];
     made.weight = &weight;
@@ -81,8 +90,9 @@ class onnx_rewriter {
     fill(made.up, "up", std::move(second), up, turn_up);
   }
 
-  /// Makes the changes that replace() has noted. Returns the names of factors whose weights were external
-  /// data.
+  /// Makes the changes that replace() has noted. Factors are stored at the place of their weight among the
+  /// initializers; those of a weight that was a Constant node are appended. Returns the names of factors
+  /// whose weights were external data, which the caller moves to the new file of external data.
   std::set<std::string> operator()() {
     onnx::GraphProto& graph = *model_.mutable_graph();
     std::map<int, const change*> by_node;
@@ -123,18 +133,21 @@ class onnx_rewriter {
   }
 
  private:
+  // A weight and the two tensors that replace it. `external`: the weight was external data.
   struct change {
     const onnx_weight* weight = nullptr;
     bool external = false;
     onnx::TensorProto down, up;
   };
 
+  // Returns `name`, or the first of name_1, name_2, ... that is not in `used`, and adds it to `used`.
   static std::string free_name(std::set<std::string>& used, const std::string& name) {
     std::string candidate = name;
     for (int n = 1; !used.insert(candidate).second; ++n) candidate = name + "_" + std::to_string(n);
     return candidate;
   }
 
+  // Moves the two factors of a change into the graph.
   void add_factors(change& one, onnx::GraphProto& graph, std::set<std::string>& external) {
     for (onnx::TensorProto* tensor : {&one.down, &one.up}) {
       if (one.external) external.insert(tensor->name());
@@ -143,6 +156,7 @@ class onnx_rewriter {
     }
   }
 
+  // Functions for attributes: an attribute that exists already is removed first, so that no name is twice.
   static void erase_attribute(onnx::NodeProto& node, const std::string& name) {
     for (int i = node.attribute_size() - 1; i >= 0; --i) {
       if (node.attribute(i).name() == name) node.mutable_attribute()->DeleteSubrange(i, 1);
@@ -160,8 +174,9 @@ class onnx_rewriter {
     one.set_i(value);
   }
 
-  // Adds the two nodes that replace `node`. Both begin as copies of it, so that fields unknown to this
-  // version of ONNX stay.
+  // Adds the two nodes that replace `node`. Both begin as copies of the node, so that fields unknown to this
+  // version of ONNX stay. The bias and the attributes of the result stay with the second node; of a
+  // convolution, the window belongs to the first, and the second is 1 x 1.
   void replace_node(const onnx::NodeProto& node, const change& made, onnx::GraphProto& graph) {
     const onnx_weight& weight = *made.weight;
     const std::string between = free_name(names_, node.output(0) + ".down");
@@ -212,6 +227,7 @@ class onnx_rewriter {
     if (opset_of(model_) < 7) set_int(first, "broadcast", 1);
   }
 
+  // Name of a new node: that of the old one with a suffix, or empty if the old node had no name.
   std::string named(const onnx::NodeProto& node, const char* suffix) {
     return node.name().empty() ? "" : free_name(node_names_, node.name() + suffix);
   }
@@ -236,7 +252,7 @@ class onnx_rewriter {
   }
 
   onnx::ModelProto& model_;
-  std::map<std::string, change> changes_;
+  std::map<std::string, change> changes_;  // by the name of the weight
   std::set<std::string> names_, node_names_, factors_;
 };
 

@@ -20,14 +20,15 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Which part of a Transformer a model computes. Tokens are INT64, all other values FLOAT; B sentences of S
 /// source tokens and T target tokens; P tokens decoded before; N is the number of a layer, from 0.
 ///
-///   part     inputs                                       outputs
-///   whole    source [B][S], target [B][T]                 logits [B][T][vocabulary]
-///   encoder  source [B][S]                                encoded [B][S][width]; memory.N.keys,
-///   memory.N.values
-///                                                         [B][heads][S][key or value]
-///   decoder  source [B][S], encoded, target [B][T]        logits [B][T][vocabulary]
-///   step     source [B][S], memory.N.keys, memory.N.values, target [B][1],
-///            past.N.keys, past.N.values [B][heads][P][..] logits [B][1][vocabulary]; present.N.keys,
+///   part     inputs                                        outputs
+///   whole    source [B][S], target [B][T]                  logits [B][T][vocabulary]
+///   encoder  source [B][S]                                 encoded [B][S][width],
+///                                                          memory.N.keys [B][heads][S][key],
+///                                                          memory.N.values [B][heads][S][value]
+///   decoder  source [B][S], encoded, target [B][T]         logits [B][T][vocabulary]
+///   step     source [B][S], memory.N.keys, memory.N.values, logits [B][1][vocabulary],
+///            target [B][1], past.N.keys, past.N.values     present.N.keys, present.N.values
+///            [B][heads][P][..]                             [B][heads][P + 1][..]
 ///                                                         present.N.values [B][heads][P + 1][..]
 ///
 /// `step` is the decoder with a cache: `present` is the next step's `past`, and P = 0 in the first step.
@@ -76,14 +77,17 @@ onnx_graph<T> onnx_graph_of(lstm_lm<T>& net) {
   return to;
 }
 
-/// Builds the graph of one part of a Transformer. operator() is called once.
+/// Builds the graph of one part of a Transformer: onnx_transformer<T>(net, part)(). The graph's weights are
+/// views of the network, which must outlive it.
 template <class T>
 class onnx_transformer {
   using axes = std::vector<typename onnx_graph<T>::axis>;
 
  public:
+  /// `net` must outlive the object.
   onnx_transformer(transformer<T>& net, onnx_part part) : net_(net), options_(net.options()), part_(part) {}
 
+  /// Builds the graph and returns it. To be called once.
   onnx_graph<T> operator()() {
     const bool encodes = part_ == onnx_part::whole || part_ == onnx_part::encoder;
     const bool decodes = part_ != onnx_part::encoder;
@@ -130,6 +134,7 @@ class onnx_transformer {
   }
 
  private:
+  // An output of the graph that is declared after all nodes, so that `logits` is the first output.
   struct output {
     std::string name, value;
     axes shape;
@@ -145,6 +150,8 @@ class onnx_transformer {
     const std::string mask = blocked(tokens + ".mask", equal);
     return to_.node("Unsqueeze", tokens + ".mask4", {mask, onnx_list(to_, tokens + ".axes", {1, 2})});
   }
+  // Adds a mask that is -1e30 where the value `where` is true and else 0. The number is finite, so that a row
+  // of only blocked scores has a softmax without NaN.
   std::string blocked(const std::string& name, const std::string& where) {
     return to_.node("Where", name,
                     {where, to_.scalar(name + ".minus", -1e30), to_.scalar(name + ".zero", 0.0)});
@@ -190,6 +197,9 @@ class onnx_transformer {
     x_ = write_layer_norm(to_, name, norm, to_.node("Add", tokens + ".start", {words, rows}), false);
   }
 
+  // Adds an attention block of the encoder or decoder. Decoder layers have two blocks, self attention and
+  // attention to the encoder's output. A part that does not compute the decoder, onnx_part::encoder, still
+  // adds the projections of the second block, which the steps read as memory.N.
   void attention(const std::string& name, MultiHeadAttention<T>& block, bool encoder, bool computes) {
     onnx_attention<T> form(to_, name, block);
     const bool own = name.ends_with("slf_attn");
@@ -217,14 +227,17 @@ class onnx_transformer {
       x_ = form.attend(x_, form.project(x_), causal_mask_);
     }
   }
+  // The shape of keys or values whose head has `width` elements: [batch][heads][length][width].
   axes memory_shape(const std::string& length, index_t width) const {
     return {batch_, options_.heads, length, width};
   }
+  // Declares the inputs STEM.keys and STEM.values of the graph.
   onnx_memory inputs(const std::string& stem, const std::string& length) {
     to_.input(stem + ".keys", onnx::TensorProto::FLOAT, memory_shape(length, options_.key));
     to_.input(stem + ".values", onnx::TensorProto::FLOAT, memory_shape(length, options_.value));
     return {stem + ".keys", stem + ".values"};
   }
+  // Notes the outputs STEM.keys and STEM.values of the graph.
   void add_outputs(const std::string& stem, const onnx_memory& memory, const std::string& length) {
     outputs_.push_back({stem + ".keys", memory.keys, memory_shape(length, options_.key)});
     outputs_.push_back({stem + ".values", memory.values, memory_shape(length, options_.value)});

@@ -72,6 +72,8 @@ std::string write_linear(onnx_graph<T>& to, const std::string& name, any_layer<T
 template <class T>
 class onnx_table {
  public:
+  /// Adds the table of the embedding `layer`, dense or low-rank. Throws value_error, naming the layer, for a
+  /// layer that is not an embedding.
   onnx_table(onnx_graph<T>& to, const std::string& name, any_layer<T>& layer) : to_(to), name_(name) {
     const layer_weights<T> dense = layer.weights(name);
     const low_rank_parts<T> low = layer.low_rank();
@@ -115,7 +117,8 @@ struct onnx_sequence {
   std::string y, h, c;
 };
 
-/// The order of the gates in an ONNX LSTM, i, o, f, g, as indices into i, f, g, o.
+/// The gates of an ONNX LSTM are ordered i, o, f, g; this list has their indices in the library's order i, f,
+/// g, o.
 inline constexpr std::array<std::size_t, 4> onnx_gates{0, 3, 1, 2};
 
 /// Adds an LSTM node and returns its results. `weights`: names of the input side's matrix
@@ -223,7 +226,8 @@ onnx_sequence write_low_rank_lstm(onnx_graph<T>& to, const std::string& name, co
 }
 
 /// Adds a dense or low-rank LSTM over from.y [steps][batch][input] with the state from.h, from.c
-/// [1][batch][hidden].
+/// [1][batch][hidden], and returns y [steps][batch][hidden] and the last state. Throws value_error, naming
+/// the layer, for a layer that is not an LSTM.
 template <class T>
 onnx_sequence write_lstm(onnx_graph<T>& to, const std::string& name, any_layer<T>& layer,
                          const onnx_sequence& from) {
@@ -248,10 +252,13 @@ struct onnx_memory {
   std::string keys, values;
 };
 
-/// The ONNX form of a MultiHeadAttention: y = norm(x + fc(attention)).
+/// The ONNX form of a MultiHeadAttention: y = norm(x + W_o concat(heads)), where a head is softmax(q k^T /
+/// sqrt(key width) + mask) v. project() and attend() are separate, because a Transformer's decoder projects
+/// the encoder's output once for all target tokens.
 template <class T>
 class onnx_attention {
  public:
+  /// The graph and the block must outlive the object.
   onnx_attention(onnx_graph<T>& to, const std::string& name, MultiHeadAttention<T>& block)
       : to_(to), name_(name), shape_(block.shape()) {
     block.parts([&]<class Part>(const char* part, Part& one) {
@@ -263,11 +270,12 @@ class onnx_attention {
     });
   }
 
+  /// Adds the projections of `memory` [batch][length][model] to keys and values, and returns their names.
   onnx_memory project(const std::string& memory) {
     return {heads(1, memory, shape_.key), heads(2, memory, shape_.value)};
   }
-  /// Adds the attention of x, [batch][queries][model], to `memory`, and returns the name of y. `mask` is
-  /// added to the scores [batch][heads][queries][keys]; empty: no mask.
+  /// Adds the attention of x [batch][queries][model] to `memory`, and returns the name of y, of the same
+  /// shape. `mask` is added to the scores [batch][heads][queries][keys]; empty: no mask.
   std::string attend(const std::string& x, const onnx_memory& memory, const std::string& mask) {
     const std::string q = heads(0, x, shape_.key);
     const std::string turned =
@@ -288,9 +296,11 @@ class onnx_attention {
   }
 
  private:
+  // Adds one of the block's four linear layers: query, key, value or output.
   std::string linear(std::size_t slot, const std::string& x) {
     return write_linear(to_, join_name(name_, slots_[slot].first), *slots_[slot].second, x);
   }
+  // Adds a projection and its split into heads, [batch][length][model] -> [batch][heads][length][width].
   std::string heads(std::size_t slot, const std::string& x, index_t width) {
     const std::string name = join_name(name_, slots_[slot].first);
     const std::string split =

@@ -41,6 +41,7 @@ inline std::optional<tensor_dtype> floating_dtype(const onnx::TensorProto& tenso
   }
 }
 
+/// Extents of a tensor; empty for a scalar.
 inline std::vector<index_t> shape_of(const onnx::TensorProto& tensor) {
   return {tensor.dims().begin(), tensor.dims().end()};
 }
@@ -59,10 +60,11 @@ inline std::uint64_t byte_size(const onnx::TensorProto& tensor, tensor_dtype dty
 
 /// The file, the first byte and the number of bytes of a tensor that is stored as external data.
 struct external_place {
-  std::string file;
-  std::uint64_t offset = 0, length = 0;
+  std::string file;                      ///< path, in the folder of the model
+  std::uint64_t offset = 0, length = 0;  ///< in bytes
 };
 
+/// Whether the elements of a tensor are stored in a file of external data.
 inline bool is_external(const onnx::TensorProto& tensor) {
   return tensor.data_location() == onnx::TensorProto::EXTERNAL;
 }
@@ -166,8 +168,10 @@ inline std::vector<std::uint8_t> elements_of(const onnx::TensorProto& tensor, te
   return all;
 }
 
-/// The constants of the main graph by name: initializers, and the values of Constant nodes.
+/// The constants of the main graph by name. The tensors belong to the model.
 using constant_map = std::map<std::string, const onnx::TensorProto*>;
+/// Returns the constants of the main graph: initializers, and the values of Constant nodes that hold a
+/// tensor. If a name exists twice, the initializer counts.
 inline constant_map constants_of(const onnx::GraphProto& graph) {
   constant_map all;
   for (const auto& one : graph.initializer()) all.emplace(one.name(), &one);

@@ -19,8 +19,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Calls write(value) with x as [N][H W][C], the order of the library's memory, and returns its result [N][H
-/// W][channels] as an image. The result has the height and width of x.
+/// Adds a layer over tokens to a graph of images. `x` [N][C][H][W] is turned to [N][H W][C], the order of the
+/// library's memory; write(name) adds the layer's nodes and returns the name of its output [N][H
+/// W][channels]; the output is turned back to an image [N][channels][H][W] of the same height and width.
 template <class T, class Write>
 onnx_value write_tokens(onnx_walk<T>& to, const std::string& name, const onnx_value& x, index_t channels,
                         Write&& write) {
@@ -83,6 +84,7 @@ struct onnx_form<MultiHeadAttention<T>> {
   }
 };
 
+/// The form of FeedForward, y = norm(x + w_2 relu(w_1 x)), for the pixels of each image.
 template <class T>
 struct onnx_form<FeedForward<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, FeedForward<T>& layer,
@@ -94,7 +96,9 @@ struct onnx_form<FeedForward<T>> {
   }
 };
 
-/// Returns the forms of all layers of the library.
+/// Returns the forms of all layers of the library that have no geometry, in the order in which onnx_walk
+/// tries them. Layers with a geometry (linear and convolution, dense and factorized) are written by
+/// onnx_walk.
 template <class T>
 std::vector<typename onnx_walk<T>::form> onnx_forms() {
   return {onnx_form_of<Sequential<T>>(),

@@ -47,7 +47,8 @@ struct onnx_form;
 
 namespace detail {
 
-/// Appends the attributes of a window that moves over images: kernel, padding and stride.
+/// Appends the attributes kernel_shape, pads and strides of a window that moves over images to the list `to`,
+/// and returns the list. ONNX's pads are [top, left, bottom, right].
 inline std::vector<onnx_attribute> onnx_window(std::vector<onnx_attribute> to, const size2& kernel,
                                                const size2& stride, const size2& padding) {
   using sizes = std::vector<std::int64_t>;
@@ -71,8 +72,14 @@ std::string write_conv(onnx_graph<T>& to, const std::string& name, const conv_sh
 
 }  // namespace detail
 
-/// Adds the nodes of layers to a graph, layer by layer. Names of nodes are those of layers, names of weights
-/// those of parameters, as in weight files.
+/// Adds the nodes of layers to a graph, layer by layer. Names of nodes are those of layers, and names of
+/// weights are those of parameters, as in weight files.
+///
+///     onnx_graph<float> graph;
+///     const auto forms = onnx_forms<float>();
+///     onnx_walk<float> walk(graph, forms);
+///     graph.input("x", onnx::TensorProto::FLOAT, {index_t{1}, index_t{3}, index_t{32}, index_t{32}});
+///     const onnx_value y = walk.write("conv1", layer, {"x", {1, 32, 32, 3}});
 template <class T>
 class onnx_walk {
  public:
@@ -86,6 +93,7 @@ class onnx_walk {
   /// object.
   onnx_walk(onnx_graph<T>& graph, const std::vector<form>& forms) : graph_(graph), forms_(forms) {}
 
+  /// The graph to which nodes are added.
   onnx_graph<T>& graph() { return graph_; }
 
   /// Adds the nodes of a layer called `name` with input x. Throws value_error, naming the layer, for a layer
@@ -105,7 +113,8 @@ class onnx_walk {
     return x;
   }
 
-  /// Returns x as an image [N][C][H][W]; adds nodes if x is a matrix.
+  /// Returns x as an image [N][C][H][W]. If x is a matrix, adds nodes that make it an image of one pixel,
+  /// with the columns as channels in the order of the network.
   onnx_value image(const std::string& name, const onnx_value& x) {
     if (!x.rows) return x;
     const onnx_value plain = in_order(name, x);
@@ -123,7 +132,8 @@ class onnx_walk {
     }
     return flatten(name, x);
   }
-  /// Returns the pixels of an image as columns of a matrix.
+  /// Returns the pixels of an image as columns of a matrix, in the order [channels][height][width]; adds a
+  /// node if x is an image.
   onnx_value flatten(const std::string& name, const onnx_value& x) {
     if (x.rows) return x;
     const auto [n, h, w, c] = x.shape;
@@ -132,7 +142,8 @@ class onnx_walk {
             true,
             {h, w, c}};
   }
-  /// Returns x with its columns in the order of the network, [height][width][channels].
+  /// Returns x with its columns in the order of the network, [height][width][channels]; adds three nodes if
+  /// they have another order. Layers that treat columns one by one, such as batch norms, need this.
   onnx_value in_order(const std::string& name, const onnx_value& x) {
     if (!x.reordered()) return x;
     const auto [h, w, c] = x.pixels;
@@ -147,6 +158,7 @@ class onnx_walk {
   }
 
  private:
+  // A weight and its bias in the graph.
   struct pair {
     std::vector<tensor_view<T, 4>> parts;  // one per group, [out / groups][in / groups][height][width]
     std::string weight, bias;              // names; no bias: ""
@@ -191,7 +203,8 @@ class onnx_walk {
     return !biases.empty() && !biases.front().view.is_null();
   }
 
-  // Adds a matrix product for single pixels, a convolution for images.
+  // Adds a product: Gemm if x has one pixel and the kernel is 1 x 1, else Conv. If x was flattened from an
+  // image, the columns of the weight are reordered in the file, so that no node has to reorder x.
   onnx_value product(const std::string& name, const conv_shape& shape, const pair& one, const onnx_value& x,
                      const extents<4>& output) {
     const std::vector<index_t> oihw{shape.out_channels, shape.group_inputs(), shape.kernel.height,
@@ -221,7 +234,8 @@ class onnx_walk {
   const std::vector<form>& forms_;
 };
 
-/// Returns the form of layers of type L, which calls onnx_form<L>::write.
+/// Returns the form of layers of type L, which calls onnx_form<L>::write; for layers of other types the
+/// function returns nullopt. To be used in onnx_options::forms.
 template <class L, class T = typename L::value_type>
 typename onnx_walk<T>::form onnx_form_of() {
   return [](onnx_walk<T>& to, const std::string& name, any_layer<T>& layer,

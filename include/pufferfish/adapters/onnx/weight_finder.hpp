@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the constants of an ONNX graph that are weight matrices, and the nodes that they belong to.
+/// Internal: `weight_finder` lists the constants of an ONNX graph that nodes use as weight matrices, with the
+/// reason why a weight cannot be replaced by factors.
 
 #include <algorithm>
 #include <cstddef>
@@ -30,31 +31,40 @@ enum class onnx_role {
 
 /// A constant that at least one node uses as its weight.
 struct onnx_weight {
-  std::string name{};
-  const onnx::TensorProto* tensor = nullptr;
-  onnx_role role{};
-  bool transposed = false;  ///< whether the constant is [in][out]
-  index_t groups = 1;
+  std::string name{};                         ///< name of the constant
+  const onnx::TensorProto* tensor = nullptr;  ///< the constant; owned by the model
+  onnx_role role{};                           ///< place of the matrix in its nodes
+  bool transposed = false;                    ///< whether the constant is [in][out]
+  index_t groups = 1;                         ///< of a convolution
   std::vector<index_t> shape{};  ///< [out][in], or [out][in / groups][kernel elements][1] of a convolution
   std::string bias{};            ///< constant [out] that is added to the product; empty: none
   std::string reason{};          ///< why the weight has to stay; empty: it may be factorized
   std::vector<int> nodes{};      ///< numbers of the nodes that use it
 };
 
+/// Returns the attribute of a node by name, or nullptr if the node does not have it.
 inline const onnx::AttributeProto* attribute_of(const onnx::NodeProto& node, const std::string& name) {
   for (const auto& one : node.attribute()) {
     if (one.name() == name) return &one;
   }
   return nullptr;
 }
+/// Returns the value of an integer attribute, or `otherwise` if the node does not have the attribute.
 inline std::int64_t int_of(const onnx::NodeProto& node, const std::string& name, std::int64_t otherwise) {
   const onnx::AttributeProto* const one = attribute_of(node, name);
   return one != nullptr ? one->i() : otherwise;
 }
 
-/// Finds the weights of a model in the order of their first nodes. The model must outlive the object.
+/// Finds the weights of the main graph, each once, in the order of the first node that uses it. Considered
+/// are Conv, Gemm, MatMul with one constant, LSTM, GRU and RNN; ConvTranspose and embeddings are listed with
+/// the reason why they stay. `model` and `constants` must outlive the object, and the pointers in the result
+/// are valid as long as the model is unchanged.
+///
+///     const constant_map constants = constants_of(model.graph());
+///     const std::vector<onnx_weight> weights = weight_finder(model, constants)();
 class weight_finder {
  public:
+  /// Counts the uses of all values, in subgraphs too. A use as an output of the graph counts as well.
   weight_finder(const onnx::ModelProto& model, const constant_map& constants)
       : model_(model), constants_(constants) {
     count_uses(model.graph(), false);
@@ -62,6 +72,9 @@ class weight_finder {
     for (const auto& one : model.graph().input()) inputs_.insert(one.name());
   }
 
+  /// Returns the weights. A weight has to stay, with a reason, if a node uses it for another purpose, if a
+  /// subgraph uses it, if it is a default value of a graph's input (from version 4 of the format), or if its
+  /// elements are not floating-point numbers. To be called once.
   std::vector<onnx_weight> operator()() {
     for (int i = 0; i < model_.graph().node_size(); ++i) look_at(i);
     for (onnx_weight& one : weights_) {
@@ -75,6 +88,8 @@ class weight_finder {
   }
 
  private:
+  // Counts in uses_ how many inputs of nodes read each value, and collects in nested_ the values that a
+  // subgraph reads or returns.
   void count_uses(const onnx::GraphProto& graph, bool nested) {
     for (const auto& node : graph.node()) {
       for (const std::string& name : node.input()) {
@@ -91,12 +106,15 @@ class weight_finder {
     }
   }
 
+  // Returns the constant that is the given input of a node; nullptr if there is no such input, or if the
+  // input is computed or fed.
   const onnx::TensorProto* constant(const onnx::NodeProto& node, int input) const {
     if (input >= node.input_size()) return nullptr;
     const auto found = constants_.find(node.input(input));
     return found == constants_.end() ? nullptr : found->second;
   }
 
+  // Records the weight of node `number`, if the node belongs to the standard operators and uses one.
   void look_at(int number) {
     const onnx::NodeProto& node = model_.graph().node(number);
     if (!node.domain().empty() && node.domain() != "ai.onnx") return;
@@ -120,6 +138,8 @@ class weight_finder {
     }
   }
 
+  // These four functions describe the weight of one kind of node: role, shape, orientation, bias, and the
+  // reason if the shape excludes factors. Without a constant weight the result is not used: see add().
   onnx_weight conv(const onnx::NodeProto& node) const {
     onnx_weight found{.role = onnx_role::conv, .groups = int_of(node, "group", 1)};
     const onnx::TensorProto* const w = constant(node, 1);
@@ -135,6 +155,7 @@ class weight_finder {
     return found;
   }
 
+  // With alpha or beta other than 1 the bias stays out of the record: alpha W x + beta c is then not W x + b.
   onnx_weight gemm(const onnx::NodeProto& node) const {
     onnx_weight found{.role = onnx_role::gemm, .transposed = int_of(node, "transB", 0) == 0};
     const onnx::TensorProto* const w = constant(node, 1);
@@ -178,6 +199,9 @@ class weight_finder {
     return fits ? node.input(2) : "";
   }
 
+  // Records a use of the constant `input` of node `number`. If an earlier node uses the same constant, the
+  // two uses must agree in role, orientation, groups and shape, or else the weight has to stay; a bias is
+  // kept only if both nodes add the same one.
   void add(int number, int input, onnx_weight found) {
     const onnx::TensorProto* const tensor = constant(model_.graph().node(number), input);
     if (tensor == nullptr) return;
@@ -201,9 +225,9 @@ class weight_finder {
   const onnx::ModelProto& model_;
   const constant_map& constants_;
   std::vector<onnx_weight> weights_;
-  std::map<std::string, std::size_t> index_;
-  std::map<std::string, int> uses_;
-  std::set<std::string> nested_, inputs_;
+  std::map<std::string, std::size_t> index_;  // place in weights_ by name
+  std::map<std::string, int> uses_;           // number of inputs of nodes, and outputs of the graph, by name
+  std::set<std::string> nested_, inputs_;     // names used in subgraphs; names of the graph's inputs
 };
 
 }  // namespace detail

@@ -17,10 +17,12 @@ namespace detail {
 
 /// The first use of a constant: its name, its shape, and the place in the first node that reads it.
 struct onnx_use {
+  /// Name of the constant in its graph.
   std::string name;
   std::vector<index_t> shape;
   std::string place;  ///< "input 1 of Conv"
 
+  /// Whether the two may be the same weight: equal shape and equal place.
   bool fits(const onnx_use& other) const { return shape == other.shape && place == other.place; }
 };
 
