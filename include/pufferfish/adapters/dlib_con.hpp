@@ -78,7 +78,8 @@ class low_rank_con_ : public detail::dlib_layer {
   }
 
   /// The factors in the frameworks' order of dimensions, down [r][in][height][width] and up [out][r]. They
-  /// are views of the parameters, valid until these are replaced (setup, factorize, deserialize, set_rank).
+  /// are views of the parameters, valid until these are replaced (setup, factorize, deserialize, enable_bias,
+  /// disable_bias).
   tensor_view<float, 4> down() { return down_of(params_.host()); }
   tensor_view<float, 2> up() { return up_of(params_.host()); }
   /// The geometry of the dense layer; 0 input channels before the first pass.

@@ -115,7 +115,7 @@ class dlib_layer {
   /// `rank`: the wanted rank, 0 for a quarter of the full one.
   explicit dlib_layer(long rank) : wanted_(rank) {}
 
-  // Number of elements of `down` and `up`; `up` as it is stored, [r][out].
+  // Whether the layer has a bias; number of elements of `down` and of `up`; `up` as it is stored, [r][out].
   bool has_bias() const { return use_bias_; }
   index_t down_size() const { return in_ * rank_; }
   index_t up_size() const { return rank_ * out_; }

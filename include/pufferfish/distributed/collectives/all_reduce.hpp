@@ -45,6 +45,7 @@ enum class all_reduce_algorithm {
   recursive_doubling,  ///< fewest messages: log2 p of the whole length
 };
 
+/// Name of the algorithm, as in the text of an exchange_plan.
 constexpr const char* to_string(all_reduce_algorithm algorithm) {
   return algorithm == all_reduce_algorithm::automatic ? "automatic"
          : algorithm == all_reduce_algorithm::library ? "library"
@@ -54,7 +55,8 @@ constexpr const char* to_string(all_reduce_algorithm algorithm) {
 
 namespace detail {
 
-/// Returns part number `part` of a span that is cut into `parts` parts, whose lengths differ by at most one.
+/// Returns part number `part` of a span that is cut into `parts` parts: elements n part / parts to n (part +
+/// 1) / parts, rounded down. Their lengths differ by at most one.
 template <class T>
 std::span<T> part_of(std::span<T> all, std::size_t part, std::size_t parts) {
   const std::size_t begin = all.size() * part / parts, end = all.size() * (part + 1) / parts;
@@ -62,7 +64,8 @@ std::span<T> part_of(std::span<T> all, std::size_t part, std::size_t parts) {
 }
 
 /// Sends `out` to rank `to` while receiving into.size() elements from rank `from`: into = (received + into)
-/// factor. `out` may be `into`. `scratch`: memory of the pieces under way.
+/// factor. `out` may be `into`, because a piece is sent before the sum replaces it. `scratch`: memory of the
+/// pieces under way, resized to at most eight pieces.
 template <class C, class T>
 void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, int from,
                   std::vector<T>& scratch, T factor) {

@@ -29,6 +29,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 class rank_blocks {
  public:
   rank_blocks() = default;
+  /// Makes one block for each length, in bytes.
   explicit rank_blocks(std::span<const std::size_t> lengths) { resize(lengths); }
 
   /// Sets the length of every block. The bytes are undefined afterwards.
@@ -38,9 +39,11 @@ class rank_blocks {
     bytes_.resize(offsets_.back());
   }
 
+  /// Number of blocks.
   std::size_t count() const { return offsets_.size() - 1; }
   /// Length of a block in bytes.
   std::size_t size(std::size_t rank) const { return offsets_[rank + 1] - offsets_[rank]; }
+  /// The bytes of a block.
   std::span<std::byte> operator[](std::size_t rank) {
     return std::span<std::byte>(bytes_).subspan(offsets_[rank], size(rank));
   }

@@ -30,6 +30,7 @@ class piece_cut {
  public:
   static constexpr std::size_t most = (std::size_t{60} << 10) / sizeof(T);  ///< elements of a full piece
 
+  /// Cuts `size` elements; any memory of that length can be cut afterwards.
   explicit piece_cut(std::size_t size) : size_(size) {}
   /// Number of pieces: ceil(size / most).
   std::size_t count() const { return (size_ + most - 1) / most; }
@@ -50,11 +51,14 @@ class piece_cut {
   std::size_t size_;
 };
 
-/// Sends `sends` pieces to rank `to` while it receives `receives` pieces from rank `from`, in order.
+/// Sends `sends` pieces to rank `to` while it receives `receives` pieces from rank `from`, in order, with up
+/// to pieces_under_way of each under way:
 ///   outgoing(i)  piece i to send, a span of const. It must not change until outgoing(i + pieces_under_way)
 ///                or `arrived` for a later piece is called.
 ///   incoming(i)  span that receives piece i
 ///   arrived(i)   called when piece i has been received and outgoing piece i has been sent
+/// Returns when all pieces were sent and received. Throws the errors of start_send and start_receive, and
+/// timeout_error if a wait times out.
 template <class C, class Outgoing, class Incoming, class Arrived>
 void stream_pieces(C& comm, std::size_t sends, int to, Outgoing&& outgoing, std::size_t receives, int from,
                    Incoming&& incoming, Arrived&& arrived) {

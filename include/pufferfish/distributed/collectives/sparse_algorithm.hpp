@@ -20,6 +20,7 @@ enum class sparse_algorithm {
   split_dense,         ///< as `split`, but the sums are sent dense: n / p elements per rank
 };
 
+/// Name of the algorithm, for reports.
 constexpr const char* to_string(sparse_algorithm algorithm) {
   return algorithm == sparse_algorithm::automatic            ? "automatic"
          : algorithm == sparse_algorithm::recursive_doubling ? "recursive doubling"
@@ -29,7 +30,7 @@ constexpr const char* to_string(sparse_algorithm algorithm) {
 
 /// Options of sparse_all_reduce; the same on all ranks.
 struct sparse_all_reduce_options {
-  sparse_algorithm algorithm = sparse_algorithm::automatic;
+  sparse_algorithm algorithm = sparse_algorithm::automatic;  ///< algorithm, or the choice
   /// automatic: split_dense if the expected number of entries of the sum is above dense_factor delta.
   double dense_factor = 1.0;
   /// automatic: else recursive doubling if the entries of all ranks together have at most this many bytes.

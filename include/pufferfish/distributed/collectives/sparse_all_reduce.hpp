@@ -28,7 +28,7 @@ struct sparse_all_reduce_report {
 
 namespace detail {
 
-/// Memory of messages under way.
+/// Memory of messages under way. It is kept for good if a rank is lost while messages may still arrive.
 struct sparse_buffers {
   std::array<std::uint64_t, 1> header_out{}, header_in{};
   std::vector<std::byte> out, in;
@@ -59,7 +59,8 @@ sparse_stream<T> joined(std::vector<sparse_stream<T>> parts) {
   return dense ? sparse_stream<T>::of_elements(values) : sparse_stream<T>(length, indices, values);
 }
 
-/// State of one sparse all-reduce over two or more ranks.
+/// State of one sparse all-reduce over two or more ranks: by_doubling() or by_split() replaces `values` by
+/// the sum. All arguments must outlive the object.
 template <class C, class T>
 class sparse_reduction {
  public:
@@ -68,6 +69,7 @@ class sparse_reduction {
   sparse_reduction(C& comm, stream& values, sparse_buffers& buffers)
       : comm_(comm), values_(values), buffers_(buffers) {}
 
+  /// Bytes of headers and bodies that this rank has sent so far.
   std::size_t sent_bytes() const { return sent_; }
 
   /// Adds the streams by recursive doubling, in the order of recursive_doubling_all_reduce.
@@ -106,12 +108,14 @@ class sparse_reduction {
     values_ = joined(std::move(parts));
   }
 
+  /// Number of ranks, and the number of this one.
   std::size_t ranks() const { return static_cast<std::size_t>(comm_.size()); }
   std::size_t me() const { return static_cast<std::size_t>(comm_.rank()); }
   /// First element of the part of rank r: n r / p.
   index_t begin_of(std::size_t rank) const {
     return values_.length() * static_cast<index_t>(rank) / static_cast<index_t>(ranks());
   }
+  /// Number of elements of the part of rank r.
   index_t size_of(std::size_t rank) const { return begin_of(rank + 1) - begin_of(rank); }
 
   /// Computes the sum of this rank's part over all ranks, added in the order of the ranks.
@@ -210,7 +214,7 @@ index_t largest_count(C& comm, const sparse_stream<T>& values) {
 ///
 /// Throws shape_error on all ranks for streams of different lengths, and the errors of start_send.
 /// Collective. With one rank `values` stay as they are. After an exception they are undefined. The report is
-/// that of this rank. \code
+/// that of this rank.
 ///   sparse_stream<float> values(length, indices, entries);  // indices ascend, the ranks' need not be equal
 ///   const sparse_all_reduce_report report = sparse_all_reduce(comm, values);
 ///   values.add_to(elements);  // elements[i] += the sum over the ranks

@@ -41,7 +41,7 @@ template <class T>
 class sparse_stream {
  public:
   using value_type = T;
-  static constexpr std::size_t header_bytes = sizeof(std::uint64_t);
+  static constexpr std::size_t header_bytes = sizeof(std::uint64_t);  ///< format and count
 
   /// Makes a stream of zeros, without entries. Throws value_error unless 0 <= length < 2^31.
   explicit sparse_stream(index_t length = 0) : length_(length) {
@@ -73,8 +73,8 @@ class sparse_stream {
     return result;
   }
 
-  index_t length() const { return length_; }
-  bool is_dense() const { return dense_; }
+  index_t length() const { return length_; }  ///< number of elements of the vector
+  bool is_dense() const { return dense_; }    ///< whether all elements are stored
   /// Number of entries; the length if dense.
   index_t count() const { return static_cast<index_t>(values_.size()); }
   /// delta: the largest number of entries of a sparse stream.
@@ -156,6 +156,7 @@ class sparse_stream {
   std::uint64_t header() const {
     return dense_ ? dense_header(length_) : static_cast<std::uint64_t>(values_.size()) << 32;
   }
+  /// The header of a dense stream of `length` elements.
   static std::uint64_t dense_header(index_t length) { return 1U | static_cast<std::uint64_t>(length) << 32; }
   /// Writes the bytes after the header to `to`, which has body_bytes() bytes.
   void write_body(std::span<std::byte> to) const {
@@ -212,9 +213,11 @@ class sparse_stream {
   std::size_t first_from(index_t index) const {
     return place(std::lower_bound(indices_.begin(), indices_.end(), index) - indices_.begin());
   }
+  // Adds the entries to the elements of `to`.
   void scatter(std::span<T> to) const {
     for (std::size_t i = 0; i < indices_.size(); ++i) to[place(indices_[i])] += values_[i];
   }
+  // Replaces the entries by these elements.
   void become_dense(std::vector<T> elements) {
     dense_ = true;
     values_ = std::move(elements);
@@ -250,8 +253,8 @@ class sparse_stream {
 
   index_t length_;
   bool dense_ = false;
-  std::vector<std::int32_t> indices_;
-  std::vector<T> values_;
+  std::vector<std::int32_t> indices_;  // of the entries; empty if dense
+  std::vector<T> values_;              // of the entries; if dense all elements
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -17,18 +17,18 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// A range of the gradient arena: elements offset .. offset + size - 1, the gradients of the parameters
 /// first .. first + count - 1. `first` is the position in parameter_store::parameters().
 struct gradient_bucket {
-  index_t offset = 0;
-  index_t size = 0;
-  int first = 0;
-  int count = 0;
+  index_t offset = 0;  ///< first element, from the start of the arena
+  index_t size = 0;    ///< number of elements
+  int first = 0;       ///< number of the first parameter
+  int count = 0;       ///< number of parameters
   friend bool operator==(const gradient_bucket&, const gradient_bucket&) = default;
 };
 
 /// Largest sizes of buckets, in bytes of the gradients' type. The first bucket is small, so that the exchange
 /// starts early in the backward pass. A parameter larger than the limit is a bucket of its own.
 struct bucket_limits {
-  index_t first_bytes = index_t{1} << 20;
-  index_t bytes = index_t{4} << 20;
+  index_t first_bytes = index_t{1} << 20;  ///< limit of the first bucket: 1 MiB
+  index_t bytes = index_t{4} << 20;        ///< limit of all other buckets: 4 MiB
   friend bool operator==(const bucket_limits&, const bucket_limits&) = default;
 };
 

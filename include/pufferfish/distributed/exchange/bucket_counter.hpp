@@ -14,6 +14,11 @@ namespace detail {
 
 /// Counts the complete gradients of each bucket of a store during a step. Buckets are exchanged in the order
 /// of the arena: a bucket that is complete early is exchanged after the buckets before it.
+///
+///     bucket_counter<float> counter(store, buckets);
+///     counter.restart();                               // each step
+///     const std::size_t ready = counter.written(&parameter, parameter_id);  // each gradient
+///     // buckets 0 .. ready - 1 may be exchanged
 template <class T>
 class bucket_counter {
  public:
@@ -77,7 +82,7 @@ class bucket_counter {
   std::vector<std::size_t> bucket_of_;  // of each parameter
   std::vector<int> missing_;            // gradients of each bucket that are not ready
   std::vector<bool> ready_;             // of each parameter
-  std::size_t complete_ = 0;
+  std::size_t complete_ = 0;            // complete buckets, from the first on
 };
 
 }  // namespace detail

@@ -23,7 +23,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// The thread that exchanges buckets. A step has a job for every bucket, and a last job that closes the step.
-/// `Work` is a bucket_work.
+/// Jobs are released by the calls of notification(), which a device's stream makes for a replayed step, and
+/// are done in order. `Work` is a bucket_work.
 template <class Work>
 class bucket_thread {
  public:
@@ -69,12 +70,13 @@ class bucket_thread {
   }
 
  private:
-  // Argument of a host function in a stream.
+  // Argument of a host function in a stream: the object, and the number of the bucket.
   struct place {
     bucket_thread* thread;
     std::uint32_t bucket;
   };
 
+  // Number of jobs of a step: one for each bucket, and the job that closes the step.
   std::uint32_t jobs_of_step() const { return static_cast<std::uint32_t>(places_.size() + 1); }
   // Number of jobs of a step that may be done when the bucket is fetched. The last one allows the job that
   // closes the step.
@@ -82,12 +84,15 @@ class bucket_thread {
     return bucket + 1 < places_.size() ? bucket + 1 : jobs_of_step();
   }
 
+  // Host functions. They run on threads of the device's runtime library, or on the caller's in direct steps
+  // on a CPU, and must neither block for long nor throw.
   static void bucket_fetched(void* object) { fetched(*static_cast<place*>(object), false); }
   static void replayed_bucket_fetched(void* object) { fetched(*static_cast<place*>(object), true); }
   static void fetched(const place& p, bool replayed) {
     p.thread->replayed_.store(replayed, std::memory_order_relaxed);
     p.thread->jobs_.add(p.thread->jobs_up_to(p.bucket) - p.bucket);
   }
+  // Host function of a replay: blocks until the bucket is exchanged. The time counts as exposed.
   static void await_bucket(void* object) {
     const place& p = *static_cast<place*>(object);
     bucket_thread& self = *p.thread;
@@ -96,6 +101,8 @@ class bucket_thread {
     self.work_->reducer.counts().report().exposed_ms += milliseconds_since(start);
   }
 
+  // Runs one job on the thread. After an exception the later jobs of the step do nothing; the step's last job
+  // passes the exception on.
   void serve(std::size_t job) {
     const auto start = std::chrono::steady_clock::now();
     const bool replayed = replayed_.load(std::memory_order_relaxed);
@@ -110,6 +117,8 @@ class bucket_thread {
     if (job == places_.size() && replayed) leave_failure();
     count_time(start);
   }
+  // Prepares a step. Direct steps have restarted the reducer themselves. A replay fails here if an earlier
+  // one has failed.
   void begin_step(bool replayed) {
     work_->staging.enter_thread();
     work_->staging.set_usable(true);
@@ -117,6 +126,7 @@ class bucket_thread {
     work_->reducer.restart();
     failure_->require_none();
   }
+  // Exchanges bucket `job`, or closes the step.
   void serve_unless_failed(std::size_t job) {
     if (job < places_.size()) {
       work_->check_finite(job);
@@ -126,6 +136,7 @@ class bucket_thread {
       work_->staging.set_usable(usable_);
     }
   }
+  // Adds the duration of a job, and the processor time that the thread has used in it, to the report.
   void count_time(std::chrono::steady_clock::time_point start) {
     exchange_report& report = work_->reducer.counts().report();
     report.busy_ms += milliseconds_since(start);

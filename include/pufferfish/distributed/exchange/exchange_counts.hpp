@@ -30,10 +30,12 @@ class exchange_counts {
  public:
   /// Number of exchanges, skipped steps excluded.
   std::uint64_t steps() const { return steps_.load(std::memory_order_relaxed); }
+  /// Sets the number of exchanges, in a resumed run.
   void set_steps(std::uint64_t steps) { steps_.store(steps, std::memory_order_relaxed); }
   /// Counts a step that is not skipped.
   void count_step() { set_steps(steps() + 1); }
 
+  /// Times and bytes so far. To be read while no step is under way.
   exchange_report& report() { return report_; }
   const exchange_report& report() const { return report_; }
   /// Adds a step, skipped or not, to the report.
@@ -70,8 +72,8 @@ class exchange_counts {
   }
 
  private:
-  std::atomic<std::uint64_t> steps_{0};
-  std::atomic<bool> stopped_{false};
+  std::atomic<std::uint64_t> steps_{0};  // exchanges that count
+  std::atomic<bool> stopped_{false};     // whether nonfinite_policy::stop has ended the step
   std::optional<nonfinite_gradient> nonfinite_;
   exchange_report report_;
 };

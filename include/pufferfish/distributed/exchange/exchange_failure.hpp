@@ -43,7 +43,7 @@ class exchange_failure {
 
  private:
   mutable std::mutex mutex_;
-  std::string text_;
+  std::string text_;  // of the first failure; empty: none
 };
 
 /// Throws state_error for a call in a step of which only another part is captured into a graph.

@@ -21,8 +21,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// A rule of a plan: the algorithm for messages up to a length.
 struct exchange_rule {
-  index_t up_to_bytes = std::numeric_limits<index_t>::max();  ///< longest message that the rule is for
-  all_reduce_algorithm algorithm = all_reduce_algorithm::library;
+  index_t up_to_bytes = std::numeric_limits<index_t>::max();       ///< longest message that the rule is for
+  all_reduce_algorithm algorithm = all_reduce_algorithm::library;  ///< algorithm for such messages
   friend bool operator==(const exchange_rule&, const exchange_rule&) = default;
 };
 
@@ -37,15 +37,15 @@ struct exchange_rule {
 ///   options.plan = plan_from_text(text, "run");   // the resumed run adds in the same order
 /// \endcode
 struct exchange_plan {
-  bucket_limits buckets;
+  bucket_limits buckets;  ///< largest sizes of messages
   /// Lengths increase; the last rule is also for longer messages. Never `automatic`. Empty: `library`.
   std::vector<exchange_rule> rules;
   int ranks = 0;  ///< number of ranks that it was made for; 0: any number
 
   /// Time of an all-reduce of n bytes by the best algorithm for n, fitted as latency + n / bytes_per_second;
   /// both 0 if nothing was measured.
-  double latency = 0.0;  ///< in seconds
-  double bytes_per_second = 0.0;
+  double latency = 0.0;           ///< in seconds
+  double bytes_per_second = 0.0;  ///< of the messages' bytes
 
   /// The algorithm of the first rule whose length is at least `bytes`, the length of a message. Never
   /// `automatic` if the plan is valid.
@@ -88,6 +88,7 @@ inline std::string order_lines(const exchange_plan& plan) {
   return text;
 }
 
+/// Largest number of rules in a plan.
 inline constexpr std::size_t most_rules = 64;
 /// Throws value_error unless the plan is valid.
 inline void check_plan(const char* who, const exchange_plan& plan) {
@@ -109,9 +110,12 @@ inline void check_plan(const char* who, const exchange_plan& plan) {
 /// Reads the words of a line from left to right. Any unexpected word makes the line invalid.
 class plan_line {
  public:
+  /// `text` must outlive the object.
   explicit plan_line(std::string_view text) : rest_(text) {}
+  /// Whether all words were as expected, and the line has no others.
   bool valid() const { return valid_ && rest_.empty(); }
 
+  /// Reads `word` and returns true if the rest of the line begins with this word; else reads nothing.
   bool starts_with(std::string_view word) {
     if (rest_.substr(0, word.size()) != word) return false;
     rest_.remove_prefix(word.size());

@@ -26,24 +26,28 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Holds the change D_w of this rank's parameters for every fragment of a rare_exchange, and replaces it by
-/// the mean D over the ranks: at once by reduce(), or between start() and complete(). Meanwhile a thread
+/// Holds the change D_w of this rank's parameters for every fragment of a rare_exchange, and replaces D_w by
+/// its mean D over the ranks: at once by reduce(), or between start() and complete(). Meanwhile a thread
 /// works if threads may use the communicator, or a started sum progresses; all other exchanges are made in
 /// complete(). Exchanges are completed in the order in which they were started.
+///
+///     exchanges.start({.fragment = 0, .number = 7}, due);  // after change(0) was written
+///     ...                                                  // local steps
+///     if (exchanges.any_due(clock)) exchanges.complete(ctx);  // change(0) is now the mean
 template <class T, class Comm>
 class fragment_exchanges {
  public:
   /// An exchange of a fragment, with the numbers that compressors get.
   struct job {
-    std::size_t fragment = 0;
-    std::uint64_t number = 0;  ///< number of this exchange among all
-    index_t epoch = 0;
-    double learning_rate = 0.0;
+    std::size_t fragment = 0;    ///< index in `fragments`
+    std::uint64_t number = 0;    ///< number of this exchange among all
+    index_t epoch = 0;           ///< epoch of the training run
+    double learning_rate = 0.0;  ///< learning rate of the local steps
   };
 
-  gradient_reducer<T, Comm> reducer;
-  std::vector<gradient_bucket> fragments;
-  index_t slots;  ///< number of elements that are sent with a fragment after its own
+  gradient_reducer<T, Comm> reducer;       ///< makes the means
+  std::vector<gradient_bucket> fragments;  ///< ranges of the arena, set by prepare()
+  index_t slots;                           ///< number of elements that are sent with a fragment after its own
 
   /// Checks the options; a call of prepare() must follow. Collective. Throws the errors of gradient_reducer.
   fragment_exchanges(const parameter_store<T>& store, Comm& comm, const rare_exchange_options& options,
@@ -54,6 +58,8 @@ class fragment_exchanges {
         may_start_thread_(options.delay > 0 && options.exchange.progress != exchange_progress::calls) {}
   fragment_exchanges(const fragment_exchanges&) = delete;
   fragment_exchanges& operator=(const fragment_exchanges&) = delete;
+  /// Completes the jobs of the thread. After a timeout, MPI may still write to the changes, so that their
+  /// memory is never released.
   ~fragment_exchanges() {
     finish_thread();
     if (gave_up(reducer.comm())) keep_for_good(changes_);
@@ -116,11 +122,14 @@ class fragment_exchanges {
       one.started = true;
     }
   }
+  /// Whether an exchange was started and is not completed.
   bool any() const { return !pending_.empty(); }
+  /// Whether an exchange of this fragment was started and is not completed.
   bool any_of(std::size_t fragment) const {
     return std::any_of(pending_.begin(), pending_.end(),
                        [=](const pending_exchange& one) { return one.what.fragment == fragment; });
   }
+  /// Whether the oldest exchange is to be completed at this clock.
   bool any_due(std::uint64_t clock) const { return any() && pending_.front().due <= clock; }
   /// Lets started sums progress.
   void progress() {
@@ -147,15 +156,17 @@ class fragment_exchanges {
  private:
   using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
 
+  // An exchange that was started and is not completed.
   struct pending_exchange {
-    job what;
-    std::uint64_t due = 0;
+    job what;                // its fragment and numbers
+    std::uint64_t due = 0;   // clock from which it is to be completed
     std::uint32_t jobs = 0;  // number of the thread's jobs that are done then
     bool started = false;    // the sum has been started
     bool done = false;       // the mean is in changes_
-    request sum{};
+    request sum{};           // the started sum
   };
 
+  // Number of elements of a fragment.
   std::size_t size_of(std::size_t fragment) const {
     return static_cast<std::size_t>(fragments[fragment].size);
   }

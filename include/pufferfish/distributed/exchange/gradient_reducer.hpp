@@ -22,7 +22,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Replaces gradients by their means over the ranks or by a compressor's result, and checks for numbers that
-/// are not finite. One thread at a time may use an object, not always the same.
+/// are not finite. One thread at a time may use an object, not always the same. Calls of a step, all ranks
+/// alike:
+///
+///     reducer.restart();
+///     for (b ...) reducer.check_finite(part(b), buckets[b].offset);
+///     if (reducer.by_bucket()) for (b ...) reducer.reduce(b, part(b));
+///     const bool usable = reducer.close(ctx, all_gradients);
 template <class T, class Comm>
 class gradient_reducer {
  public:
@@ -69,6 +75,7 @@ class gradient_reducer {
   bool can_pack() const {
     return compressor_ && options_.compress_by_bucket && !checks_finite() && compressor_->can_pack();
   }
+  /// Lists, for each bucket, the elements that the compressor gets; an empty list if it gets all.
   std::vector<std::vector<std::int32_t>> pack() {
     if (!can_pack()) return {};
     return compressor_->pack();
@@ -84,10 +91,12 @@ class gradient_reducer {
   /// 1 / (number of ranks): the mean is the sum times this factor.
   T mean_factor() const { return T(1) / static_cast<T>(comm_->size()); }
 
+  /// Views of the compressor's states; empty without a compressor.
   std::vector<compressor_state<T>> states() {
     if (!compressor_) return {};
     return compressor_->states();
   }
+  /// Sets the epoch and its learning rate, which compressors get.
   void set_epoch(index_t epoch, double learning_rate) {
     epoch_ = epoch;
     epoch_rate_ = learning_rate;
@@ -95,8 +104,10 @@ class gradient_reducer {
   }
   /// Learning rate of the next steps; set_epoch sets it, too.
   double learning_rate() const { return learning_rate_; }
+  /// Sets the learning rate of the next steps within an epoch.
   void set_rate(double learning_rate) { learning_rate_ = learning_rate; }
 
+  /// Bytes of the messages of one rank in a step, as far as they are known before; 0 if nothing is sent.
   index_t payload_bytes() const {
     if (is_local()) return 0;
     if (compressor_) return compressor_->payload_bytes();
@@ -123,6 +134,8 @@ class gradient_reducer {
     }
   }
 
+  /// The algorithm for a message of these elements: that of the options; else the library's, in polled steps
+  /// without a compressor; else that of the plan.
   all_reduce_algorithm algorithm_for(std::span<const T> values) const {
     if (options_.algorithm != all_reduce_algorithm::automatic) return options_.algorithm;
     if (!with_thread() && !compressor_) return all_reduce_algorithm::library;
@@ -137,13 +150,15 @@ class gradient_reducer {
 
   // Calls of a step, in order: restart, check_finite for all gradients, reduce per bucket if by_bucket(),
   // close.
+  /// Begins a step. Not collective.
 
   void restart() {
     local_nonfinite_ = -1;
     counts_.restart();
   }
 
-  /// Remembers the first element that is not finite.
+  /// Remembers the first element of the step that is not finite, if the options ask for the check. `offset`:
+  /// place of the first of these gradients in the arena.
   void check_finite(std::span<const T> gradients, index_t offset) {
     if (!checks_finite() || local_nonfinite_ >= 0) return;
     const index_t found = find_nonfinite(gradients);
@@ -151,15 +166,17 @@ class gradient_reducer {
   }
 
   /// Replaces the gradients of a bucket by their means over the ranks or by a compressor's result, in place.
-  /// With exchange_memory::device they become the sums.
+  /// With exchange_memory::device they become the sums. Collective. Throws the errors of the communicator,
+  /// such as timeout_error.
   void reduce(std::size_t bucket, std::span<T> values) {
     if (!compressor_) return average(values);
     check_not_given_up(*comm_);
     compress(one_thread_, values, bucket);
   }
 
-  /// Ends a step. Returns whether the optimizer step may be taken. Throws value_error on all ranks if a
-  /// gradient is not finite and the policy is nonfinite_policy::stop.
+  /// Ends a step; a compressor for all buckets at once works here. Returns whether the optimizer step may be
+  /// taken. Throws value_error on all ranks if a gradient is not finite and the policy is
+  /// nonfinite_policy::stop, and if a compressor's result is not finite though all gradients are. Collective.
   bool close(context<device::cpu>& ctx, std::span<T> gradients) {
     const bool sums = !compressor_ && !is_local() && comm_->size() > 1;
     sums ? counts_.add_step(*store_, options_.wire) : counts_.add_step();
@@ -177,6 +194,8 @@ class gradient_reducer {
  private:
   using clock = std::chrono::steady_clock;
 
+  // The progress of the options; for `automatic` a thread if the communicator allows one. A compressor for
+  // all buckets at once has no work before the last bucket, and needs no thread.
   exchange_progress resolved_progress() const {
     if (compressor_ && !options_.compress_by_bucket) return exchange_progress::calls;
     if (options_.progress != exchange_progress::automatic) return options_.progress;
@@ -204,6 +223,7 @@ class gradient_reducer {
     }
   }
 
+  // Compresses all gradients at once. Returns false if the step is left out.
   bool compress_all(context<device::cpu>& ctx, std::span<T> gradients) {
     check_not_given_up(*comm_);
     // Checked before the compressor takes the gradients into its state.
@@ -280,10 +300,10 @@ class gradient_reducer {
   exchange_options options_;
   std::optional<any_compressor<T>> compressor_;
   context<device::cpu> one_thread_;  // for compressing buckets, while the backward pass uses all threads
-  std::vector<T> scratch_;
+  std::vector<T> scratch_;           // for the all-reduce algorithms of this library
   std::vector<bfloat16> bf16_scratch_;
   std::vector<float16> fp16_scratch_;
-  index_t epoch_ = 0;
+  index_t epoch_ = 0;  // of set_epoch
   double learning_rate_ = 0.0, epoch_rate_ = 0.0;
   index_t local_nonfinite_ = -1;  // arena offset of this rank's first non-finite gradient; -1: none
   exchange_counts counts_;

@@ -22,8 +22,8 @@ namespace detail {
 
 /// A call of call(object); does nothing if `call` is null.
 struct host_call {
-  void (*call)(void*) = nullptr;
-  void* object = nullptr;
+  void (*call)(void*) = nullptr;  ///< function, or nullptr
+  void* object = nullptr;         ///< its argument
   void operator()() const {
     if (call != nullptr) call(object);
   }
@@ -42,7 +42,9 @@ class gradient_staging {
                    const std::vector<std::vector<std::int32_t>>&)
       : store_(&store) {}
 
+  /// All gradients, in the memory in which the exchange works.
   std::span<T> gradients() { return store_->gradients(); }
+  /// The gradients of bucket number `b` there; the first argument is unused on the CPU.
   std::span<T> gradients_of(std::size_t, const gradient_bucket& bucket) {
     return span_of(gradients(), bucket);
   }

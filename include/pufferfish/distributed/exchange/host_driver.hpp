@@ -44,6 +44,7 @@ struct bucket_work {
   /// Whether finish changes or checks gradients.
   bool works() const { return changes() || (!buckets.empty() && reducer.checks_finite()); }
 
+  /// Gradients of bucket b in the memory in which they are exchanged.
   std::span<T> gradients_of(std::size_t b) { return staging.gradients_of(b, buckets[b]); }
   /// Checks a bucket's own gradients, before the sum.
   void check_finite(std::size_t b) { reducer.check_finite(gradients_of(b), buckets[b].offset); }
@@ -64,7 +65,8 @@ struct bucket_work {
   }
 };
 
-/// A driver: exchange_driver.hpp says what the members do. Buckets are exchanged by a bucket_thread or by
+/// The driver for communicators whose functions take memory of the host, such as mpi::communicator;
+/// exchange_driver.hpp has the contracts of the members. Buckets are exchanged by a bucket_thread or by
 /// calls: sums of ready buckets are started and polled if they can be, and all other work is done in finish.
 /// Captured steps always use the thread.
 template <class T, class Comm, class Device>
@@ -72,6 +74,8 @@ class host_driver {
  public:
   static constexpr bool on_device = gradient_staging<T, Device>::copies;
 
+  /// Store, communicator and `failure` must outlive the object. Collective: throws on all ranks if the
+  /// options of one rank are invalid.
   host_driver(parameter_store<T>& store, Comm& comm, const exchange_options& options,
               std::optional<any_compressor<T>> compressor, exchange_failure& failure)
       : work_(store, comm, options, std::move(compressor)), thread_(work_, failure) {}
@@ -112,6 +116,8 @@ class host_driver {
 
   std::vector<compressor_state<T>> states() { return reducer_.states(); }
   void set_epoch(index_t epoch, double learning_rate) { reducer_.set_epoch(epoch, learning_rate); }
+  // Only compressors read the learning rate. Replays under way still read the old one, so they are awaited
+  // first.
   void set_rate(context<Device>& ctx, double learning_rate) {
     if (!reducer_.has_compressor() || learning_rate == reducer_.learning_rate()) return;
     await_replays(ctx);
@@ -190,10 +196,12 @@ class host_driver {
     for (request& r : requests_) r.done();
   }
 
+  // Exchanges the buckets of a direct step, by the thread or by calls, and closes the step.
   template <class Take>
   bool finish_direct(Take&& take) {
     return is_threaded() ? thread_.finish(take) : finish_by_calls(take);
   }
+  // Exchanges all buckets in order. While one is exchanged, started sums of later ones progress.
   template <class Take>
   bool finish_by_calls(Take&& take) {
     for (std::size_t b = 0; work_.works() && b < buckets().size(); ++b) {
@@ -214,7 +222,8 @@ class host_driver {
     return work_.close();
   }
 
-  // Captured steps: the work of a direct step, put into the graph as host functions.
+  // Captured steps: the work of a direct step, put into the graph as host functions. Throws state_error if
+  // the options exclude them.
 
   void prepare_capture([[maybe_unused]] context<Device>& ctx) {
     if (!work_.works()) return;

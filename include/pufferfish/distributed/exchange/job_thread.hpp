@@ -16,8 +16,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// A thread that runs released jobs in order, one after the other. It sleeps between jobs; threads that wait
-/// for a job sleep, too. Numbers of jobs are counted since the start and wrap around.
-/// The destructor stops the thread and drops the jobs that are not done.
+/// for a job sleep, too. Numbers of jobs are counted since the start and wrap around at 2^32. The destructor
+/// stops the thread and drops the jobs that are not done.
+///
+///     job_thread thread;
+///     thread.start(3, [&](std::size_t place) { work(place); });  // places 0, 1, 2, 0, 1, ...
+///     thread.add(2);                                             // work(0) and work(1) may run
+///     thread.await(thread.added());                              // both have returned
 class job_thread {
  public:
   job_thread() = default;
@@ -25,6 +30,7 @@ class job_thread {
   job_thread& operator=(const job_thread&) = delete;
   ~job_thread() { stop(); }
 
+  /// Whether the thread was started and not stopped.
   bool running() const { return thread_.running(); }
 
   /// Starts the thread, which calls serve(0), serve(1), ... serve(round - 1), serve(0), ..., once for each

@@ -24,6 +24,7 @@ enum class nonfinite_policy {
   stop,    ///< all ranks throw value_error
 };
 
+/// Name of the policy, as in the options of a run: "ignore", "skip" or "stop".
 constexpr const char* to_string(nonfinite_policy policy) {
   return policy == nonfinite_policy::ignore ? "ignore" : policy == nonfinite_policy::skip ? "skip" : "stop";
 }
@@ -46,7 +47,8 @@ inline std::string to_string(const nonfinite_gradient& found) {
 
 namespace detail {
 
-/// Position of the first element that is not finite, or -1. Memory-bound if all are finite.
+/// Position of the first element that is not finite, or -1. Sums of squares of pieces of 16384 elements are
+/// computed with vector instructions; only a piece whose sum is not finite is searched element by element.
 template <class T>
 index_t find_nonfinite(std::span<const T> values) {
   constexpr index_t piece = 16384;
@@ -64,6 +66,7 @@ index_t find_nonfinite(std::span<const T> values) {
 }
 
 /// Finds the parameter that element `offset` of the arena belongs to, and the number of the element in it.
+/// `rank` is copied to the result. The name is empty for an offset after the last parameter.
 template <class T>
 nonfinite_gradient name_nonfinite(const parameter_store<T>& store, index_t offset, int rank) {
   for (const auto& entry : store.parameters()) {

@@ -66,8 +66,10 @@ void check_device_options(const exchange_options& options, const std::optional<a
   if (may_lose_ranks(comm)) refuse_option("sums with a time limit are made in the host's memory");
 }
 
-/// Throws value_error for the combinations that exchange_options lists, except those of the plan. `options`
-/// has a definite exchange_progress. Local.
+/// Throws value_error for the combinations that exchange_options lists, except those of the plan: a
+/// compressor with `local`, with a narrow wire, or by bucket with a state and a check for finite numbers; a
+/// progress thread without a communicator for threads; and those of check_device_options. `options` has a
+/// definite exchange_progress. Local.
 template <class T, class Comm>
 void check_options(const exchange_options& options, std::optional<any_compressor<T>>& compressor,
                    const Comm& comm) {

@@ -27,12 +27,15 @@ double squared_norm(std::span<const T> values) {
   return sum;
 }
 
-/// The outer parameters theta and their momentum v, which all ranks of a rare_exchange have in common. Spans
-/// called `values` are parameters of this rank and have the length of the arena.
+/// The outer parameters theta and their momentum v, which all ranks of a rare_exchange have in common. The
+/// outer step with the mean change D is v = mu v + D, theta = theta - rate (D + mu v) with Nesterov momentum,
+/// or theta = theta - rate v without (Douillard et al., DiLoCo, arXiv:2311.08105). Spans called `values` are
+/// parameters of this rank and have the length of the arena.
 template <class T>
 class outer_parameters {
  public:
   outer_parameters() = default;
+  /// Starts with theta = values, v = 0. v is allocated only if options.outer_momentum is above 0.
   outer_parameters(std::span<const T> values, const rare_exchange_options& options)
       : rate_(static_cast<T>(options.outer_rate)),
         momentum_(static_cast<T>(options.outer_momentum)),
@@ -79,11 +82,13 @@ class outer_parameters {
     ops::copy_elements(ctx, theta_.data() + fragment.offset, values.data() + fragment.offset, fragment.size);
   }
 
+  /// Views of theta ("outer.parameters") and, if there is one, of v ("outer.momentum"), for checkpoints.
   std::vector<compressor_state<T>> states() {
     std::vector<compressor_state<T>> all{{"outer.parameters", theta_.span(), false}};
     if (velocity_.size() > 0) all.push_back({"outer.momentum", velocity_.span(), false});
     return all;
   }
+  /// Sum of the squares of theta.
   double squared_norm() const { return detail::squared_norm<T>(theta_.span()); }
   /// Digest of the outer parameters theta and their momentum v.
   std::uint64_t digest() const {

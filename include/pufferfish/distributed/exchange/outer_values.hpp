@@ -39,20 +39,26 @@ class outer_values : public outer_parameters<T> {
     if (copies) copy_.resize(store.values().size());
     static_cast<outer&>(*this) = outer(fetch_all(), options);
   }
+  /// Sets theta = the store's values, v = 0.
   void restart() { outer::restart(fetch_all()); }
 
   /// The context for work on the host.
   context<device::cpu>& host(context<Device>& ctx) { return work_.of(ctx); }
 
+  /// Computes to = theta - values for the elements of a fragment, whose values are copied from the device
+  /// first.
   void subtract(context<Device>& ctx, const gradient_bucket& fragment, std::span<T> to) {
     fetch(fragment);
     outer::subtract(host(ctx), fragment, values(), to);
   }
+  /// Makes the outer step of a fragment and mixes its result into the values: see outer_parameters::step.
+  /// Values of a device are read only if `mixing` is not 0.
   void step(context<Device>& ctx, const gradient_bucket& fragment, std::span<T> change, double mixing) {
     if (mixing != 0.0) fetch(fragment);
     outer::step(host(ctx), fragment, change, values(), mixing);
     send(fragment);
   }
+  /// Sets values = theta for the elements of a fragment, on the device, too.
   void adopt(context<Device>& ctx, const gradient_bucket& fragment) {
     outer::adopt(host(ctx), fragment, values());
     send(fragment);
@@ -61,12 +67,15 @@ class outer_values : public outer_parameters<T> {
  private:
   static constexpr bool copies = !std::is_same_v<Device, device::cpu>;
 
+  // The values on the host: the copy of a device's values, or the store's own.
   std::span<T> values() { return copies ? std::span<T>(copy_) : store_->values(); }
+  // Copies a fragment of the values from the device to the host.
   void fetch(const gradient_bucket& fragment) {
     if (!copies || fragment.size == 0) return;
     const std::span<T> to = part(copy_, fragment);
     memory_of<Device>::source().to_host(to.data(), part(store_->values(), fragment).data(), to.size_bytes());
   }
+  // Copies a fragment of the values from the host to the device.
   void send(const gradient_bucket& fragment) {
     if (copies && fragment.size > 0) {
       const std::span<T> from = part(copy_, fragment);
@@ -75,6 +84,7 @@ class outer_values : public outer_parameters<T> {
     }
     store_->round();  // of 16-bit networks
   }
+  // Copies all values from the device to the host.
   std::span<T> fetch_all() {
     fetch({0, static_cast<index_t>(store_->values().size()), 0, 0});
     return values();

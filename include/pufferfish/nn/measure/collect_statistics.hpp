@@ -61,6 +61,8 @@ template <class T, class Device>
 class host_rows {
  public:
   using value_type = parameter_t<T>;
+  /// The rows of a matrix of T [shape[0]][shape[1]] at `data`, whose rows are `stride` elements apart. The
+  /// view is valid until the next call.
   tensor_view<const value_type, 2> operator()(const void* data, const extents<2>& shape, index_t stride) {
     const auto* const first = static_cast<const T*>(data);
     if constexpr (std::is_same_v<T, value_type>) {
@@ -73,6 +75,7 @@ class host_rows {
       return {values_.data(), shape};
     }
   }
+  /// The `count` tokens at `data`.
   std::span<const std::int32_t> tokens(const void* data, index_t count) const {
     return {static_cast<const std::int32_t*>(data), static_cast<std::size_t>(count)};
   }
@@ -94,6 +97,7 @@ class following_norms final : public layer_visitor<T, Device> {
     }
   }
 
+  /// The batch norm directly after a layer in its Sequential, or nullptr.
   BatchNorm<T>* after(const any_layer<T, Device>* slot) const {
     for (const auto& [layer, norm] : found_) {
       if (layer == slot) return norm;
@@ -223,24 +227,28 @@ class statistics_collector final : public row_observer {
   }
 
  private:
+  // A matrix of a watched weight: its sums of all usable steps, and those of the current step.
   struct watched_matrix {
     index_t first_output = 0;  // index of the matrix's first column in the weight's output rows
     output_statistics seen, pending;
   };
+  // A parameter whose rows are observed. A recurrent layer's weight holds several matrices.
   struct watched_weight {
     const void* weight = nullptr;  // address of the parameter<T>
     std::vector<watched_matrix> matrices;
     bool moments = true;            // false: rows are counted, but not summed
     double rows = 0.0, tied = 0.0;  // number of rows in this step
   };
+  // A layer of the result, and the places of its matrices.
   struct watched_layer {
     std::string name;
     BatchNorm<T>* norm = nullptr;
     std::vector<std::pair<std::size_t, std::size_t>> places;  // matrices: index of the weight, in the weight
   };
 
-  // In the memory of every weight, outputs are the innermost dimension. So the offset of a matrix
-  // from the start of its parameter is the number of its first output.
+  // Adds a layer. `moments`: whether its rows are summed, not only counted. In the memory of every weight,
+  // outputs are the innermost dimension, so that the offset of a matrix from the start of its parameter is
+  // the number of its first output.
   void watch(const std::string& name, any_layer<T, Device>& slot, BatchNorm<T>* norm, bool moments) {
     watched_layer layer{name, norm, {}};
     const layer_weights<parameter_t<T>> shown = slot.weights(name);
@@ -274,6 +282,7 @@ class statistics_collector final : public row_observer {
 
   using fetcher = detail::host_rows<T, Device>;
 
+  // Adds the rows of a pass to the sums of the current step.
   void add_tokens(watched_weight& weight, const shown_rows& rows) {
     weight.matrices.front().pending.add_tokens(fetch_.tokens(rows.data, rows.rows));
   }

@@ -20,7 +20,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// The input of one layer in one training pass.
 struct layer_input {
-  std::string name;
+  std::string name;  ///< of the layer
   /// NHWC extents of an image batch. Other inputs are stored as {rows, 1, 1, features} for a fully connected
   /// layer, {steps, batch, 1, features} for a recurrent layer and {tokens, 1, 1, width} for an embedding.
   extents<4> shape{};
@@ -87,6 +87,7 @@ std::vector<layer_input> traced_inputs(const network<T, Device>& net, const exte
 /// Not safe for passes in several threads at once.
 class row_counter final : public row_observer {
  public:
+  /// Adds the number of rows that a layer reports. `weight`: address of the layer's weight parameter.
   void on_rows(const void* weight, row_kind kind, const shown_rows& rows) override {
     rows_[{weight, static_cast<int>(kind)}] += rows.rows;
   }

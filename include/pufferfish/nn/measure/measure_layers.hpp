@@ -38,12 +38,15 @@ struct timing_options {
 
 namespace detail {
 
+/// Throws value_error for fewer than two iterations and for a limit that is not positive. `who`: for the
+/// text.
 inline void check_timing(const char* who, const timing_options& options) {
   if (options.iterations >= 2 && options.seconds > 0.0) return;
   throw_error<value_error>({who, ": ", options.iterations, " iterations of which one is not counted, ",
                             options.seconds, " seconds: at least 2, and more than 0"});
 }
 
+/// Waits until a device has done all work of the context; on the CPU nothing is pending.
 template <class Device>
 void wait_for(context<Device>& ctx) {
   if constexpr (requires { ctx.synchronize(); }) ctx.synchronize();
@@ -103,6 +106,7 @@ std::vector<double> time_passes(context<Device>& ctx, const timing_options& opti
 template <class T, class Device>
 class random_block {
  public:
+  /// Allocates and fills the tensor. `stream`: selects the random numbers, so that tensors differ.
   random_block(const extents<4>& shape, std::uint64_t stream)
       : shape_(shape), memory_(memory_of<Device>::source(), volume<4>(shape), uninitialized) {
     // 4099 random numbers, repeated, are random enough for a measurement of time.
@@ -135,6 +139,7 @@ network<T, Device> layer_alone(const any_layer<T, Device>& layer, const rank_lis
 template <class T, class Device>
 class layer_passes {
  public:
+  /// Allocates input, output and their gradients. Without input.gradient, dx is not computed.
   layer_passes(context<Device>& ctx, const layer_input& input, const extents<4>& output)
       : ctx_(&ctx),
         x_(input.shape, 1),
@@ -142,6 +147,7 @@ class layer_passes {
         dy_(output, 3),
         dx_(input.gradient ? input.shape : none, 4) {}
 
+  /// Runs both passes of `net`.
   void run(const network<T, Device>& net) {
     net.forward(*ctx_, x_.view(), y_.view());
     net.backward(*ctx_, dy_.view(), dx_.view().empty() ? tensor_view<T, 4>() : dx_.view());
@@ -158,6 +164,7 @@ class layer_passes {
 template <class T, class Device>
 class embedding_passes {
  public:
+  /// Draws the tokens, uniformly over the vocabulary, and allocates rows and gradients.
   embedding_passes(context<Device>& ctx, const layer_input& input, const token_layer<T, Device>& table)
       : ctx_(&ctx),
         rows_(input.shape[0]),
@@ -193,6 +200,7 @@ class embedding_passes {
   std::span<const std::int32_t> tokens(index_t count) const {
     return {tokens_.data(), static_cast<std::size_t>(count)};
   }
+  // Both passes of the tied output layer with its loss, over tied_ tokens.
   void output(const token_layer<T, Device>& table, const tensor_view<T, 2>& h, const tensor_view<T, 2>& dh) {
     scratch_frame frame(ctx_->scratch());
     const ops::output_layer<T> layer{table.output_rows(*ctx_, frame, h), table.rows(), nullptr, 1};

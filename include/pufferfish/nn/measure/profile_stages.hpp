@@ -18,8 +18,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Options of profile_stages.
 struct stage_options {
-  double ratio = 0.25;  ///< rank ratio at which a stage is measured
-  timing_options timing;
+  double ratio = 0.25;    ///< rank ratio at which a stage is measured
+  timing_options timing;  ///< how long each stage is timed
 };
 
 namespace detail {
@@ -28,9 +28,9 @@ namespace detail {
 /// shape.
 template <class T, class Device>
 struct stage_unit {
-  std::string name;
-  const any_layer<T, Device>* layer;
-  extents<4> input, output;
+  std::string name;                   ///< in the network; empty for its root
+  const any_layer<T, Device>* layer;  ///< in the network; not owned
+  extents<4> input, output;           ///< NHWC extents
 };
 
 /// Appends the units of `layer` in execution order: a Sequential is divided into its layers, any other layer

@@ -55,6 +55,7 @@ class AnnealedLayer {
     *share_.data() = parameter_t<T>(1);
   }
 
+  /// The low-rank layer.
   const layer_type& inner() const { return inner_; }
   /// The residual R, stored [height][width][in / groups][out]. The caller may write it.
   std::span<parameter_t<T>> residual() { return residual_.values(); }
@@ -63,7 +64,9 @@ class AnnealedLayer {
   /// Sets the share s of the residual. It is rounded to the precision of the parameters.
   void set_share(double share) { *share_.data() = static_cast<parameter_t<T>>(share); }
 
+  /// Text of the inner layer, with ", annealed".
   std::string describe() const { return inner_.describe() + ", annealed"; }
+  /// NHWC extents of the output. Throws the shape_error of the inner layer.
   extents<4> output_shape(const extents<4>& input) const { return inner_.output_shape(input); }
 
   /// y = inner(x) + s R x, with residual R and share s. x and y have the shapes of the inner layer's input
@@ -85,6 +88,7 @@ class AnnealedLayer {
     scratch_frame frame(ctx.scratch());
     ops::conv_backward_input<T>(ctx, shape_, dy, scaled(frame), dx, true);
   }
+  /// What the inner layer needs for its backward pass; outputs and gradients are not computed in place.
   layer_abilities abilities() const {
     layer_abilities result;
     result.reads_input = inner_.abilities().reads_input;
@@ -92,11 +96,14 @@ class AnnealedLayer {
     return result;
   }
 
+  /// Visits the inner layer's parameters and buffers, then R and s as the buffers "residual" and
+  /// "residual_share".
   void visit_state(state_visitor<parameter_t<T>>& visitor, const std::string& prefix) {
     inner_.visit_state(visitor, prefix);
     visitor.on_buffer(detail::join_name(prefix, "residual"), residual_);
     visitor.on_buffer(detail::join_name(prefix, "residual_share"), share_);
   }
+  /// Initializes the inner layer; R and s stay.
   void initialize(random_stream random) { inner_.initialize(random); }
   /// Number of multiply-accumulates of the inner layer plus, unless s = 0, those of the product with R.
   index_t macs(const extents<4>& input) const {
@@ -111,6 +118,7 @@ class AnnealedLayer {
   layer_type twin(const rank_list& ranks, std::optional<bool> bias) const { return inner_.twin(ranks, bias); }
 
  private:
+  // s R in memory of the frame, in the type of the passes.
   const T* scaled(scratch_frame& frame) const {
     T* const weights = frame.template take<T>(residual_.size());
     const auto share = static_cast<T>(*share_.data());
@@ -153,6 +161,7 @@ std::vector<P> stored_weight(const std::vector<weight_matrix<const P>>& matrices
   return result;
 }
 
+/// Layer visitor that collects the slots of a network that hold an AnnealedLayer.
 template <class T, class Device>
 class annealed_finder final : public layer_visitor<T, Device> {
  public:
@@ -185,6 +194,7 @@ PUFFERFISH_COLD inline void check_same_layers(const std::vector<layer_info>& net
   }
 }
 
+/// The annealed layers of a network, in execution order.
 template <class Net>
 auto find_annealed(Net& net) {
   annealed_finder<typename Net::value_type, typename Net::device_type> found;

@@ -76,6 +76,7 @@ void copy_factors(const low_rank_parts<P>& from, const low_rank_parts<P>& to) {
   if (!to.biases[0].is_null()) copy(tensor_view<const P, 1>(from.biases[0]), to.biases[0]);
 }
 
+/// Throws rank_error, naming the layer, unless exactly one rank is given.
 inline void check_one_rank(const layer_rank& layer) {
   if (layer.ranks.size() == 1) return;
   throw_error<rank_error>({layer.name, ": ", layer.ranks.size(), " ranks for a convolution, which has one"});
@@ -186,6 +187,7 @@ class probe_guard {
     PUFFERFISH_DETAIL_TRY { release_factors(*net_); }
     PUFFERFISH_DETAIL_CATCH_ALL {}  // no memory for other arenas: the probes stay
   }
+  /// Keeps the layers as they are.
   void keep() { net_ = nullptr; }
 
  private:

@@ -24,10 +24,13 @@ class moment_probe {
   static constexpr bool reads_output = false;
   static constexpr bool gradient_in_place = true;
 
+  /// Makes a probe for `channels` channels that has seen no batch.
   explicit moment_probe(index_t channels) : running_mean_(channels), running_var_(channels), batches_(1) {}
 
+  /// Number of channels.
   index_t channels() const { return running_mean_.size(); }
   std::string describe() const { return message({"moment probe ", channels()}); }
+  /// Returns `input`. Throws shape_error for another number of channels.
   extents<4> output_shape(const extents<4>& input) const {
     if (input[3] != channels()) {
       throw_error<shape_error>({describe(), ": input ", input, " (NHWC) has ", input[3], " channels"});
@@ -62,6 +65,7 @@ class moment_probe {
     if (!dx.is_null() && dx.data() != dy.data()) ops::copy_elements<T>(ctx, dy.data(), dx.data(), dy.size());
   }
 
+  /// Calls f(name, buffer) with the names that a BatchNorm has for its statistics.
   template <class F>
   void visit(F&& f) {
     f("running_mean", running_mean_);
@@ -76,8 +80,8 @@ class moment_probe {
 /// Addresses of the buffers and parameters of a batch norm or of a probe; nullptr for those that it lacks.
 template <class P>
 struct norm_buffers {
-  P *mean = nullptr, *variance = nullptr, *batches = nullptr;
-  P *weight = nullptr, *bias = nullptr;
+  P *mean = nullptr, *variance = nullptr, *batches = nullptr;  ///< of the inputs; number of batches
+  P *weight = nullptr, *bias = nullptr;                        ///< parameters, which a probe lacks
 
   template <class Layer>
   explicit norm_buffers(Layer& layer) {
@@ -91,7 +95,8 @@ struct norm_buffers {
   }
 };
 
-/// Makes a batch norm that has the statistics of `probe` and is the identity in inference.
+/// Makes a batch norm that has the statistics of `probe` and is the identity in inference: weight =
+/// sqrt(running_var + eps), bias = running_mean.
 template <class T>
 BatchNorm<T> settled_norm(moment_probe<T>& probe) {
   using P = parameter_t<T>;

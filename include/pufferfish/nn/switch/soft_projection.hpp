@@ -20,8 +20,8 @@ namespace detail {
 /// New values of a layer's matrices, each as [out][all other dimensions], and the reports of the truncations.
 template <class T>
 struct projected_layer {
-  std::vector<tensor<T, 2>> matrices;
-  std::vector<factor_report> reports;
+  std::vector<tensor<T, 2>> matrices;  ///< in the order of the layer's weights
+  std::vector<factor_report> reports;  ///< of each matrix
 };
 
 /// Computes w + strength (truncated w - w) in double for each matrix w of a layer; `made` has its truncation
@@ -53,20 +53,21 @@ projected_layer<T> project_layer(const layer_weights<T>& weights, const std::vec
 /// A slot to project: its weights, and the policy of each of its rank groups.
 template <class Slot>
 struct soft_target {
-  Slot* slot = nullptr;
-  factorize_options options;
-  std::vector<rank_policy> policies;
-  bool must_shrink = false;  ///< leaves the layer unchanged if its factors would not be smaller
+  Slot* slot = nullptr;               ///< layer; nullptr: it stays as it is
+  factorize_options options;          ///< of the decompositions
+  std::vector<rank_policy> policies;  ///< one for all rank groups, or one for each
+  bool must_shrink = false;           ///< leaves the layer unchanged if its factors would not be smaller
 };
 
+/// Throws value_error unless 0 <= strength <= 1.
 inline void check_strength(double strength) {
   if (strength >= 0.0 && strength <= 1.0) return;
   throw_error<value_error>({"project_softly: a strength of ", strength, "; it must be in 0 .. 1"});
 }
 
 /// Projects all targets, given in execution order, on `threads` threads. `order` has the indices of the
-/// targets in the order in which they are decomposed (the largest first). Returns the reports in execution
-/// order.
+/// targets in the order in which they are decomposed (the largest first). Weights are written after all
+/// decompositions, so that an error leaves the network unchanged. Returns the reports in execution order.
 template <class Slot>
 std::vector<factor_report> project_targets(const std::vector<soft_target<Slot>>& targets,
                                            const std::vector<std::size_t>& order, double strength,

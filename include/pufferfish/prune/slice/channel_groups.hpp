@@ -37,10 +37,10 @@ struct channel_group {
   std::string producer;            ///< a convolution or linear layer, dense or low-rank; or a ChannelSelect
   std::vector<std::string> norms;  ///< batch norms between producer and consumer
   std::string consumer;            ///< a convolution or linear layer, dense or low-rank
-  index_t channels = 0;
-  index_t pixels = 1;        ///< number of inputs of the consumer per channel: above 1 after a Flatten
-  bool convolution = false;  ///< whether the producer, or the consumer of a stream, is a convolution
-  index_t stream = 0;        ///< number of channels of the residual stream; 0 for outputs of a layer
+  index_t channels = 0;            ///< number of channels of the group
+  index_t pixels = 1;              ///< number of inputs of the consumer per channel: above 1 after a Flatten
+  bool convolution = false;        ///< whether the producer, or the consumer of a stream, is a convolution
+  index_t stream = 0;              ///< number of channels of the residual stream; 0 for outputs of a layer
   /// Name of the batch norm that scales the channels: norms[0], or if a stream has none between producer and
   /// consumer, the last one before the block, in the stem or the previous block's branch. Empty: none.
   std::string scale;
@@ -61,8 +61,8 @@ inline constexpr const char* select_name = "select";
 
 /// Numbers of inputs and outputs of a layer whose outputs are the rows of one matrix.
 struct product_size {
-  index_t in = 0, out = 0;
-  bool convolution = false;
+  index_t in = 0, out = 0;   ///< numbers of inputs and outputs
+  bool convolution = false;  ///< whether the layer is a convolution
 };
 
 /// Sizes of a layer that can be sliced; nullopt for others: without weights, with several matrices (LSTM,
@@ -100,7 +100,8 @@ bool passes_channels(const any_layer<T, Device>& layer) {
             std::type_identity<Flatten<T>>());
 }
 
-/// Finds the Sequential that a slot holds, or branch and shortcut of a Residual.
+/// Finds the Sequential that a slot holds, or branch and shortcut of a Residual. For
+/// layer.visit_layers(finder, name); `first` and `shortcut` are nullptr if there is none.
 template <class T, class Device>
 class sequence_finder final : public layer_visitor<T, Device> {
  public:
@@ -153,7 +154,7 @@ class group_finder {
   using found_groups = std::vector<group_slots<T, Device>>;
 
   /// The groups below a model's root, in execution order; none if the root is not a layer. The slots are
-  /// valid until the model is modified.
+  /// valid until the model is modified. A group whose channels also reach another layer is left out.
   template <class Root>
   static found_groups find([[maybe_unused]] Root& root, group_choice choice) {
     group_finder finder;
@@ -177,6 +178,7 @@ class group_finder {
   };
   static constexpr std::ptrdiff_t none = -1;
 
+  // Whether group_choice lists the group.
   static bool wanted(const group_slots<T, Device>& group, group_choice choice) {
     if (choice == group_choice::any) return true;
     if (group.branch != nullptr && choice != group_choice::select) return false;
@@ -184,6 +186,7 @@ class group_finder {
   }
 
   group_slots<T, Device>& at(const flow& in) { return groups_[static_cast<std::size_t>(in.group)]; }
+  // Marks the group of these channels as one that cannot be sliced.
   void block(const flow& in) {
     if (in.group != none) at(in).blocked = true;
   }
@@ -195,6 +198,7 @@ class group_finder {
     return in;
   }
 
+  // Follows channels through one layer and returns the flow of its output.
   flow walk(slot& layer, const std::string& name, const flow& in) {
     sequence_finder<T, Device> inside;
     layer.visit_layers(inside, name);

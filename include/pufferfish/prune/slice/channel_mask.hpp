@@ -16,10 +16,12 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Marks of the output channels of one layer: true for each channel that remains.
 struct channel_marks {
-  std::string layer;  ///< name of the layer that produces the channels
-  std::vector<bool> keep;
+  std::string layer;       ///< name of the layer that produces the channels
+  std::vector<bool> keep;  ///< of each channel: whether it remains
 
-  index_t kept() const { return std::count(keep.begin(), keep.end(), true); }
+  index_t kept() const {
+    return std::count(keep.begin(), keep.end(), true);
+  }  ///< number of channels that remain
   index_t channels() const { return static_cast<index_t>(keep.size()); }
   friend bool operator==(const channel_marks&, const channel_marks&) = default;
 };
@@ -33,12 +35,13 @@ struct channel_marks {
 /// \endcode
 using channel_mask = std::vector<channel_marks>;
 
-/// Number of remaining channels, and of all channels, over all layers of a mask.
+/// Number of remaining channels over all layers of a mask.
 inline index_t kept_channels(const channel_mask& mask) {
   index_t kept = 0;
   for (const channel_marks& one : mask) kept += one.kept();
   return kept;
 }
+/// Number of channels over all layers of a mask, remaining or not.
 inline index_t all_channels(const channel_mask& mask) {
   index_t all = 0;
   for (const channel_marks& one : mask) all += one.channels();

@@ -19,9 +19,11 @@ namespace detail {
 /// Indices of the elements that remain, ascending; nullptr: all elements remain.
 using kept_list = const std::vector<index_t>*;
 
+/// Number of elements that remain of `all`.
 inline index_t kept_of(kept_list list, index_t all) {
   return list == nullptr ? all : static_cast<index_t>(list->size());
 }
+/// Old index of the i-th element that remains.
 inline index_t kept_at(kept_list list, index_t i) {
   return list == nullptr ? i : (*list)[static_cast<std::size_t>(i)];
 }
@@ -59,8 +61,10 @@ void gather_vector(const tensor_view<const T, 1>& from, kept_list entries, const
   for (index_t i = 0; !to.is_null() && i < to.extent(0); ++i) to(i) = from(kept_at(entries, i));
 }
 
-/// Makes a batch norm with the settings of `norm` and `channels` channels, of which the first ones are copied
-/// if `entries` is a nullptr, else those that it lists.
+/// Makes a batch norm with the settings of `norm` and `channels` channels. Weight, bias, running mean and
+/// variance are copied from the channels that `entries` lists, or from the first channels if it is nullptr.
+/// The number of batches is copied, too. If `norm` has fewer channels, the others keep the initial values of
+/// a BatchNorm.
 template <class T>
 BatchNorm<T> sliced_norm(BatchNorm<T>& norm, index_t channels, kept_list entries) {
   using P = parameter_t<T>;
@@ -123,8 +127,9 @@ any_layer<T, Device> resized(any_layer<T, Device>& layer, const std::string& nam
   return result;
 }
 
-/// Makes the layer with the inputs and outputs in two lists; values are copied. A low-rank layer that becomes
-/// dense gets the product of its factors.
+/// Makes a layer that has only the inputs and outputs of two lists (nullptr: all); values are copied bit for
+/// bit. A low-rank layer keeps its rank: columns of `down` and rows of `up` are selected. One whose smaller
+/// matrix cannot have that rank becomes dense, with the product of its factors. Errors are those of resized.
 template <class T, class Device>
 any_layer<T, Device> sliced(any_layer<T, Device>& layer, const std::string& name, kept_list in,
                             kept_list out) {

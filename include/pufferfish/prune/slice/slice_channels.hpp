@@ -16,9 +16,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Result of slice_channels: the layers that have changed, and numbers of channels and parameters.
 struct channel_slicing {
+  /// A group that lost channels.
   struct row {
-    std::string layer;  ///< name of the layer that produces the channels
-    index_t before = 0, after = 0;
+    std::string layer;              ///< name of the layer that produces the channels
+    index_t before = 0, after = 0;  ///< numbers of channels
   };
   std::vector<row> rows;  ///< the groups that lost channels, in execution order
   /// Names of low-rank layers that are dense now, because the smaller matrix cannot have their rank.
@@ -28,8 +29,8 @@ struct channel_slicing {
 
 /// Number of output channels of a layer, or of channels that the branch of a residual block reads.
 struct layer_width {
-  std::string layer;
-  index_t channels = 0;
+  std::string layer;     ///< name of the layer or of the ChannelSelect
+  index_t channels = 0;  ///< number of channels
   friend bool operator==(const layer_width&, const layer_width&) = default;
 };
 
@@ -79,7 +80,8 @@ std::vector<marked_group<T, Device>> find_marked(std::vector<group_slots<T, Devi
   return result;
 }
 
-/// The layers of a network that replace others, all made before any is replaced.
+/// The layers of a network that replace others, all made before any is replaced, so that an error leaves the
+/// network unchanged. Call add() for each group, then apply().
 template <class T, class Device>
 class slice_plan {
  public:
@@ -153,12 +155,14 @@ class slice_plan {
       selected_.emplace_back(group.branch, std::move(layer));
     }
   }
+  // The changes of a layer, which may be consumer of one group and producer of another.
   part& part_of(slot* at, const std::string& name) {
     for (part& one : parts_) {
       if (one.at == at) return one;
     }
     return parts_.emplace_back(part{at, name, {}, {}});
   }
+  // Makes the new layer of a part.
   static slot made(part& one) {
     if (one.new_in == 0 && one.new_out == 0) {
       return sliced(*one.at, one.name, one.in.empty() ? nullptr : &one.in,
@@ -170,7 +174,7 @@ class slice_plan {
   }
 
   std::vector<part> parts_;
-  std::vector<std::pair<slot*, slot>> made_;
+  std::vector<std::pair<slot*, slot>> made_;  // slots, and the layers that replace theirs
   std::vector<std::pair<Sequential<T, Device>*, slot>> selected_;
   std::vector<Sequential<T, Device>*> whole_;  // branches that lose their ChannelSelect
 };

@@ -16,8 +16,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Components of a low-rank layer that remain: for each of its matrices up down (kind_traits), the indices of
 /// the columns of up and rows of down, ascending. Matrices of one rank group keep equally many.
 struct kept_components {
-  std::string layer;
-  std::vector<std::vector<index_t>> kept;
+  std::string layer;                       ///< name of the low-rank layer
+  std::vector<std::vector<index_t>> kept;  ///< of each matrix: the components that remain
 };
 
 namespace detail {
@@ -55,7 +55,9 @@ inline void check_components(const kept_components& wanted, const rank_list& ran
   }
 }
 
-/// Makes a LowRankNormConv of one group with fewer components.
+/// Makes a LowRankNormConv of one group with fewer components: rows of `down`, entries of the batch norm, and
+/// columns of `up` are selected. Throws state_error, naming the layer, for several groups and for a layer
+/// whose batch norm is still a probe (observe_factors), and the value_error of check_components.
 template <class T, class Device>
 any_layer<T, Device> with_components(LowRankNormConv<T, Device>& layer, const kept_components& wanted) {
   using P = parameter_t<T>;
@@ -78,7 +80,9 @@ any_layer<T, Device> with_components(LowRankNormConv<T, Device>& layer, const ke
   return result;
 }
 
-/// Makes a low-rank layer of any kind with fewer components.
+/// Makes a low-rank layer of any kind with fewer components. Throws state_error for a layer with a residual,
+/// and value_error for lists that do not fit, or if the matrices of a rank group keep different numbers of
+/// components.
 template <class T, class Device>
 any_layer<T, Device> with_components(any_layer<T, Device>& layer, const kept_components& wanted) {
   using P = parameter_t<T>;

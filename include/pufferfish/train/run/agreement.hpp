@@ -28,7 +28,8 @@ struct run_condition {
   std::int64_t nonfinite_steps = 0;  ///< steps in a row, up to now, without a finite loss
 };
 
-/// Throws divergence_error after `steps` steps in a row without a finite loss.
+/// Throws divergence_error after `steps` steps in a row without a finite loss. The text has the place in
+/// training, the last loss, the learning rate `rate` of the last step, and `besides`.
 [[noreturn]] inline void throw_divergence(std::int64_t steps, const training_record& at, double rate,
                                           const char* besides) {
   throw_error<divergence_error>({"training diverged: no finite loss for ", steps,
@@ -37,9 +38,14 @@ struct run_condition {
                                  " at learning rate ", rate, besides, divergence_advice});
 }
 
-/// Compares the ranks' conditions about four times a second by one small all-reduce, so that its cost does
-/// not matter even if steps take a millisecond. All ranks compare after the same steps: the number of steps
-/// up to the next comparison is part of the message.
+/// Compares the ranks' conditions about four times a second by one small all-reduce, so that the cost of the
+/// comparison does not matter even if steps take a millisecond. All ranks compare after the same steps: the
+/// number of steps up to the next comparison is part of the message.
+///
+///     run_agreement agreement;
+///     for (;;) {  // one training step
+///       if (agreement.is_due() && agreement.check(comm, record, most, rate).stop > 0) break;
+///     }
 class run_agreement {
  public:
   /// Asks all ranks to stop, for a reason above 0. The largest of several reasons is used.
@@ -86,18 +92,18 @@ class run_agreement {
 
  private:
   using clock = std::chrono::steady_clock;
-  static constexpr double seconds_between = 0.25;
-  static constexpr double most_steps = 1000.0;
+  static constexpr double seconds_between = 0.25;  // wanted time between two comparisons
+  static constexpr double most_steps = 1000.0;     // limit of the steps between two comparisons
 
-  run_condition mine_;
+  run_condition mine_;  // condition of this rank
   int stop_reason_ = 0;
   clock::time_point since_ = clock::now();
   std::int64_t steps_ = 0;  // steps since the last comparison
   std::int64_t next_ = 1;   // number of steps from one comparison to the next
 };
 
-/// Throws divergence_error if parameters, which are in `memory`, are not finite. `found`: the error of the
-/// decomposition at the switch; it names the layer and the element.
+/// Throws divergence_error if one of the parameters, which are stored in `memory`, is not finite; else
+/// returns. `found`: the error of the decomposition at the switch, which names the layer and the element.
 template <class T>
 void check_finite(memory_source& memory, std::span<T> parameters, const training_record& at,
                   const value_error& found) {

@@ -34,18 +34,21 @@ struct arena_parts {
   using device_type = typename all_parts::device_type;
   using exchange_type = typename all_parts::exchange_type;
 
+  /// Makes the parts that need no arenas. make_exchange() and the owner make the others.
   explicit arena_parts(const run_options& options) : pruning(options), shrink(options) {}
 
-  std::optional<typename all_parts::optimizer_type> optimizer;
-  std::optional<frobenius_decay<T, device_type>> decay;  ///< decay of the factors; empty: none
-  std::optional<scale_sparsity<T>> sparsity;             ///< term of the batch norms' weights; empty: none
-  std::optional<exchange_type> exchange;                 ///< exchange of gradients
-  run_outer<T, Comm, device_type> outer;                 ///< exchange of parameters after local steps
-  run_pruning<T> pruning;
-  run_shrink shrink;  ///< removal of rank components; kept when the arenas move
+  std::optional<typename all_parts::optimizer_type> optimizer;  ///< made by the owner
+  std::optional<frobenius_decay<T, device_type>> decay;         ///< decay of the factors; empty: none
+  std::optional<scale_sparsity<T>> sparsity;  ///< term of the batch norms' weights; empty: none
+  std::optional<exchange_type> exchange;      ///< exchange of gradients
+  run_outer<T, Comm, device_type> outer;      ///< exchange of parameters after local steps
+  run_pruning<T> pruning;                     ///< mask of pruned weights
+  run_shrink shrink;                          ///< removal of rank components; kept when the arenas move
 
-  /// Makes the exchange of gradients, or with options.rare of parameters, with this compressor. A pruned
-  /// network exchanges its remaining gradients. Parameters must be equal on all ranks. Collective.
+  /// Makes the exchange of gradients, or with options.rare that of parameters, with `compressor` (nullopt:
+  /// none). A pruned network exchanges its remaining gradients in place of a compressor's messages.
+  /// Parameters must be equal on all ranks. Throws value_error for scale_sparsity on a device, and the errors
+  /// of the exchanges. Collective.
   void make_exchange(parameter_store<T>& store, Comm& comm, const run_options& options,
                      std::optional<any_compressor<T>> compressor) {
     exchange_options gradients = options.exchange;
@@ -77,7 +80,7 @@ struct arena_parts {
     exchange.reset();
   }
 
-  /// References to all parts that a step works with.
+  /// References to all parts that a step works with. They are valid until the parts are made anew.
   all_parts parts(context<device_type>& ctx, Task& task, typename all_parts::model_type& net, Comm& comm,
                   const run_options& options) {
     return {ctx,
@@ -91,11 +94,14 @@ struct arena_parts {
             sparsity ? &*sparsity : nullptr};
   }
 
+  /// Passes an epoch and its first learning rate to both exchanges, whose compressors may depend on them.
   void set_epoch(index_t epoch, double rate) {
     exchange->set_epoch(epoch, rate);
     outer.set_epoch(epoch, rate);
   }
 
+  /// Adds what a checkpoint stores as text: the exchange plan, the state of shrinking ranks, the number of
+  /// outer steps, and the number of remaining weights.
   void add_facts(std::map<std::string, std::string>& facts) const {
     facts["training.exchange"] = to_text(exchange->plan());
     if (const std::string text = shrink.state(); !text.empty()) facts[shrink.fact] = text;
@@ -111,8 +117,8 @@ struct arena_parts {
 /// Memory for a checkpoint's arrays of an exchange that does not exist yet, and for the pruning mask.
 template <class T>
 struct exchange_room {
-  std::optional<any_compressor<T>> compressor;
-  std::vector<T> outer_momentum, mask;
+  std::optional<any_compressor<T>> compressor;  ///< compressor of the future exchange
+  std::vector<T> outer_momentum, mask;          ///< outer momentum; pruning mask as numbers
 
   /// Arrays of the exchange: all arrays but the mask.
   std::vector<compressor_state<T>> states() {
@@ -133,6 +139,7 @@ struct exchange_room {
 template <class T>
 class carried_exchanges {
  public:
+  /// Copies the states of the exchanges of `of`, which may be destroyed afterwards.
   template <class Task, class Comm>
   explicit carried_exchanges(arena_parts<Task, Comm>& of)
       : steps_(of.exchange->steps()), outer_steps_(of.outer.steps()) {

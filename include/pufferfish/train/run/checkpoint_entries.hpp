@@ -28,9 +28,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-inline constexpr std::string_view checkpoint_prefix = "pufferfish.";
-inline constexpr std::string_view checkpoint_format = "1";
+inline constexpr std::string_view checkpoint_prefix = "pufferfish.";  ///< of the library's metadata entries
+inline constexpr std::string_view checkpoint_format = "1";            ///< version of the format
 
+/// Name of a metadata entry of the library: "pufferfish.NAME".
 inline std::string metadata_name(std::string_view name) {
   return std::string(checkpoint_prefix).append(name);
 }
@@ -47,6 +48,8 @@ std::string layout_digest(const model<Root, Device>& net) {
 inline constexpr std::string_view layer_suffix = ":layer";
 inline constexpr std::string_view old_second_suffix = ":hidden";
 
+/// Whether a name ends in ":NUMBER" or ":hidden", perhaps followed by ":layer" any number of times. Such a
+/// layer name needs one more ":layer" in the list, because it would be read as a further rank.
 inline bool looks_like_further_rank(std::string_view name) {
   while (name.ends_with(layer_suffix)) name.remove_suffix(layer_suffix.size());
   if (name.ends_with(old_second_suffix)) return true;
@@ -155,7 +158,8 @@ std::vector<layer_width> stored_widths(const model<Root, Device>& net, const saf
   return widths;
 }
 
-/// Reads the elements of a tensor from bytes of a file, which have no guaranteed alignment.
+/// Copies the elements of a tensor from bytes of a file to a view of any strides, in the order of the view's
+/// indices. The bytes need no alignment; there must be as many as the view has elements.
 template <class T>
 void read_strided(std::span<const std::uint8_t> bytes, const tensor_view<T, 4>& to) {
   const std::uint8_t* from = bytes.data();

@@ -22,8 +22,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Data of a run. `bound` refers to the arenas of `net`: after a change of the arenas it is made again by
-/// bind_to_arenas() or start_exchange().
+/// Data of a run. `bound` refers to the arenas of `net`: after a change of the arenas, bind_to_arenas() or
+/// start_exchange() makes it again.
 template <class Task, class Comm>
 struct run_data {
   using model_type = typename Task::model_type;
@@ -57,7 +57,9 @@ struct run_data {
     bind_to_arenas();
   }
 
+  /// Memory of the arenas: the host's, or the device's.
   static memory_source& memory() { return memory_of<device_type>::source(); }
+  /// References to the objects that a step works with; valid until bind_to_arenas() or unbind().
   all_parts parts() { return bound.parts(ctx, task, net, *comm, options); }
 
   /// State that the task carries from step to step on this rank, in the model's compute type; nullopt: none.
@@ -75,21 +77,25 @@ struct run_data {
   /// Averages batch-norm statistics over the ranks. Collective.
   void average_buffers() { detail::average_buffers(*comm, memory(), net.store().buffers()); }
 
-  /// Makes an optimizer and an exchange for the model's current arenas.
+  /// Makes an optimizer and an exchange for the model's current arenas. The optimizer starts without state.
+  /// Collective.
   void bind_to_arenas() {
     unbind();
     bound.optimizer.emplace(switching.make_target(net), options.optimizer);
     bound.decay = switching.make_decay(net);
     start_exchange();
   }
+  /// Makes the exchange anew and starts the steps; the optimizer stays. Collective.
   void start_exchange() {
     bound.make_exchange(net.store(), *comm, options, record.low_rank);
     start_steps();
   }
+  /// Starts steps at the record's position.
   void start_steps() {
     bound.set_epoch(record.epoch, learning_rate(record.step));  // the rate of the epoch's first step
     steps.start(parts(), record);
   }
+  /// Ends the steps and destroys both exchanges, so that the arenas may move. The optimizer stays.
   void unbind() {
     steps.stop();
     // On a device the count of the optimizer's steps refers to the exchange's flag of skipped steps.
@@ -126,24 +132,25 @@ struct run_data {
            (rate_plateau ? rate_plateau->factor() : 1.0);
   }
 
-  model_type net;
-  std::string resume_lines;  ///< lines of the dense model and the options; see detail::resume_lines
-  Comm* comm;
-  Task task;
-  run_options options;
+  model_type net;                     ///< the network that is trained
+  std::string resume_lines;           ///< lines of the dense model and the options; see detail::resume_lines
+  Comm* comm;                         ///< communicator of all ranks
+  Task task;                          ///< data and loss
+  run_options options;                ///< checked by run_switch's constructor
   bool tune_first;                    ///< whether the exchange is tuned before the next step
   const char* interrupted = nullptr;  ///< reason for which save_alone throws; nullptr: it does not
-  std::optional<plateau> rate_plateau;
-  switch_type switching;
-  context<device_type> ctx;
-  arena_parts<Task, Comm> bound;
-  run_steps<Task, Comm, device_type> steps;
-  training_record record = first_record(options, task.steps_per_epoch());
-  run_agreement agreement;
-  int found_skipped = 0;  ///< number of skipped steps that were not yet reported to the observer
-  std::vector<double> step_ms;
+  std::optional<plateau> rate_plateau;       ///< factor of the learning rate; empty: none
+  switch_type switching;                     ///< decision and measurements of the switch
+  context<device_type> ctx;                  ///< tape and scratch memory of all passes
+  arena_parts<Task, Comm> bound;             ///< parts that refer to the arenas
+  run_steps<Task, Comm, device_type> steps;  ///< the form of a step on this device
+  training_record record = first_record(options, task.steps_per_epoch());  ///< position and results
+  run_agreement agreement;      ///< comparison of ranks between steps
+  int found_skipped = 0;        ///< number of skipped steps that were not yet reported to the observer
+  std::vector<double> step_ms;  ///< durations of the epoch's steps in ms
 
  private:
+  // The machine's options with the seed of the run, which dropout and augmentation use.
   static machine_options with_seed(machine_options machine, std::uint64_t seed) {
     machine.seed = seed;
     return machine;

@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: saves and resumes a training run. The contracts are those of the members of training_run.
+/// Internal: saves and resumes a training run. The contracts are those of the members of training_run with
+/// the same names: save, save_alone and resume. `Data` is run_data.
 
 #include <map>
 #include <optional>
@@ -18,12 +19,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Number of ranks as the fact "training.ranks". A checkpoint of rare exchanges is whole only for as many
+/// ranks.
 template <class Data>
 std::string ranks_text(const Data& run) {
   return std::to_string(run.comm->size());
 }
 
-/// Adds the text entries of a checkpoint to `facts`.
+/// Adds the text entries of a checkpoint to `facts`: `record`, the lines of model and options, the number of
+/// ranks, and the states of those parts that have one.
 template <class Data>
 void add_facts(const Data& run, std::map<std::string, std::string>& facts, const training_record& record) {
   facts["training.record"] = record.to_text();
@@ -35,7 +39,8 @@ void add_facts(const Data& run, std::map<std::string, std::string>& facts, const
 }
 
 /// Lists the states of a checkpoint besides the network: those of `optimizer` and `compressed`, and states of
-/// ranks.
+/// which each rank has its own. `measured`: statistics for the switch, memory of the caller. `own_optimizer`:
+/// whether the optimizers of the ranks differ, as between rare exchanges.
 template <class Data, class Optimizer, class T = typename Data::T>
 auto states_of(Data& run, Optimizer& optimizer, std::vector<compressor_state<T>> compressed,
                std::vector<T>& measured, bool own_optimizer) {
@@ -44,7 +49,8 @@ auto states_of(Data& run, Optimizer& optimizer, std::vector<compressor_state<T>>
       *run.comm, run.memory(), optimizer, std::move(compressed), run.carried(), measured, own_optimizer);
 }
 
-/// Implements training_run::save.
+/// Implements training_run::save: makes the ranks equal, gathers the ranks' own states on rank 0, and writes
+/// the file there. Collective; if rank 0 cannot write, all ranks throw.
 template <class Data>
 void save_run(Data& run, const std::string& path, std::map<std::string, std::string> facts) {
   using T = typename Data::T;
@@ -64,7 +70,8 @@ void save_run(Data& run, const std::string& path, std::map<std::string, std::str
   });
 }
 
-/// Implements training_run::save_alone.
+/// Implements training_run::save_alone, after other ranks were lost: writes parameters and optimizer of this
+/// rank without any communication.
 template <class Data>
 void save_run_alone(Data& run, const std::string& path, std::map<std::string, std::string> facts) {
   using T = typename Data::T;
@@ -83,7 +90,8 @@ void save_run_alone(Data& run, const std::string& path, std::map<std::string, st
   save_checkpoint(path, run.net, room.list(of_optimizer.list()), facts);
 }
 
-/// Implements training_run::resume.
+/// Implements training_run::resume. Rank 0 reads the file. Network, optimizer, compressor and mask are read
+/// into copies before the run is changed. Collective.
 template <class Data>
 void resume_run(Data& r, const std::string& path) {
   using T = typename Data::T;

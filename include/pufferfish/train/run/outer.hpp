@@ -32,11 +32,13 @@ inline std::uint64_t steps_from(const std::string& text, const std::string& path
   throw_error<io_error>({path, ": ", quote_name(text), " outer steps are no number"});
 }
 
-/// The rare_exchange of a run. Without run_options::rare there is none, and all calls do nothing.
+/// The rare_exchange of a run: ranks take local steps and then average their parameters (run_options::rare).
+/// Without run_options::rare there is none, and all calls but payload_bytes() do nothing.
 template <class T, class Comm, class Device>
 class run_outer {
  public:
-  static constexpr const char* fact = "training.outer";
+  static constexpr const char* fact =
+      "training.outer";  ///< name of the number of outer steps in a checkpoint
 
   /// Makes the exchange for the store's arenas; requires options.rare. The store's values become the outer
   /// parameters. Collective.
@@ -47,8 +49,8 @@ class run_outer {
     peak_ = options.learning_rate;
     exchange_.emplace(store, comm, *options.rare, std::move(compressor));
   }
-  void stop() { exchange_.reset(); }
-  bool runs() const { return exchange_.has_value(); }
+  void stop() { exchange_.reset(); }                   ///< destroys the exchange
+  bool runs() const { return exchange_.has_value(); }  ///< whether there is an exchange
 
   /// Tells the rare exchange, if there is one, the epoch and its learning rate; see rare_exchange::set_epoch.
   void set_epoch(index_t epoch, double rate) {
@@ -76,11 +78,12 @@ class run_outer {
     if (runs()) exchange_->abandon(ctx);
   }
 
+  /// Times and bytes of the exchange; nullopt without one.
   std::optional<rare_exchange_report> report() const {
     if (!runs()) return std::nullopt;
     return exchange_->report();
   }
-  /// Bytes that one rank passes to collectives in a round.
+  /// Bytes that one rank passes to collectives in a round. Requires an exchange: see runs().
   index_t payload_bytes() const { return exchange_->payload_bytes(); }
 
   // States for checkpoints, used after synchronize(), when the outer parameters equal the network's.
@@ -92,7 +95,9 @@ class run_outer {
     std::erase_if(all, [](const auto& state) { return state.name == "outer.parameters"; });
     return all;
   }
+  /// Number of outer steps (averagings of parameters) so far; 0 without an exchange.
   std::uint64_t steps() const { return runs() ? exchange_->outer_steps() : 0; }
+  /// Sets the number of outer steps of a resumed run.
   void set_steps(std::uint64_t steps) {
     if (runs()) exchange_->set_outer_steps(steps);
   }
@@ -102,6 +107,7 @@ class run_outer {
     if (!options.rare || options.rare->outer_momentum == 0.0) return {};
     return std::vector<T>(static_cast<std::size_t>(store.values().size()));
   }
+  /// Restores the outer momentum, of as many elements as the store has values, after start().
   void set_momentum(const std::vector<T>& values) {
     for (const compressor_state<T>& state : states()) {
       if (state.name == "outer.momentum") std::copy(values.begin(), values.end(), state.values.begin());
@@ -109,8 +115,8 @@ class run_outer {
   }
 
  private:
-  local_steps_schedule schedule_;
-  double peak_ = 1.0;
+  local_steps_schedule schedule_;  // number of local steps by learning rate
+  double peak_ = 1.0;              // learning rate to which the schedule refers
   std::optional<rare_exchange<T, Comm, Device>> exchange_;
 };
 

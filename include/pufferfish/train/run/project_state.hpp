@@ -18,21 +18,24 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Position of a view in the arena of the values, and in every array that is arranged like it.
+/// Position of a view in the arena of the values. The optimizer's arrays and the gradients have the same
+/// layout, so that the position is valid in them, too.
 template <std::size_t N>
 struct arena_view {
-  index_t entry = -1;  ///< index of the parameter in the store; -1: not stored in the arena
-  index_t offset = 0;
-  extents<N> shape{}, strides{};
+  index_t entry = -1;             ///< index of the parameter in the store; -1: not stored in the arena
+  index_t offset = 0;             ///< of the first element, from the start of the arena
+  extents<N> shape{}, strides{};  ///< of the view, in elements
 
-  bool in_arena() const { return entry >= 0; }
+  bool in_arena() const { return entry >= 0; }  ///< whether the view was found
+  /// The view at this position of an array that is arranged like the arena. Requires in_arena().
   template <class T>
   tensor_view<T, N> of(T* arena) const {
     return {arena + offset, shape, strides};
   }
 };
 
-/// Position of a view of a layer's parameter. A view without elements may be found in no parameter.
+/// Finds the parameter of the store in whose memory a view begins, and returns the view's position. entry =
+/// -1 if there is none; a view without elements may be found in no parameter.
 template <class T, class U, std::size_t N>
 arena_view<N> find_in_arena(const parameter_store<T>& store, const tensor_view<U, N>& view) {
   arena_view<N> result{-1, 0, view.shape(), view.strides()};
@@ -66,6 +69,7 @@ tensor<double, 2> matrix_in_double(const tensor_view<T, 4>& view) {
   copy(view, tensor_view<double, 4>(matrix.data(), view.shape()));
   return matrix;
 }
+/// The squares of the elements.
 inline tensor<double, 2> squares_of(tensor<double, 2> matrix) {
   for (double& value : matrix.flat()) value *= value;
   return matrix;

@@ -20,12 +20,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The pruning of a run. Without run_options::pruning all calls do nothing.
+/// The pruning of a run: when the mask is made, the mask, and its form in checkpoints. Without
+/// run_options::pruning all calls do nothing.
 template <class T>
 class run_pruning {
  public:
-  static constexpr const char* fact = "training.mask";
-  static constexpr const char* state = "pruning.mask";
+  static constexpr const char* fact =
+      "training.mask";  ///< name of the number of remaining weights in a checkpoint
+  static constexpr const char* state = "pruning.mask";  ///< name of the mask's array in a checkpoint
 
   explicit run_pruning(const run_options& options) : options_(options.pruning) {}
 
@@ -56,7 +58,9 @@ class run_pruning {
     return compact_sum_options{mask_, options_->ternary};
   }
 
-  // States for checkpoints, which store the mask as numbers and a fact that it exists.
+  // States for checkpoints, which store the mask as an array of numbers and, as a fact, the number of
+  // remaining weights; the fact says that there is a mask.
+  /// The mask as numbers of T, 16 bits of the mask in each (mask_numbers); empty without a mask.
 
   std::vector<T> numbers() const { return mask_ ? mask_numbers<T>(*mask_) : std::vector<T>(); }
   /// Allocates the numbers of a mask for these arenas.

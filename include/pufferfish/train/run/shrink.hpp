@@ -21,15 +21,18 @@ namespace detail {
 /// The rank_shrinker of a run. Without run_options::shrink_rank there is none, and all calls do nothing.
 class run_shrink {
  public:
-  static constexpr const char* fact = "training.shrink";
+  static constexpr const char* fact = "training.shrink";  ///< name of the counters in a checkpoint
 
+  /// Makes the shrinker that the options ask for. Throws the value_error of rank_shrinker for invalid
+  /// options.
   explicit run_shrink(const run_options& options) {
     if (options.shrink_rank) shrinker_.emplace(*options.shrink_rank);
   }
 
-  /// Called at the end of an epoch with factors. Removes the components that are due from the network, calls
-  /// rebind(), which makes optimizer and exchange for the new arenas, and carries the states of the optimizer
-  /// over. Parameters must be equal on all ranks. Throws value_error on a device.
+  /// To be called at the end of an epoch, with equal parameters on all ranks. While the network is low-rank,
+  /// observes the contributions of the components and removes those that are due: from the factors, whose
+  /// arenas move, and from the optimizer's states. rebind() makes optimizer and exchange for the new arenas.
+  /// Throws value_error on a device.
   template <class Arenas, class Net, class Rebind>
   void run([[maybe_unused]] Arenas& bound, [[maybe_unused]] Net& net, const training_record& at,
            [[maybe_unused]] Rebind&& rebind) {
@@ -58,6 +61,7 @@ class run_shrink {
 
   /// Counters of the shrinker for a checkpoint; an empty text without one.
   std::string state() const { return shrinker_ ? shrinker_->to_text() : std::string(); }
+  /// Restores the counters of a checkpoint `path` from state()'s text. Does nothing without a shrinker.
   void restore(const std::string& text, const std::string& path) {
     if (shrinker_) shrinker_->restore(text, path);
   }

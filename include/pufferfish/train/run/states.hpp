@@ -21,7 +21,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Copies of an optimizer's arrays on the host (host_mirror).
+/// Copies of an optimizer's arrays on the host (host_mirror). For an optimizer in host memory, the copies are
+/// the arrays themselves. After writing to the copies, call spread() or send_back().
 template <class T>
 class optimizer_mirror {
  public:
@@ -31,9 +32,11 @@ class optimizer_mirror {
     for (const auto& [name, values] : of.states()) states_.emplace_back(name, host_mirror<T>(memory, values));
   }
 
+  /// Appends the copies and their names, such as "optimizer.momentum", to `to`.
   void list(std::vector<named_state<T>>& to) {
     for (auto& [name, mirror] : states_) to.push_back({name, mirror.values()});
   }
+  /// The copies and their names.
   std::vector<named_state<T>> list() {
     std::vector<named_state<T>> result;
     list(result);
@@ -94,9 +97,11 @@ std::optional<any_compressor<T>> make_run_compressor(Comm& comm, const parameter
 template <class T, class Carried>
 class carried_mirror {
  public:
+  /// Copies the numbers `there`, which are stored in `memory` and must outlive the object.
   carried_mirror(memory_source& memory, std::span<Carried> there) : here_(memory, there) {
     if constexpr (!std::is_same_v<T, Carried>) wide_.assign(here_.values().begin(), here_.values().end());
   }
+  /// The copy, which the caller may change.
   std::span<T> values() {
     if constexpr (std::is_same_v<T, Carried>) {
       return here_.values();
@@ -104,6 +109,7 @@ class carried_mirror {
       return wide_;
     }
   }
+  /// Writes the copy to the task's numbers, rounded to their type.
   void send_back() {
     if constexpr (!std::is_same_v<T, Carried>) {
       std::transform(wide_.begin(), wide_.end(), here_.values().begin(),
@@ -138,6 +144,7 @@ class run_states {
     of_ranks_.emplace(comm, states_of_rank());
   }
 
+  /// Whether the compressor has states.
   bool has_compressed() const { return !compressed_.empty(); }
 
   /// Copies the states of the other ranks to rank 0. Collective.
@@ -155,6 +162,7 @@ class run_states {
   /// The optimizer's part of list(), which a rank can write without the others.
   std::vector<named_state<T>> list_optimizer() { return optimizer_.list(); }
 
+  /// Throws state_error, naming the array, if the file has a state of a rank that this run does not have.
   void check_ranks(const checkpoint_file& file) const { of_ranks_->check_ranks(file); }
 
   /// Copies the arrays that rank 0 has read to all ranks: all of them, or (`all` false) without the ranks'

@@ -25,7 +25,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// References to the objects that the steps of a run work with.
+/// References to the objects that the steps of a run work with; none is owned.
 template <class Task, class Comm>
 struct run_parts {
   using model_type = typename Task::model_type;
@@ -58,10 +58,13 @@ auto update_bucket(const Parts& run) {
   return [&run](const gradient_bucket& bucket) { update_range(run, bucket.offset, bucket.size); };
 }
 
+/// The steps of a run on a device. Specialized for device::cpu below, and for the GPU in
+/// <pufferfish/gpu.hpp>.
 template <class Task, class Comm, class Device>
 class run_steps;
 
-/// Steps of a run on the CPU.
+/// Steps of a run on the CPU: forward and backward pass of the task, exchange of the gradients, clipping,
+/// update. Without clipping, buckets are updated as they arrive, while others are still exchanged.
 template <class Task, class Comm>
 class run_steps<Task, Comm, device::cpu> {
   using parts = run_parts<Task, Comm>;
@@ -106,6 +109,7 @@ class run_steps<Task, Comm, device::cpu> {
 
   /// Further state for a checkpoint: a line of text, or an empty text.
   std::string state() const { return {}; }
+  /// Restores the text of state(). The arguments are the text and the name of the checkpoint for errors.
   void set_state(const std::string&, const std::string&) {}
 
   /// Number of steps that were replays of a CUDA graph.
@@ -119,7 +123,9 @@ class run_steps<Task, Comm, device::cpu> {
   int settle_alone(const parts&, training_record&) { return 0; }
 
  private:
-  // Returns false if the step was left out. Parameters change only here, when no pass reads them any more.
+  // Exchanges the gradients and updates the parameters. Returns false if the step was left out because
+  // gradients are not finite. Parameters change only here, when no pass reads them any more. With a clipping
+  // norm, or if ranks may be lost, no parameter changes before all gradients have arrived.
   static bool exchange_and_update(const parts& run, double rate) {
     const bool clips = run.options.clip_norm > 0.0;
     if (!clips && run.exchange.arrives_early() && !may_lose_ranks(run.comm)) {
@@ -134,6 +140,7 @@ class run_steps<Task, Comm, device::cpu> {
     return true;
   }
 
+  // Begins the step of the optimizer and of the decay with this learning rate.
   static void begin_update(const parts& run, double rate) {
     run.optimizer.begin_step(run.ctx, rate);
     if (run.decay != nullptr) run.decay->begin_step(run.ctx, rate);

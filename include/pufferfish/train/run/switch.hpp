@@ -174,6 +174,7 @@ class run_switch {
     if (moves_arenas()) settle_factor_norms(run.net);
     return true;
   }
+  /// Whether estimate() inserts batch norms between the factors, which moves the arenas.
   bool moves_arenas() const { return options_.switching.extra_norm_batches > 0; }
 
   /// Whether the residuals are to be detached at the end of the record's epoch.
@@ -224,7 +225,9 @@ class run_switch {
   /// Name of the fact with the line about the statistics. Checkpoints of older versions do not have it.
   static constexpr const char* statistics_fact = "training.statistics";
 
-  /// Makes an array for the numbers that a checkpoint of `net` stores if it has this line of statistics.
+  /// Returns an array for the numbers that a checkpoint of `net` stores if it has this `line` of statistics,
+  /// to be passed to restore(). `source` names the file in errors, which are those of
+  /// switch_statistics::prepare.
   std::vector<T> prepare(const std::string& line, const std::string& source, const model_type& net) {
     std::vector<T> numbers;
     switch_statistics<model_type>(options_).prepare(line, source, net, numbers);
@@ -258,6 +261,7 @@ class run_switch {
     }
   }
 
+  // The policy with the number of threads that decompositions may use.
   factorize_policy policy_on(context<device_type>& ctx) const {
     factorize_policy policy = options_.factorize;
     policy.threads = device_work::host_threads(ctx);
