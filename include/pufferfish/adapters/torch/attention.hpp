@@ -61,16 +61,19 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
                      {in, in, in_bias, in, in, in_bias, in, in, in_bias, out, out, dense.out_proj->bias});
   }
 
-  torch::nn::MultiheadAttentionOptions options;
+  torch::nn::MultiheadAttentionOptions options;  ///< sizes and dropout; not to be changed
+  /// The four projections, each embed_dim -> rank -> embed_dim.
   LowRankLinear query{nullptr}, key{nullptr}, value{nullptr}, output{nullptr};
 
+  /// The ranks of query, key, value and output.
   const rank_list& ranks() const { return ranks_; }
 
-  /// The factors and biases of query, key, value and output.
+  /// The factors of query, key, value and output: the parameters themselves.
   std::vector<detail::factor_tensors> factors() const {
     return {
         {query->down, query->up}, {key->down, key->up}, {value->down, value->up}, {output->down, output->up}};
   }
+  /// The biases of query, key, value and output; undefined tensors without biases.
   std::vector<Tensor> biases() const { return {query->bias, key->bias, value->bias, output->bias}; }
 
   /// Makes new projections with random values.
@@ -82,11 +85,13 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
     }
   }
 
+  /// Text for errors: width and number of heads.
   std::string describe() const {
     return detail::message(
         {"LowRankMultiheadAttention ", options.embed_dim(), ", ", options.num_heads(), " heads"});
   }
 
+  /// Writes width, heads and ranks, as libtorch's modules do.
   void pretty_print(std::ostream& stream) const override {
     stream << "pufferfish::host_torch::LowRankMultiheadAttention(" << options.embed_dim()
            << ", heads=" << options.num_heads() << ", ranks=";

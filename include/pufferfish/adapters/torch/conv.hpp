@@ -16,11 +16,12 @@ namespace detail {
 
 /// The geometry of the convolution `down`, whose out_channels are groups * rank, and the layer's counters.
 struct conv_geometry : torch::CustomClassHolder {
-  conv_shape shape;
-  counters_ptr counters;
+  conv_shape shape;       ///< of `down`
+  counters_ptr counters;  ///< of the module
 };
 using geometry_ptr = c10::intrusive_ptr<conv_geometry>;
 
+/// Computes a convolution without bias by libtorch. x: NCHW, weight: [out][in / groups][height][width].
 inline Tensor torch_conv(const conv_shape& shape, const Tensor& x, const Tensor& weight) {
   return torch::conv2d(x, weight, {}, {shape.stride.height, shape.stride.width},
                        {shape.padding.height, shape.padding.width},
@@ -173,6 +174,7 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
 
   /// The geometry of the dense convolution.
   const conv_shape& shape() const { return shape_; }
+  /// The rank of each group's matrix.
   std::int64_t rank() const { return rank_; }
 
   /// Makes new parameters with random values.
@@ -194,10 +196,12 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
     detail::fill_uniform(bias, 1.0 / std::sqrt(static_cast<double>(rank_)));
   }
 
+  /// Text for errors: rank and geometry.
   std::string describe() const {
     return detail::message({"LowRankConv2d rank ", rank_, ", ", shape_.describe()});
   }
 
+  /// Writes geometry and rank, as libtorch's modules do.
   void pretty_print(std::ostream& stream) const override {
     stream << "pufferfish::host_torch::LowRankConv2d(" << shape_.describe() << ", rank=" << rank_
            << ", bias=" << (with_bias_ ? "true" : "false") << ")";
@@ -227,7 +231,7 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
         .reshape({shape_.out_channels, shape_.group_inputs(), shape_.kernel.height, shape_.kernel.width});
   }
 
-  /// The factors of each group's matrix.
+  /// The factors of each group's matrix. They share the parameters' memory and are detached from autograd.
   std::vector<detail::factor_tensors> factors() const {
     std::vector<detail::factor_tensors> all;
     detail::append_factors(all, down, up, shape_.groups);
@@ -235,6 +239,7 @@ class LowRankConv2dImpl : public detail::low_rank_module<LowRankConv2dImpl> {
   }
 
  private:
+  // Computes in T, by the autograd function if a gradient is wanted, else without saving anything.
   template <class T>
   Tensor run(const Tensor& given) {
     using function = detail::low_rank_conv_function<T>;

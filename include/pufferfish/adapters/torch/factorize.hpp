@@ -21,8 +21,8 @@ namespace host_torch {
 
 /// A layer that stayed dense although the policy chose it, and the reason.
 struct kept_layer {
-  std::string name;
-  std::string reason;
+  std::string name;    ///< path of the layer in the tree
+  std::string reason;  ///< in words, for a report
 };
 
 /// Report of factorize.
@@ -60,16 +60,18 @@ inline layer_info info_of(module_place& place) {
   return info;
 }
 
-/// The factorization of one place.
+/// The factorization of one place. measure() and run() may be called for several places at the same time,
+/// because neither changes the tree.
 struct place_factorization {
-  layer_gains gains;
-  decomposition made;
-  bool grows = false;
+  layer_gains gains;   ///< result of measure()
+  decomposition made;  ///< result of run()
+  bool grows = false;  ///< whether the factors are not smaller than the layer
 
-  /// Computes the gains of the place's ranks; run() decomposes its layer. Neither changes the tree.
+  /// Computes the gains of the place's ranks, for a budget.
   void measure(const module_place& place, const factorize_options& options) {
     with_dense_layer(*place.layer, [&](const auto& dense) { gains = gains_of(dense, options); });
   }
+  /// Decomposes the place's layer at the chosen ranks.
   void run(const module_place& place, const layer_choice& choice, const factorize_options& options) {
     with_dense_layer(*place.layer, [&](const auto& dense) { made = decompose(dense, choice, options); });
     grows = options.allow_growth && !pufferfish::detail::shrinks(made.reports);
@@ -102,6 +104,7 @@ inline std::vector<Tensor> parameters_of(const torch::nn::Module& m) {
   }
   return found;
 }
+/// Number of elements of a module's parameters, each tensor once.
 inline index_t parameter_count(const torch::nn::Module& m) {
   index_t count = 0;
   for (const Tensor& t : parameters_of(m)) count += t.numel();

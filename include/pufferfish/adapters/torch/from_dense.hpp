@@ -75,12 +75,12 @@ class keep_random_state {
 
 /// A dense module's decomposition, and the function that builds the low-rank module from it.
 struct decomposition {
-  std::vector<factor_report> reports;
-  std::vector<layer_rank> ranks;  ///< one; for an LSTM, one for each layer
-  std::function<std::shared_ptr<torch::nn::Module>()> build;
+  std::vector<factor_report> reports;                         ///< of each matrix
+  std::vector<layer_rank> ranks;                              ///< one; for an LSTM, one for each layer
+  std::function<std::shared_ptr<torch::nn::Module>()> build;  ///< makes the module
 };
 
-/// The weights of one layer of a module and their factors.
+/// The weights of one layer of a module, as views, and their factors.
 template <class T>
 struct layer_factors {
   layer_weights<T> weights;
@@ -160,10 +160,12 @@ auto with_numbers(const Dense& dense, Call&& call) {
 /// matrices that must have one rank; the layers of an LSTM follow one another. `kind` is the decomposition to
 /// which the gains apply.
 struct layer_gains {
+  /// Gains in descending order, one list for each set of matrices with one rank.
   std::vector<std::vector<double>> groups;
   truncation kind = truncation::plain;
 };
-/// Decomposes the module's weights but builds no module. options.truncate is ignored.
+/// Decomposes the module's weights but builds no module. options.truncate is ignored: the kind of truncation
+/// follows from options.statistics. Throws the errors of low_rank for the module and the statistics.
 template <class Dense>
 layer_gains gains_of(const Dense& dense, factorize_options options) {
   using kind = typename find_kind<Dense>::type;
@@ -229,7 +231,8 @@ decomposition decompose_as(const std::shared_ptr<const Dense>& source, const Den
   return result;
 }
 
-/// Decomposes a module of any kind. `dense` must live until the module is built.
+/// Decomposes a module of any kind (decompose_as), whatever its scalar and device. `dense` must live until
+/// the module is built.
 template <class Dense>
 decomposition decompose(const Dense& dense, const layer_choice& choice, const factorize_options& options) {
   return with_numbers(dense, [&](const auto& source, auto scalar) {

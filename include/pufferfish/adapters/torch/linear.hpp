@@ -112,6 +112,7 @@ class counted_module : public torch::nn::Cloneable<Derived> {
   }
 
  protected:
+  /// The counters, which nodes of autograd's graph share.
   const counters_ptr& counters() const { return counters_.own; }
 
  private:
@@ -132,8 +133,8 @@ class counted_module : public torch::nn::Cloneable<Derived> {
 template <class Derived>
 class low_rank_module : public counted_module<Derived> {
  public:
-  Tensor down, up;
-  Tensor bias;  ///< undefined for a layer without one
+  Tensor down, up;  ///< parameters, registered as "down" and "up"
+  Tensor bias;      ///< undefined for a layer without one
 
   /// The factors of the layer's matrices, in the order of its layer_traits.
   std::vector<factor_tensors> factors() const { return {{down, up}}; }
@@ -152,7 +153,8 @@ class low_rank_module : public counted_module<Derived> {
 
 }  // namespace detail
 
-/// Sizes of a LowRankLinear.
+/// Sizes of a LowRankLinear, in the style of libtorch's options: LowRankLinearOptions(512, 256,
+/// 64).bias(false).
 struct LowRankLinearOptions {
   LowRankLinearOptions(std::int64_t in_features, std::int64_t out_features, std::int64_t rank)
       : in_features_(in_features), out_features_(out_features), rank_(rank) {}
@@ -208,11 +210,13 @@ class LowRankLinearImpl : public detail::low_rank_module<LowRankLinearImpl> {
     detail::fill_uniform(bias, 1.0 / std::sqrt(static_cast<double>(options.rank())));
   }
 
+  /// Text for errors: rank and sizes.
   std::string describe() const {
     return detail::message(
         {"LowRankLinear rank ", options.rank(), ", ", options.in_features(), " -> ", options.out_features()});
   }
 
+  /// Writes sizes and rank, as libtorch's modules do.
   void pretty_print(std::ostream& stream) const override {
     stream << "pufferfish::host_torch::LowRankLinear(in_features=" << options.in_features()
            << ", out_features=" << options.out_features() << ", rank=" << options.rank()

@@ -20,8 +20,8 @@ namespace host_torch {
 
 /// The rank of one layer's four input matrices, and that of its four hidden matrices.
 struct lstm_ranks {
-  std::int64_t input = 0;
-  std::int64_t hidden = 0;
+  std::int64_t input = 0;   ///< rank of weight_ih of each gate
+  std::int64_t hidden = 0;  ///< rank of weight_hh of each gate
 };
 
 /// torch::nn::LSTM of one or more layers, with each gate's two matrices as products up down. Layer 0, 1, ...
@@ -77,9 +77,11 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     detail::train_as(parameters(), from);
   }
 
-  torch::nn::LSTMOptions options;
+  torch::nn::LSTMOptions options;  ///< sizes, number of layers, dropout; not to be changed
 
-  /// The factors of all layers' matrices, each layer in the order of layer_traits.
+  /// The factors of all layers' matrices, each layer in the order of layer_traits: gates i, f, g, o of the
+  /// input side, then those of the hidden side. They share the parameters' memory and are detached from
+  /// autograd.
   std::vector<detail::factor_tensors> factors() const {
     std::vector<detail::factor_tensors> all;
     for (const layer& l : layers_) {
@@ -88,7 +90,7 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     }
     return all;
   }
-  /// The biases of all layers' gates.
+  /// The biases of all layers' gates i, f, g, o; undefined tensors without biases.
   std::vector<Tensor> biases() const {
     std::vector<Tensor> all;
     for (const layer& l : layers_) {
@@ -98,6 +100,7 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     return all;
   }
 
+  /// The ranks of each layer.
   const std::vector<lstm_ranks>& ranks() const { return ranks_; }
 
   /// Makes new parameters with random values, for each layer in the order of the class comment.
@@ -137,10 +140,12 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     }
   }
 
+  /// Text for errors: "LowRankLSTM in -> hidden".
   std::string describe() const {
     return detail::message({"LowRankLSTM ", options.input_size(), " -> ", options.hidden_size()});
   }
 
+  /// Writes sizes, ranks and options, as libtorch's modules do.
   void pretty_print(std::ostream& stream) const override {
     stream << "pufferfish::host_torch::LowRankLSTM(" << options.input_size() << ", " << options.hidden_size()
            << ", num_layers=" << options.num_layers() << ", ranks=";
@@ -186,19 +191,23 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(torch::optional<std::tuple<Tensor, Tensor>>())})
 
  private:
+  // Parameters of one layer, and what its passes share.
   struct layer {
     Tensor input_down, input_up, bias, hidden_down, hidden_up;
     detail::lstm_geometry_ptr geometry;
   };
 
+  // The list input, hidden, input, hidden, ... as pairs.
   static std::vector<lstm_ranks> pairs_of(const rank_list& ranks) {
     std::vector<lstm_ranks> pairs;
     for (std::size_t i = 0; i + 1 < ranks.size(); i += 2) pairs.push_back({ranks[i], ranks[i + 1]});
     return pairs;
   }
+  // Number of inputs of layer l.
   std::int64_t input_size(std::size_t l) const {
     return l == 0 ? options.input_size() : options.hidden_size();
   }
+  // Throws shape_error unless t is [layers][batch][hidden].
   void check_state(const Tensor& t, std::int64_t batch) const {
     if (t.dim() != 3 || t.size(0) != options.num_layers() || t.size(1) != batch ||
         t.size(2) != options.hidden_size()) {
@@ -227,6 +236,7 @@ class LowRankLSTMImpl : public detail::counted_module<LowRankLSTMImpl> {
     }
     return x.scalar_type() == torch::kFloat ? run<float>(in, l) : run<double>(in, l);
   }
+  // Computes one layer in T, by the autograd function if a gradient is wanted, else without saving anything.
   template <class T>
   static torch::autograd::variable_list run(const torch::autograd::variable_list& in, const layer& l) {
     using function = detail::low_rank_lstm_function<T>;

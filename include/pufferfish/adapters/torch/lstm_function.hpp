@@ -45,8 +45,8 @@ struct lstm_geometry : torch::CustomClassHolder {
     std::unique_ptr<engine<T>> engine_;
   };
 
-  index_t input = 0, hidden = 0, input_rank = 0, hidden_rank = 0;
-  counters_ptr counters;
+  index_t input = 0, hidden = 0, input_rank = 0, hidden_rank = 0;  ///< sizes of the layer
+  counters_ptr counters;                                           ///< of the module
 
  private:
   template <class T>
@@ -73,7 +73,8 @@ struct lstm_geometry : torch::CustomClassHolder {
 using lstm_geometry_ptr = c10::intrusive_ptr<lstm_geometry>;
 
 /// Computes one layer with libtorch; arguments as in low_rank_lstm_function. Returns y, h, c. Differentiable
-/// any number of times.
+/// any number of times. z_t = W_i x_t + b + W_h h_(t-1); i, f, o = sigmoid of their quarters of z_t, g = tanh
+/// of its quarter; c_t = f c_(t-1) + i g; h_t = o tanh(c_t).
 inline torch::autograd::variable_list reference_lstm(const torch::autograd::variable_list& in) {
   const Tensor &x = in[0], &bias = in[5];
   const std::int64_t hidden = in[7].size(1) / 4;
@@ -202,6 +203,7 @@ class low_rank_lstm_function : public torch::autograd::Function<low_rank_lstm_fu
   }
 
  private:
+  // A contiguous tensor [steps][batch][features] as a view.
   static tensor_view<T, 3> sequence(const Tensor& t) {
     return {t.data_ptr<T>(), {t.size(0), t.size(1), t.size(2)}};
   }

@@ -22,8 +22,9 @@ namespace detail {
 
 /// A place in a tree that holds a layer, and the function that puts another layer there.
 struct module_place {
-  std::string name;
+  std::string name;                          ///< path in the tree, such as "layer1.0.conv1"
   std::shared_ptr<torch::nn::Module> layer;  ///< dense or low-rank
+  /// Replaces the layer by a low-rank one of its kind. Empty for a layer that is low-rank already.
   std::function<void(const std::shared_ptr<torch::nn::Module>&)> put;
   std::string obstacle;  ///< why the layer cannot be replaced; empty: it can
 };
@@ -34,6 +35,7 @@ template <class Module>
 const Module* exactly(const torch::nn::Module& m) {
   return typeid(m) == typeid(Module) ? dynamic_cast<const Module*>(&m) : nullptr;
 }
+/// Whether a module is one of the adapter's low-rank layers.
 inline bool is_low_rank_layer(const torch::nn::Module& m) {
   return any_kind([&]<class Kind>(Kind) { return exactly<typename Kind::low_rank>(m) != nullptr; });
 }
@@ -47,6 +49,7 @@ bool with_dense_layer(const torch::nn::Module& m, Call&& call) {
     return layer != nullptr;
   });
 }
+/// Whether a module is a layer that can be factorized, of exactly libtorch's type.
 inline bool is_dense_layer(const torch::nn::Module& m) {
   return with_dense_layer(m, [](const auto&) {});
 }
@@ -68,6 +71,7 @@ inline torch::nn::AnyModule any_module(const std::shared_ptr<torch::nn::Module>&
 /// outside of the tree points to it.
 class place_finder {
  public:
+  /// Finds the places below `root`, which must outlive the object. The tree must not change meanwhile.
   explicit place_finder(torch::nn::Module& root) {
     // The root is counted separately: it need not be in a shared_ptr. A slot has its layer's parameters.
     std::set<const torch::nn::Module*> seen{&root};
@@ -78,13 +82,15 @@ class place_finder {
     walk(root, "");
   }
 
-  std::vector<module_place> places;
+  std::vector<module_place> places;  ///< the result
 
  private:
+  // Counts the modules that have each tensor as a parameter of their own.
   void count_owner(const torch::nn::Module& module) {
     for (const Tensor& t : module.parameters(false)) ++owners_[t.unsafeGetTensorImpl()];
   }
 
+  // Visits the children of a module.
   void walk(torch::nn::Module& parent, const std::string& prefix) {
     std::size_t index = 0;
     for (const auto& child : parent.named_children()) {
@@ -146,6 +152,7 @@ class place_finder {
     return place;
   }
 
+  // The obstacle of a layer of which another module has a tensor; else an empty text.
   std::string shared_obstacle(const torch::nn::Module& layer) const {
     for (const Tensor& t : layer.parameters()) {
       const auto found = owners_.find(t.unsafeGetTensorImpl());
@@ -155,13 +162,14 @@ class place_finder {
   }
 
  public:
+  /// Obstacle of a layer to which a typed member of the program refers.
   static constexpr const char* held_elsewhere =
       "a member of another type than a slot holds it: declare that as pufferfish::host_torch::Linear, "
       "Conv2d, "
       "Embedding, LSTM or MultiheadAttention, or put the layer in a torch::nn::Sequential";
 
  private:
-  std::map<const void*, int> owners_;
+  std::map<const void*, int> owners_;  // number of modules that have a tensor
 };
 
 }  // namespace detail

@@ -40,6 +40,7 @@ inline onnx_tensor write_product(onnx_exporter& to, const std::string& node, con
   return y;
 }
 
+/// Adds a dense linear layer, with the parameters' names PATH.weight and PATH.bias.
 inline onnx_tensor write_linear(onnx_exporter& to, const std::string& path, const torch::nn::LinearImpl& m,
                                 const onnx_tensor& x) {
   to.check(path, m, x, 0, -1, m.options.in_features());
@@ -70,6 +71,7 @@ inline onnx_tensor write_convolution(onnx_exporter& to, const std::string& node,
   return {pufferfish::detail::write_conv(to.graph(), node, shape, inputs), {x.shape[0], y[3], y[1], y[2]}};
 }
 
+/// Adds a dense convolution. Throws the value_error of shape_of for options that Conv does not have here.
 inline onnx_tensor write_conv2d(onnx_exporter& to, const std::string& path, const torch::nn::Conv2dImpl& m,
                                 const onnx_tensor& x) {
   const conv_shape shape = shape_of(m.options, to.describe(path, m));
@@ -92,7 +94,9 @@ inline onnx_tensor write_low_rank_conv2d(onnx_exporter& to, const std::string& p
                            to.optional_weight(join_name(path, "bias"), m.bias));
 }
 
-/// Adds a batch normalization with the running statistics, as in eval mode, and returns the output.
+/// Adds a batch normalization with the running statistics, as in eval mode, and returns the output. Constants
+/// 1 and 0 stand for weight and bias of a module without affine parameters. Refuses a module without running
+/// statistics.
 template <class BatchNorm>
 onnx_tensor write_batch_norm(onnx_exporter& to, const std::string& path, const BatchNorm& m,
                              const onnx_tensor& x) {
@@ -118,6 +122,7 @@ onnx_tensor write_batch_norm(onnx_exporter& to, const std::string& path, const B
       x.shape};
 }
 
+/// Adds a layer normalization over the last dimensions, in operators of opset 13, and returns the output.
 inline onnx_tensor write_layer_norm(onnx_exporter& to, const std::string& path,
                                     const torch::nn::LayerNormImpl& m, const onnx_tensor& x) {
   const std::vector<std::int64_t>& shape = m.options.normalized_shape();
@@ -158,6 +163,7 @@ inline onnx_tensor write_pool(onnx_exporter& to, const char* op, const std::stri
           {x.shape[0], y[3], y[1], y[2]}};
 }
 
+/// Adds a MaxPool node and returns its output.
 inline onnx_tensor write_max_pool(onnx_exporter& to, const std::string& path,
                                   const torch::nn::MaxPool2dImpl& m, const onnx_tensor& x) {
   const auto& o = m.options;
@@ -168,6 +174,7 @@ inline onnx_tensor write_max_pool(onnx_exporter& to, const std::string& path,
       {{"dilations", std::vector<std::int64_t>{window.dilation.height, window.dilation.width}}});
 }
 
+/// Adds an AveragePool node and returns its output. Refuses divisor_override.
 inline onnx_tensor write_avg_pool(onnx_exporter& to, const std::string& path,
                                   const torch::nn::AvgPool2dImpl& m, const onnx_tensor& x) {
   const auto& o = m.options;
@@ -178,8 +185,9 @@ inline onnx_tensor write_avg_pool(onnx_exporter& to, const std::string& path,
                     {{"count_include_pad", std::int64_t{o.count_include_pad() ? 1 : 0}}});
 }
 
-/// Adds a node of adaptive pooling to one pixel, or to extents that divide those of the image, and returns
-/// its output.
+/// Adds a node of adaptive pooling, `op` MaxPool or AveragePool, and returns its output: to one pixel by the
+/// global operator, else to extents that divide those of the image, where windows of equal size do the same.
+/// Refuses other extents, for which windows differ in size.
 template <class Module>
 onnx_tensor write_adaptive_pool(onnx_exporter& to, const char* op, const std::string& path, const Module& m,
                                 const onnx_tensor& x) {

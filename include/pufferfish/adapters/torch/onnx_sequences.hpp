@@ -22,6 +22,8 @@ inline void check_tokens(onnx_exporter& to, const std::string& path, const torch
   if (!x.tokens) to.refuse(path, m, "has tokens as input: set onnx_export_options::tokens");
 }
 
+/// Adds a Gather of rows of the table, [..] tokens -> [..][embedding_dim], and returns its output. Refuses
+/// max_norm, which changes the table in each call.
 inline onnx_tensor write_embedding(onnx_exporter& to, const std::string& path,
                                    const torch::nn::EmbeddingImpl& m, const onnx_tensor& x) {
   check_tokens(to, path, m, x);
@@ -32,7 +34,8 @@ inline onnx_tensor write_embedding(onnx_exporter& to, const std::string& path,
   return y;
 }
 
-/// Adds a lookup of rows of the thin table, then their product with `up`, and returns the output.
+/// Adds a lookup of rows of the thin table, [..][rank], then their product with `up`, and returns the output
+/// [..][embedding_dim].
 inline onnx_tensor write_low_rank_embedding(onnx_exporter& to, const std::string& path,
                                             const LowRankEmbeddingImpl& m, const onnx_tensor& x) {
   check_tokens(to, path, m, x);
@@ -42,8 +45,9 @@ inline onnx_tensor write_low_rank_embedding(onnx_exporter& to, const std::string
   return write_product(to, up, rows, up, m.up);
 }
 
-/// Adds the layers of an LSTM whose first state is zero, and returns the output of all steps. layer(number,
-/// name, x) adds the nodes of one layer, x: [steps][batch][input].
+/// Adds the layers of an LSTM whose first state is zero, and returns the output of all steps, in the order of
+/// dimensions of x. layer(number, name, x) adds the nodes of one layer and returns the name of its output
+/// [steps][1][batch][hidden]; x: [steps][batch][input]. Dropout between layers is left out, as in eval mode.
 template <class Module, class Layer>
 onnx_tensor write_lstm_layers(onnx_exporter& to, const std::string& path, const Module& m,
                               const onnx_tensor& x, Layer&& layer) {
@@ -65,7 +69,8 @@ onnx_tensor write_lstm_layers(onnx_exporter& to, const std::string& path, const 
   return y;
 }
 
-/// Adds one LSTM node with both biases for each layer, and returns the output.
+/// Adds one LSTM node with both biases for each layer, and returns the output. The gates are stored in ONNX's
+/// order i, o, f, g. Refuses two directions and projections.
 inline onnx_tensor write_lstm(onnx_exporter& to, const std::string& path, const torch::nn::LSTMImpl& m,
                               const onnx_tensor& x) {
   if (m.options.bidirectional() || m.options.proj_size() != 0) {
@@ -137,7 +142,8 @@ inline onnx_tensor write_low_rank_lstm(onnx_exporter& to, const std::string& pat
       });
 }
 
-/// Returns the forms of all modules that export_onnx knows.
+/// Returns the forms of all modules that export_onnx knows. Modules that do nothing in eval mode, such as
+/// Dropout, add no node.
 inline std::vector<export_form> onnx_export_forms() {
   return {sequence_form<torch::nn::SequentialImpl>(),
           export_form_of<torch::nn::LinearImpl>(write_linear),

@@ -68,9 +68,9 @@ bool can_be_shown(const Tensor& t) {
 /// `tensor` shares the module's tensor.
 template <class T>
 struct trained_parameter {
-  std::string name;
-  Tensor tensor;
-  std::unique_ptr<parameter<T>> shown;
+  std::string name;                     ///< as in named_parameters()
+  Tensor tensor;                        ///< the module's tensor
+  std::unique_ptr<parameter<T>> shown;  ///< its parameter in a store
 
   /// Makes `shown` refer to the tensor's present memory; set_data and load replace it. Throws state_error if
   /// the tensor's scalar, shape or strides have changed.
@@ -78,6 +78,8 @@ struct trained_parameter {
     check_layout(user);
     if (tensor.numel() > 0) shown->relocate(tensor.data_ptr<T>(), false);
   }
+  /// Throws state_error, naming the parameter, if the tensor's scalar, shape or strides have changed. `user`:
+  /// for the text.
   void check_layout(const char* user) const {
     if (can_be_shown<T>(tensor) && layout_of(tensor) == shown->layout()) return;
     throw_error<state_error>({user, ": ", name, " is now ", kind_text(tensor), ", ", shape_text(tensor),
@@ -133,8 +135,8 @@ void broadcast_module(Comm& comm, const torch::nn::Module& module) {
   for (const Tensor& t : module.buffers()) broadcast_tensor(comm, t);
 }
 
-/// Replaces element i of `values` by the sum of all ranks' elements i divided by the number of ranks.
-/// Collective.
+/// Replaces element i of `values` by the sum of all ranks' elements i divided by the number of ranks: the sum
+/// is rounded, then the quotient. Collective.
 template <class T, class Comm>
 void average_values(Comm& comm, std::span<T> values) {
   comm.all_reduce_sum(values);

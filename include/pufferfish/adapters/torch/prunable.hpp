@@ -18,6 +18,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace host_torch {
 namespace detail {
 
+/// Whether a module is one of these types or derived from one.
 template <class... Layers>
 bool is_any_of(const torch::nn::Module& m) {
   return ((dynamic_cast<const Layers*>(&m) != nullptr) || ...);
@@ -34,9 +35,12 @@ inline bool has_matrices(const torch::nn::Module& m) {
                    LowRankConv2dImpl, LowRankLSTMImpl>(m);
 }
 
-/// Classifies the tensors of a tree of modules by the kinds of their layers.
+/// Classifies the tensors of a tree of modules by the kinds of their layers. A tensor is a weight if all
+/// modules that have it are layers with matrices (has_matrices), it has two or more dimensions, and its name
+/// does not begin with "bias".
 class weight_finder {
  public:
+  /// Finds the weights below `root`.
   explicit weight_finder(const torch::nn::Module& root) {
     walk(root);
     for (const auto& p : root.named_parameters()) {
@@ -45,7 +49,7 @@ class weight_finder {
     }
   }
 
-  std::set<std::string> names;
+  std::set<std::string> names;  ///< of the weights, as in root.named_parameters()
 
  private:
   void walk(const torch::nn::Module& m) {

@@ -31,9 +31,9 @@ using ::torch::Tensor;
 /// How often a layer had to copy tensors into the kernels' memory order. The counts stay 0 as long as
 /// activations are channels last (images) or contiguous (rows, sequences).
 struct layout_statistics {
-  std::int64_t input_copies = 0;
-  std::int64_t gradient_copies = 0;
-  std::int64_t parameter_copies = 0;
+  std::int64_t input_copies = 0;      ///< of inputs of forward passes
+  std::int64_t gradient_copies = 0;   ///< of gradients of outputs, in backward passes
+  std::int64_t parameter_copies = 0;  ///< of parameters whose strides the program has changed
 };
 
 namespace detail {
@@ -44,6 +44,7 @@ using pufferfish::detail::throw_error;
 /// Counters that a layer shares with its nodes in autograd's graph, which may outlive the layer.
 struct layout_counters : torch::CustomClassHolder {
   std::atomic<std::int64_t> inputs{0}, gradients{0}, parameters{0};
+  /// The counts so far.
   layout_statistics read() const { return {inputs, gradients, parameters}; }
 };
 using counters_ptr = c10::intrusive_ptr<layout_counters>;

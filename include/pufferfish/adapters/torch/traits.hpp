@@ -45,9 +45,9 @@ struct scalar_view {
               detail::contents what = detail::contents::numbers)
       : module(&m), layer(number), shown(what) {}
 
-  const Module* module;
-  std::int64_t layer;
-  detail::contents shown;
+  const Module* module;    ///< not owned
+  std::int64_t layer;      ///< number of the layer of an LSTM
+  detail::contents shown;  ///< numbers, or sizes only
 };
 
 /// Returns a view of `module`, or of layer `layer` of an LSTM, with weights of type T (float or double).
@@ -60,13 +60,15 @@ scalar_view<Module, T> of(const Module& module, std::int64_t layer = 0) {
 
 namespace detail {
 
+/// An array of height and width, as libtorch's options have it, as a size2.
 template <class Array>
 size2 size_of(const Array& height_and_width) {
   return {height_and_width[0], height_and_width[1]};
 }
 
-/// Returns the geometry that the options of a convolution describe. Throws value_error, naming `layer`, for
-/// options that conv_shape has no fields for.
+/// Returns the geometry that the options of a convolution describe. Padding `same` becomes the number of
+/// pixels on each side, and `valid` 0. Throws value_error, naming `layer`, for padding other than zeros, and
+/// for padding `same` whose two sides would differ.
 template <class Options>
 conv_shape shape_of(const Options& options, const std::string& layer) {
   if (get_if<torch::enumtype::kZeros>(&options.padding_mode()) == nullptr) {
@@ -155,6 +157,7 @@ struct module_traits<torch::nn::EmbeddingImpl> {
   static std::string describe(const module& m) {
     return message({"torch::nn::Embedding ", m.options.num_embeddings(), " x ", m.options.embedding_dim()});
   }
+  /// The padding index; no_token without one. Throws value_error for an index above 2^31 - 1.
   static std::int32_t padding(const module& m) {
     const auto index = m.options.padding_idx();
     if (index && *index > std::numeric_limits<std::int32_t>::max()) {
@@ -231,6 +234,7 @@ struct module_traits<torch::nn::MultiheadAttentionImpl> {
     return message(
         {"torch::nn::MultiheadAttention ", m.options.embed_dim(), ", ", m.options.num_heads(), " heads"});
   }
+  /// Number of heads, which share the width embed_dim.
   static index_t heads(const module& m) { return m.options.num_heads(); }
   static std::int64_t layers(const module&) { return 1; }
   /// Three parts of in_proj [3 embed_dim][embed_dim], and the output's weight.
@@ -290,10 +294,12 @@ struct layer_traits<host_torch::scalar_view<Module, T>> {
   using layer_type = host_torch::scalar_view<Module, T>;
   using module = host_torch::detail::module_traits<Module>;
   static constexpr auto kind = module::kind;
+  /// Views of the layer's matrices. Throws the value_error of module_traits::weights and views_of.
   static auto matrices(const layer_type& layer) {
     return host_torch::detail::views_of<kind_traits<kind>::dimensions>(
         layer, module::weights(*layer.module, layer.layer), false);
   }
+  /// Views of the layer's biases, null where it has none.
   static auto biases(const layer_type& layer) {
     return host_torch::detail::views_of<1>(layer, module::biases(*layer.module, layer.layer), true);
   }
