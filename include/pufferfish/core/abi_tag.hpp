@@ -12,12 +12,15 @@
 /// only if a program names them (AES, SHA, AMX, random numbers) are left out.
 
 // PUFFERFISH_DETAIL_IF(macro, token): expands to the token if the macro is defined as 1, else to nothing.
+// A macro that is 1 makes ONE_1, whose comma shifts the token to second place; any other value makes an
+// unknown name, and the empty argument after it is second.
 #define PUFFERFISH_DETAIL_ONE_1 ~,
 #define PUFFERFISH_DETAIL_SECOND(first, second, ...) second
 #define PUFFERFISH_DETAIL_EXPAND_SECOND(...) PUFFERFISH_DETAIL_SECOND(__VA_ARGS__)
 #define PUFFERFISH_DETAIL_IF2(value, token) \
   PUFFERFISH_DETAIL_EXPAND_SECOND(PUFFERFISH_DETAIL_ONE_##value token, , ~)
 #define PUFFERFISH_DETAIL_IF(macro, token) PUFFERFISH_DETAIL_IF2(macro, token)
+// Joins eight tokens to one name. The outer macro expands the arguments first.
 #define PUFFERFISH_DETAIL_JOIN8_(a, b, c, d, e, f, g, h) a##b##c##d##e##f##g##h
 #define PUFFERFISH_DETAIL_JOIN8(a, b, c, d, e, f, g, h) PUFFERFISH_DETAIL_JOIN8_(a, b, c, d, e, f, g, h)
 
@@ -60,6 +63,8 @@
                               PUFFERFISH_DETAIL_IF(__PRFCHW__, u), , , ),                            \
       , , , )
 
+// Which levels are complete. A level counts only if all of its extensions and those of the levels below are
+// enabled.
 #if defined(__SSE3__) && defined(__SSSE3__) && defined(__SSE4_1__) && defined(__SSE4_2__) && \
     defined(__POPCNT__)
 #define PUFFERFISH_DETAIL_HAS_X2 1
@@ -181,6 +186,7 @@
 #else
 #define PUFFERFISH_DETAIL_THREADS
 #endif
+// Modes of the library itself: without exceptions, without RTTI, and with a PUFFERFISH_THROW of the program.
 #if PUFFERFISH_EXCEPTIONS
 #define PUFFERFISH_DETAIL_NO_EXCEPTIONS
 #else

@@ -31,9 +31,10 @@ PUFFERFISH_COLD inline std::string shape_text(const std::ptrdiff_t* extents, std
   return text;
 }
 
-/// A piece of text, a number or the extents of an array. Refers to its source and owns nothing, so it is
-/// only for use as an argument.
-/// Kinds: text, any integer, a double (the shortest text that reads back), extents as "[2 x 3]".
+/// A part of a message: text, any integer, a double (as the shortest text that reads back), or the extents of
+/// an array as "[2 x 3]". Refers to its source and owns nothing, so that it is only for use as an argument:
+///
+///     throw_error<shape_error>({"input ", x.shape(), " has ", x.extent(3), " channels"});
 class message_part {
  public:
   message_part(std::string_view text) : text_(text.data()), count_(text.size()) {}
@@ -48,6 +49,7 @@ class message_part {
   message_part(const std::array<std::ptrdiff_t, N>& extents)
       : what_(kind::extents), extents_(extents.data()), count_(N) {}
 
+  /// Appends the part to a text.
   PUFFERFISH_COLD void append_to(std::string& text) const {
     switch (what_) {
       case kind::text:
@@ -88,7 +90,7 @@ PUFFERFISH_COLD inline std::string message(std::initializer_list<message_part> p
   return text;
 }
 
-/// Throws an E (one of core/error.hpp) with the text message(parts).
+/// Throws an E (a class of core/error.hpp) with the text message(parts), by PUFFERFISH_THROW.
 template <class E>
 [[noreturn]] PUFFERFISH_COLD void throw_error(std::initializer_list<message_part> parts) {
   PUFFERFISH_THROW(E(message(parts)));

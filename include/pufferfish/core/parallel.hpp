@@ -28,11 +28,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 namespace detail {
 
-/// Numbered tasks that workers fetch one by one, and the first exception thrown by any task.
+/// Numbered tasks that workers fetch one by one, and the first exception thrown by any task. A run is:
+/// start(), then work() on every worker, then rethrow() on the thread that started it.
 class task_list {
  public:
   using invoke = void (*)(void*, index_t, int);
 
+  /// Sets the tasks of a run: call(object, task, worker) for task = 0 .. tasks - 1.
   void start(index_t tasks, void* object, invoke call) {
     tasks_ = tasks;
     object_ = object;
@@ -40,7 +42,8 @@ class task_list {
     next_.store(0, std::memory_order_relaxed);
   }
 
-  /// Runs tasks until all tasks of the list have been started.
+  /// Runs tasks until all tasks of the list have been started. Throws nothing: after an exception no further
+  /// task starts.
   void work(int worker) {
     const scope of_this_thread(this);
     PUFFERFISH_DETAIL_TRY {
@@ -57,6 +60,7 @@ class task_list {
     }
   }
 
+  /// Rethrows the first exception of the run, if there was one, and forgets it.
   void rethrow() {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
@@ -95,6 +99,7 @@ class thread_team {
       "fork before the first pass, since OpenMP starts its threads only once";
 
   explicit thread_team(int threads) : threads_(threads) {}
+  /// Number of threads, the calling one included.
   int size() const { return threads_; }
   /// Whether this process is a fork made after OpenMP threads were used: the runtime would wait for them.
   static bool is_lost() {
@@ -141,10 +146,13 @@ class thread_team {
     for (helper_thread& helper : helpers_) helper.join();
   }
 
+  /// Number of threads, the calling one included.
   int size() const { return static_cast<int>(helpers_.size()) + 1; }
   /// Whether this process was forked after the threads were started: they do not exist in the fork.
   bool is_lost() const { return !helpers_.empty() && helpers_.front().is_lost(); }
 
+  /// Runs the list on all threads; the calling thread is worker 0. Returns when all threads are done with the
+  /// list.
   void run(task_list& list) {
     list_ = &list;
     active_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
@@ -164,6 +172,7 @@ class thread_team {
     generation_.notify_all();
   }
 
+  // The loop of a thread: waits for the next generation, and ends when there is no list.
   void serve(int worker) {
     std::uint32_t seen = 0;
     for (;;) {
@@ -199,6 +208,7 @@ class thread_pool {
   /// calling thread. Throws value_error unless threads >= 1, and backend_error if a thread cannot be started.
   explicit thread_pool(int threads) : team_(checked(threads)) {}
 
+  /// Number of threads, the calling one included.
   int size() const { return team_.size(); }
 
   /// Calls body(task, worker) once for each task in 0 .. tasks - 1, with `worker` in 0 .. size() - 1, and
@@ -215,6 +225,7 @@ class thread_pool {
   }
 
  private:
+  // Throws value_error unless threads >= 1.
   static int checked(int threads) {
     if (threads < 1) {
       detail::throw_error<value_error>({"thread_pool: ", threads, " threads asked for, at least 1"});

@@ -24,6 +24,8 @@ namespace detail {
 /// Throws value_error for the first token outside 0 .. vocabulary - 1, with its position; the token `allowed`
 /// is accepted, too (no_token: no other token). who: the name in the error text, or a function that returns
 /// it, so that only errors build text. One pass over the tokens in the calling thread.
+///
+///     check_tokens("embedding", tokens, 8000, padding);
 template <class Who>
 void check_tokens(const Who& who, std::span<const std::int32_t> tokens, index_t vocabulary,
                   std::int32_t allowed = no_token) {

@@ -56,7 +56,8 @@ inline bool takes_device_memory() {
 #endif
 }
 
-/// Calls f(first, length) for pieces of at most `chunk` elements: MPI counts in int.
+/// Calls f(first, length) for pieces of at most `chunk` elements, in order. MPI counts elements in int, so
+/// that longer arrays need several calls.
 template <class T, class F>
 void for_chunks(std::span<T> values, std::size_t chunk, const F& f) {
   for (std::size_t at = 0; at < values.size(); at += chunk) {
@@ -93,6 +94,7 @@ class request {
   }
   ~request() { finish(); }
 
+  /// Whether the sum or message is complete; returns at once. Throws backend_error if MPI fails.
   bool done() {
     int first_done = 1;
     int rest_done = 1;
@@ -125,6 +127,7 @@ class request {
   request(bool backs_off, std::shared_ptr<detail::watch> watch)
       : backs_off_(backs_off), watch_(std::move(watch)) {}
 
+  // Whether a transfer was started and not completed.
   bool is_open() const { return first_ != MPI_REQUEST_NULL || !rest_.empty(); }
   int rest_count() const { return static_cast<int>(rest_.size()); }
 
@@ -135,6 +138,7 @@ class request {
     return &rest_.back();
   }
 
+  // Waits in the destructor; errors are dropped there.
   void finish() noexcept {
     if (!is_open() || detail::is_finalized()) return;
     try {
@@ -146,9 +150,9 @@ class request {
     rest_.clear();
   }
 
-  MPI_Request first_ = MPI_REQUEST_NULL;
-  std::vector<MPI_Request> rest_;
-  bool backs_off_ = false;
+  MPI_Request first_ = MPI_REQUEST_NULL;  // handle of the first chunk
+  std::vector<MPI_Request> rest_;         // handles of further chunks
+  bool backs_off_ = false;                // whether waits pause between polls
   std::shared_ptr<detail::watch> watch_;  // nullptr: nothing was started
 };
 

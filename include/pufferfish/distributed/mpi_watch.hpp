@@ -69,6 +69,7 @@ inline MPI_Comm duplicate(MPI_Comm comm) {
 /// A duplicate of an MPI communicator, freed with the object unless MPI has been finalized.
 class owned_handle {
  public:
+  /// Duplicates `comm`. Collective; throws the errors of duplicate.
   explicit owned_handle(MPI_Comm comm) : comm_(duplicate(comm)) {}
   owned_handle(const owned_handle&) = delete;
   owned_handle& operator=(const owned_handle&) = delete;
@@ -77,6 +78,7 @@ class owned_handle {
     const auto turn = call_lock();
     MPI_Comm_free(&comm_);
   }
+  /// The duplicate.
   MPI_Comm get() const { return comm_; }
 
  private:
@@ -98,11 +100,13 @@ class watch : public std::enable_shared_from_this<watch> {
 
   /// The duplicate of the MPI communicator for messages and collectives.
   MPI_Comm group() const { return group_.get(); }
+  /// This rank, and the number of ranks.
   int rank() const { return rank_; }
   int size() const { return size_; }
 
   /// Seconds that a wait may take; 0: for ever.
   double seconds() const { return seconds_; }
+  /// Sets the limit of later waits, in seconds; 0: none.
   void set_seconds(double seconds) { seconds_ = seconds; }
 
   /// Whether waits test their requests repeatedly (MPI_Test) instead of calling MPI's blocking functions. A
@@ -151,6 +155,8 @@ class watch : public std::enable_shared_from_this<watch> {
 
  private:
   using clock = std::chrono::steady_clock;
+  // Number of polls between two looks at the clock; limit of the roll in seconds; tag and content of its
+  // messages.
   static constexpr std::uint64_t polls_between = 64;
   static constexpr double longest_roll = 60.0;
   static constexpr int tag = 1;
@@ -236,9 +242,9 @@ class watch : public std::enable_shared_from_this<watch> {
     return missing;
   }
 
-  bool takes_turns_;
-  owned_handle group_;
-  owned_handle roll_;  // for rolls only, so that their messages match no others
+  bool takes_turns_;    // whether threads call MPI one at a time
+  owned_handle group_;  // for messages and collectives
+  owned_handle roll_;   // for rolls only, so that their messages match no others
   int rank_ = 0, size_ = 1;
   double seconds_ = default_timeout;
   bool broken_ = false;

@@ -20,8 +20,8 @@ namespace detail {
 
 /// Ranks that hold the same value; ascending.
 struct rank_group {
-  std::uint64_t digest = 0;
-  std::vector<int> ranks;
+  std::uint64_t digest = 0;  ///< of the value
+  std::vector<int> ranks;    ///< ranks that hold it
 };
 
 /// Groups ranks with equal digests; digests[r] is that of rank r. The smallest group is first, since it most
@@ -57,7 +57,8 @@ inline std::string describe_ranks(const std::vector<int>& ranks) {
 /// Number of groups that an error message lists.
 inline constexpr std::size_t listed_groups = 4;
 
-/// Joins "ranks ... have " + describe(group, number) of the first groups by "; ".
+/// Joins "ranks ... have " + describe(group, number) of the first listed_groups groups by "; ", and names the
+/// number of the groups that are left out.
 template <class Describe>
 std::string describe_groups(const std::vector<rank_group>& groups, const Describe& describe) {
   std::string text;

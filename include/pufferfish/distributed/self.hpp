@@ -29,13 +29,16 @@ class self {
     request& operator=(request&&) noexcept { return *this; }
     ~request() = default;
 
+    /// Always true; wait() returns at once.
     bool done() { return true; }
     void wait() {}
   };
 
+  /// The only rank is 0.
   constexpr int rank() const { return 0; }
   constexpr int size() const { return 1; }
 
+  /// The sum, minimum and maximum of one rank's elements are the elements.
   template <class T>
   void all_reduce_sum(std::span<T>) {
     detail::check_reducible<T>();
@@ -48,6 +51,7 @@ class self {
   void all_reduce_max(std::span<T>) {
     detail::check_reducible<T>();
   }
+  /// Returns a request that is done.
   template <class T>
   request start_all_reduce_sum(std::span<T>) {
     detail::check_reducible<T>();
@@ -60,16 +64,19 @@ class self {
     detail::check_broadcastable<T>();
     detail::check_root("self: broadcast", root, 1);
   }
+  /// Leaves the bytes as they are. Throws value_error unless root is 0.
   void broadcast_bytes(std::span<std::byte>, int root) {
     detail::check_root("self: broadcast_bytes", root, 1);
   }
 
+  /// Returns a list of the only rank's value.
   template <class T>
   std::vector<T> all_gather(const T& value) {
     detail::check_gatherable<T>();
     return std::vector<T>(1, value);
   }
 
+  /// Returns at once.
   void barrier() {}
 
   /// Throws value_error, since there is no other rank; so does start_receive.

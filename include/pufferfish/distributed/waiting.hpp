@@ -32,12 +32,16 @@ inline double thread_processor_ms() {
 
 /// Pause between two polls. The first polls have none, since a message is often there within microseconds;
 /// then the thread yields the core to others; then it sleeps, for longer and longer times up to `longest`.
+///
+///     for (back_off rest; !request.done();) rest.pause();
 class back_off {
  public:
   static constexpr std::uint32_t busy_polls = 200;  ///< some tens of microseconds of MPI_Test
+  /// Number of polls after which the thread yields.
   static constexpr std::uint32_t yields = 100;
-  static constexpr std::chrono::microseconds longest{50};
+  static constexpr std::chrono::microseconds longest{50};  ///< longest sleep
 
+  /// Pauses after a poll that has found nothing.
   void pause() {
     ++polls_;
     if (polls_ <= busy_polls) return;

@@ -17,7 +17,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Writes `count` elements at `place`, in the memory of the device. write(buffer) fills a buffer on the host.
+/// Writes `count` elements at `place`, in the memory of the device. write(buffer) fills a buffer on the host,
+/// on the CPU `place` itself.
 template <class V, class Device, class Write>
 void upload_written(context<Device>& ctx, V* place, index_t count, Write&& write) {
   scratch_frame notes(ctx.host_scratch());
@@ -45,8 +46,9 @@ void check_sentences(const Model& model, const Encoding& encoding, const char* w
   encoding.require_length(longest);
 }
 
-/// A packed batch of sentence pairs. For a batch that bring_pairs has packed, `block` is the number of bytes
-/// of its block and `counted` the number of target tokens that count for the loss; otherwise block is -1.
+/// A packed batch of sentence pairs in the memory of the device. For a batch that bring_pairs has packed,
+/// `block` is the number of bytes of its block and `counted` the number of target tokens that count for the
+/// loss; otherwise block is -1.
 struct brought_pairs {
   packed_pairs pairs;
   index_t block = -1, counted = 0;

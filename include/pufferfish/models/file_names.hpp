@@ -21,6 +21,7 @@ void for_each_entry(const Store& store, F&& f) {
   for (const auto& entry : store.buffer_entries()) f(entry);
 }
 
+/// The extents of a parameter in the frameworks' order of dimensions.
 inline std::vector<index_t> shape_of(const logical_layout& layout) {
   return {layout.shape.begin(), layout.shape.begin() + layout.dims};
 }
@@ -39,6 +40,7 @@ inline std::string list_names(const std::vector<std::string>& names) {
 struct name_difference {
   std::vector<std::string> missing, unexpected;
 
+  /// Whether the names are equal.
   bool empty() const { return missing.empty() && unexpected.empty(); }
   /// Text for the end of an error message; `model` is what the message calls the model.
   std::string text(const std::string& model) const {

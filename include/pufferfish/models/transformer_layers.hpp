@@ -16,10 +16,11 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Memory for the activations of a stack, all of one shape, tokens x width: in training on the tape, which
-/// keeps all of them; otherwise two scratch blocks, used alternately.
+/// keeps all of them for the backward pass; otherwise two scratch blocks, used alternately.
 template <class T, class Device>
 class stack_memory {
  public:
+  /// `shape`: tokens x width. Context and frame must outlive the object.
   stack_memory(context<Device>& ctx, scratch_frame& frame, const extents<2>& shape)
       : ctx_(&ctx), shape_(shape) {
     if (ctx.training()) return;
@@ -40,10 +41,12 @@ class stack_memory {
 };
 
 /// The gradient that is passed down a stack, in two scratch blocks used alternately. now() is the gradient of
-/// the output of the part whose backward pass runs next.
+/// the output of the part whose backward pass runs next; the caller writes the gradient of the stack's output
+/// there first.
 template <class T, class Device>
 class stack_gradient {
  public:
+  /// `shape`: tokens x width. The frame must outlive the object.
   stack_gradient(scratch_frame& frame, const extents<2>& shape)
       : now_(frame.template take<T>(shape)), next_(frame.template take<T>(shape)) {}
   const tensor_view<T, 2>& now() const { return now_; }
@@ -59,7 +62,8 @@ class stack_gradient {
   tensor_view<T, 2> now_, next_;
 };
 
-/// Layer of the encoder: self attention, then feed-forward.
+/// Layer of the encoder: y = ffn(attention(x, x, x)), where both parts have a residual connection and a layer
+/// norm (Vaswani et al., Attention is all you need, 2017). Part names are those of the paper's PyTorch code.
 template <class T, class Device>
 struct encoder_layer {
   MultiHeadAttention<T, Device> slf_attn;
@@ -81,6 +85,7 @@ struct encoder_layer {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { slf_attn.backward(ctx, dy, dx); });
   }
 
+  /// Calls f(name, part) for the parts in execution order.
   template <class F>
   void for_each_part(F&& f) {
     f("slf_attn", slf_attn);
@@ -88,7 +93,8 @@ struct encoder_layer {
   }
 };
 
-/// Layer of the decoder: causal self attention, attention to the encoder's output, feed-forward.
+/// Layer of the decoder: causal self attention, attention to the encoder's output, feed-forward; each with a
+/// residual connection and a layer norm.
 template <class T, class Device>
 struct decoder_layer {
   MultiHeadAttention<T, Device> slf_attn, enc_attn;
@@ -141,6 +147,7 @@ void for_each_part(Layers& layers, const std::string& stack, F&& f) {
 /// `cross` is set.
 template <class T, class Device>
 struct slot_costs final : layer_visitor<T, Device> {
+  /// `cost` receives an entry for each slot.
   slot_costs(index_t token_count, index_t memory_tokens, bool from_memory, model_cost& to)
       : tokens(token_count), memory(memory_tokens), cross(from_memory), cost(to) {}
   void on_layer(const std::string& slot, any_layer<T, Device>& layer) override {

@@ -14,16 +14,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Sizes of a transformer; the defaults are the network for Multi30k of Wang et al. (Pufferfish, MLSys 2021).
+///
+///     auto net = make_transformer<float>({.vocabulary = 8000, .width = 256, .hidden = 1024, .layers = 3});
 struct transformer_options {
   index_t vocabulary = 9521;  ///< words of both languages together; default: those of Multi30k
-  index_t width = 512;
-  index_t hidden = 2048;  ///< hidden features of the feed-forward blocks
-  index_t layers = 6;     ///< layers of the encoder; the decoder has as many
-  index_t heads = 8;
-  index_t key = 64;  ///< width of a head's queries and keys
-  index_t value = 64;
-  index_t positions = 200;  ///< longest sentence
-  double dropout = 0.1;     ///< dropout probability of embeddings, block outputs and attention weights
+  index_t width = 512;        ///< features of a token
+  index_t hidden = 2048;      ///< hidden features of the feed-forward blocks
+  index_t layers = 6;         ///< layers of the encoder; the decoder has as many
+  index_t heads = 8;          ///< heads of each attention block
+  index_t key = 64;           ///< width of a head's queries and keys
+  index_t value = 64;         ///< width of a head's values
+  index_t positions = 200;    ///< longest sentence
+  double dropout = 0.1;       ///< dropout probability of embeddings, block outputs and attention weights
   /// Standard deviation of the table's initial values; 0: Xavier's, as in the paper's code. Xavier's makes
   /// word embeddings fifty times smaller than positional encodings, which takes many epochs to make up.
   double embedding_deviation = 0.0;

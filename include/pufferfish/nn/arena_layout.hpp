@@ -17,7 +17,8 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A named tensor and its offset in the arena, in elements.
+/// A named tensor of a parameter_store, and its offset in the arena, in elements. `Thing` is parameter<T> or
+/// state_buffer<T>; the object belongs to a layer.
 template <class Thing>
 struct stored_entry {
   std::string name;
@@ -51,15 +52,19 @@ class layout_count {
   }
   ~layout_count() = default;
 
+  /// The number of layouts. The reference stays valid as long as the object, so that users may keep its
+  /// address.
   const std::uint64_t& value() const { return value_; }
+  /// Counts a new layout.
   void operator++() { ++value_; }
 
  private:
   std::uint64_t value_ = 0;
 };
 
-/// The state that a visit shows, and its places in the arenas: parameters in the reverse of the visit's
-/// order, buffers in its order, both without gaps.
+/// State visitor that collects the parameters and buffers of a model and assigns their places in the arenas:
+/// parameters in the reverse of the visit's order, which is the order in which a backward pass completes
+/// their gradients; buffers in the visit's order; both without gaps.
 template <class T>
 class arena_layout final : public state_visitor<T> {
  public:
@@ -87,6 +92,7 @@ class arena_layout final : public state_visitor<T> {
   }
   void on_buffer(const std::string& name, state_buffer<T>& b) override { buffers.push_back({name, &b, 0}); }
 
+  /// Whether a parameter or buffer is stored on a device.
   bool any_on_device() const {
     const auto lies_there = [](const auto& entry) { return entry.thing->on_device(); };
     return std::any_of(parameters.begin(), parameters.end(), lies_there) ||
@@ -106,6 +112,7 @@ class arena_layout final : public state_visitor<T> {
   }
 
  private:
+  // Assigns offsets from 0 on, and returns the sum of the sizes.
   template <class Entries>
   static index_t place(Entries& entries) {
     index_t offset = 0;

@@ -27,8 +27,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// A batch norm that was removed, and the layer that it was folded into.
 struct folded_batch_norm {
-  std::string norm;
-  std::string into;
+  std::string norm;  ///< name of the batch norm, which is gone
+  std::string into;  ///< name of the layer
   friend bool operator==(const folded_batch_norm&, const folded_batch_norm&) = default;
 };
 
@@ -37,7 +37,7 @@ struct batch_norm_folding {
   std::vector<folded_batch_norm> folded;  ///< in execution order
   std::vector<std::string> kept;          ///< batch norms that follow no layer they can be folded into
   index_t parameters_before = 0;          ///< of the whole network
-  index_t parameters_after = 0;
+  index_t parameters_after = 0;           ///< of the whole network
 };
 
 namespace detail {
@@ -64,6 +64,7 @@ struct channel_affine {
     }
   }
 
+  /// Number of channels.
   index_t channels() const { return static_cast<index_t>(scale.size()); }
 
   /// to = from with row r scaled by the scale of channel first + r. [out][in][height][width], any strides.
@@ -105,8 +106,8 @@ index_t foldable_channels(any_layer<T, Device>& layer) {
   return channels;
 }
 
-/// A layer of the kind and ranks of `layer` whose outputs are scaled and shifted by `norm`. The
-/// scale is applied to the rows of the matrices, or of `up`.
+/// A layer of the kind and ranks of `layer` that computes norm(layer(x)). The scale is applied to the rows of
+/// the matrices, or of `up`; the bias becomes scale b + shift. `layer` is not changed.
 template <class T, class Device>
 any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& norm) {
   using P = parameter_t<T>;
@@ -136,8 +137,8 @@ any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& n
   return result;
 }
 
-/// Folds the batch norm between the factors, up (scale (down x) + shift) + b: `down` is scaled, and
-/// the new bias is up shift + b.
+/// Folds the batch norm between the factors, up (scale (down x) + shift) + b: `down` is scaled, and the new
+/// bias is up shift + b, summed in double.
 template <class T, class Device>
 LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   using P = parameter_t<T>;
@@ -161,8 +162,9 @@ LowRankConv<T> folded(LowRankNormConv<T, Device>& layer) {
   return result;
 }
 
-/// Throws state_error, naming the layer, for factors with a probe between them (see
-/// insert_factor_norms) and for an AnnealedLayer.
+/// Layer visitor that throws state_error, naming the layer, for factors with a probe between them (see
+/// insert_factor_norms) and for an AnnealedLayer. Run before a network is changed, so that an error changes
+/// nothing.
 template <class T, class Device>
 class settled_check final : public layer_visitor<T, Device> {
  public:
@@ -177,6 +179,8 @@ class settled_check final : public layer_visitor<T, Device> {
   }
 };
 
+/// Layer visitor that folds the batch norms of each Sequential into the layers before them, and fills the
+/// report.
 template <class T, class Device>
 class batch_norm_folder final : public layer_visitor<T, Device> {
  public:
@@ -203,6 +207,8 @@ class batch_norm_folder final : public layer_visitor<T, Device> {
   }
 
  private:
+  // If the second layer is a batch norm with the channels of the first one, folds it into the first one and
+  // returns true.
   static bool fold(any_layer<T, Device>& layer, any_layer<T, Device>& behind) {
     auto* norm = behind.template target<BatchNorm<T>>();
     if (norm == nullptr || foldable_channels(layer) != norm->channels()) return false;

@@ -13,7 +13,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The dense layer with the same function as a low-rank layer: W = up down for each matrix.
+/// The dense layer with the same function as a low-rank layer: W = up down for each matrix, and the same
+/// biases. The low-rank layer is not changed.
 template <class T, class Device>
 any_layer<T, Device> merged(any_layer<T, Device>& low_rank) {
   using P = parameter_t<T>;
@@ -40,7 +41,10 @@ any_layer<T, Device> merged(any_layer<T, Device>& low_rank) {
 
 /// Multiplies out the factors of every low-rank layer. The result is a dense network of the same function up
 /// to rounding, for programs that support dense layers only. The network gets new arenas and a new generation
-/// (model::generation).
+/// (model::generation): optimizers and exchanges of the old one throw state_error.
+///
+///     factorize(net, policy);
+///     merge(net);                     // dense again, with matrices of low rank
 template <class Root, class Device>
 void merge(model<Root, Device>& net) {
   using T = typename Root::value_type;

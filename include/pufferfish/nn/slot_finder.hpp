@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// The layers of a network that have weights or factors: their slots, numbers and ranks.
+/// `find_slots`, `numbered_layers`, `low_rank_layers`: the layers of a network that have weights or factors:
+/// their slots, numbers and ranks.
 
 #include <string>
 #include <utility>
@@ -15,7 +16,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// The layers of a network that have weights or factors, in execution order, and their slots.
+/// Layer visitor that collects the layers of a network that have weights or factors, in execution order, and
+/// their slots. layers[i] describes the layer in *slots[i]. The slots are valid until the network is
+/// modified.
 template <class T, class Device>
 class slot_finder final : public layer_visitor<T, Device> {
  public:
@@ -28,8 +31,9 @@ class slot_finder final : public layer_visitor<T, Device> {
   void enter_shortcut() override { ++shortcuts_; }
   void leave_shortcut() override { --shortcuts_; }
 
+  /// Name, matrix groups and place of each layer: on the main path, on a shortcut, or an embedding.
   std::vector<layer_info> layers;
-  std::vector<any_layer<T, Device>*> slots;
+  std::vector<any_layer<T, Device>*> slots;  ///< not owned
 
  private:
   void add(const std::string& name, any_layer<T, Device>& slot, layer_place place) {
@@ -43,7 +47,7 @@ class slot_finder final : public layer_visitor<T, Device> {
   int shortcuts_ = 0;
 };
 
-/// The layers of `net` that have weights or factors.
+/// Returns the slot_finder after its visit of `net`: the layers that have weights or factors.
 template <class Net>
 auto find_slots(Net& net) {
   slot_finder<typename Net::value_type, typename Net::device_type> found;
@@ -55,12 +59,13 @@ auto find_slots(Net& net) {
 
 /// Number of a layer, as counted by factorize_policy::first_layer.
 struct layer_number {
-  std::string name;
+  std::string name;    ///< name of the layer in the network
   index_t number = 0;  ///< 1, 2, ... in execution order; 0 for a shortcut or an embedding
   friend bool operator==(const layer_number&, const layer_number&) = default;
 };
 
-/// The layers that have a weight matrix, or the factors of one, in execution order.
+/// The layers that have a weight matrix, or the factors of one, in execution order, with the numbers to which
+/// factorize_policy::first_layer refers.
 template <class Root, class Device>
 std::vector<layer_number> numbered_layers(const model<Root, Device>& net) {
   const auto found = detail::find_slots(net);
@@ -70,7 +75,8 @@ std::vector<layer_number> numbered_layers(const model<Root, Device>& net) {
   return result;
 }
 
-/// The low-rank layers that a network has now, with their ranks.
+/// The low-rank layers that a network has now, with their ranks (one for each rank group), in execution
+/// order.
 template <class Root, class Device>
 std::vector<layer_rank> low_rank_layers(const model<Root, Device>& net) {
   const auto found = detail::find_slots(net);

@@ -19,8 +19,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Scores of the output channels of a layer, not negative; channels of small scores are removed first.
 struct channel_scores {
-  std::string layer;
-  std::vector<double> scores;
+  std::string layer;           ///< name of the layer that produces the channels
+  std::vector<double> scores;  ///< of each channel
 };
 
 namespace detail {
@@ -49,7 +49,8 @@ std::vector<double> scales_of(BatchNorm<T>& norm) {
   return scales;
 }
 
-/// The scales of the channels of a group, which must have a batch norm: group.scale != nullptr.
+/// The scales of the channels of a group, which must have a batch norm: group.scale != nullptr. A batch norm
+/// before the ChannelSelect scales the whole stream; the scales of the passed channels are selected.
 template <class T, class Device>
 std::vector<double> scales_of(const group_slots<T, Device>& group) {
   std::vector<double> scales = scales_of(*group.scale->template target<BatchNorm<T>>());
@@ -71,7 +72,8 @@ void for_each_group(const model<Root, Device>& net, group_choice choice, F&& f) 
 
 /// Scores of each channel group that has a batch norm channel_group::scale: |weight| of this batch norm, the
 /// criterion of network slimming (Liu et al., ICCV 2017) and Early-Bird tickets. The scales of a network that
-/// was trained with scale_sparsity say most.
+/// was trained with scale_sparsity say most. Groups without a batch norm are left out. A device's values are
+/// copied to the host.
 template <class Root, class Device>
 std::vector<channel_scores> norm_scales(const model<Root, Device>& net,
                                         group_choice choice = group_choice::normed) {
@@ -144,8 +146,8 @@ enum class last_channel {
 struct channel_options {
   double share = 0.5;                           ///< share of the channels to remove, 0 .. 1
   removal_scope scope = removal_scope::global;  ///< channels that are ranked together
-  channel_rule rule = channel_rule::exact;
-  last_channel last = last_channel::keep;
+  channel_rule rule = channel_rule::exact;      ///< number of channels, and ties
+  last_channel last = last_channel::keep;       ///< for a layer that would lose all
 };
 
 namespace detail {

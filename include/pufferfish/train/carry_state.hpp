@@ -134,15 +134,18 @@ class optimizer_memory {
   }
 
  private:
+  // An array of the old optimizer, copied to the host.
   struct state {
     std::string name;
     std::vector<T> values;
   };
+  // A parameter of the old network: its name, its place in the arena, and its layout.
   struct old_parameter {
     std::string name;
     index_t offset;
     logical_layout layout;
   };
+  // A matrix or bias of a layer of the old network, and its place in the arena.
   struct dense_matrix {
     std::string name;
     detail::arena_view<4> place;
@@ -151,6 +154,7 @@ class optimizer_memory {
     bool missing;
     detail::arena_view<1> place;
   };
+  // A layer of the old network.
   struct layer_before {
     std::string name;
     std::vector<dense_matrix> matrices;  // empty: the layer was low-rank
@@ -175,6 +179,8 @@ class optimizer_memory {
     std::vector<detail::arena_view<1>> from;
     detail::arena_view<1> to;
   };
+  // The places from which and to which states are copied or projected, the same for all arrays of the
+  // optimizer.
   struct plan {
     std::vector<pair_task> pairs;
     std::vector<range_task> ranges;
@@ -285,6 +291,7 @@ class optimizer_memory {
     }
   }
 
+  // Throws state_error, naming the layer, unless `stored`.
   static void require_stored(const std::string& layer, bool stored) {
     if (stored) return;
     detail::throw_error<state_error>(

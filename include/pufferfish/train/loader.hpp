@@ -100,6 +100,7 @@ class loader : public batch_plan {
   }
   loader(image_set&&, loader_options) = delete;
 
+  /// The images.
   const image_set& set() const { return *set_; }
   /// Table of the normalised values of pixels: value v of channel c is at 256 c + v.
   const std::vector<float>& table() const { return table_; }
@@ -139,6 +140,7 @@ class loader : public batch_plan {
     bool flipped = false;
   };
 
+  // Draws the window of a sample in an epoch. Without pad_crop it is the whole image.
   window draw_window(index_t epoch, index_t sample) const {
     const random_stream random = augmentation_stream(epoch);
     const auto number = 3 * static_cast<std::uint64_t>(sample);
@@ -178,11 +180,13 @@ class loader : public batch_plan {
     return options().augment.reflect ? detail::reflected(position, length) : -1;
   }
 
+  // The extents of a valid set, N x height x width x channels.
   static extents<4> checked_extents(const image_set& set) {
     detail::check_image_set(set, "loader");
     return {set.count, set.height, set.width, set.channels};
   }
 
+  // Throws value_error for augmentations that images of one size do not have.
   void check_augmentation() const {
     const loader_options& o = options();
     const index_t pad = o.augment.pad_crop;
@@ -197,8 +201,8 @@ class loader : public batch_plan {
     }
   }
 
-  const image_set* set_;
-  std::vector<float> table_;
+  const image_set* set_;      // not owned
+  std::vector<float> table_;  // of normalized values
 };
 
 PUFFERFISH_NAMESPACE_END

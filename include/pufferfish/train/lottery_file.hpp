@@ -15,8 +15,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-inline constexpr const char* lottery_fact = "lottery";
-inline constexpr const char* lottery_mask_state = "lottery.mask";
+inline constexpr const char* lottery_fact = "lottery";  ///< name of the level and the rows in the checkpoint
+inline constexpr const char* lottery_mask_state = "lottery.mask";  ///< name of the mask in the checkpoint
 
 }  // namespace detail
 
@@ -24,6 +24,10 @@ inline constexpr const char* lottery_mask_state = "lottery.mask";
 /// rows. `net` is a network of the search; its values do not matter. A program calls this function between
 /// two levels; within a level training_run::save writes a separate checkpoint. `facts` and errors are those
 /// of save_checkpoint. Local: one rank calls it. Needs memory for a second network.
+///
+///     save_lottery("level3.safetensors", net, tickets);
+///     lottery<float> again = load_lottery("level3.safetensors", net);
+///     again.rewind(...);                                              // the next level
 template <class Root, class Device, class T = detail::stored_t<const model<Root, Device>>>
 void save_lottery(const std::string& path, const model<Root, Device>& net, const lottery<T>& tickets,
                   std::map<std::string, std::string> facts = {}) {

@@ -22,8 +22,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Encodes ranks as lines "name rank rank ...", one rank for each rank group, names as quote_word writes
-/// them.
+/// Encodes ranks as lines "name rank rank ...", one rank for each rank group, with names as quote_word writes
+/// them: "layer1.0.conv1" 16.
 inline std::string ranks_to_text(const std::vector<layer_rank>& ranks) {
   std::string text;
   for (const layer_rank& layer : ranks) {
@@ -48,23 +48,26 @@ inline std::vector<layer_rank> ranks_from_text(std::string_view text) {
 
 }  // namespace detail
 
-/// The state of a training run without its network and optimizer.
-/// Every rank has its own record. Position and counters of steps are equal on all ranks. `seen`, times and
-/// losses of single steps are those of the rank.
+/// The state of a training run without its network and optimizer: position, counters and results. Every rank
+/// has its own record. Position and counters of steps are equal on all ranks; `seen`, times and losses of
+/// single steps are those of the rank.
+///
+///     const std::string text = record.to_text();                        // stored in a checkpoint
+///     record = training_record::from_text(text, "epoch3.safetensors");
 struct training_record {
-  index_t epoch = 0;
-  index_t step = 0;  ///< completed steps of this epoch
-  std::uint64_t total_steps = 0;
+  index_t epoch = 0;                  ///< current epoch, from 0
+  index_t step = 0;                   ///< completed steps of this epoch
+  std::uint64_t total_steps = 0;      ///< completed steps of the run
   std::uint64_t optimizer_steps = 0;  ///< steps since the optimizer was made, at the start or the switch
-  bool low_rank = false;
-  std::uint64_t skipped_steps = 0;  ///< steps of the whole run left out for gradients that are not finite
-  evaluation seen;                  ///< losses and hits of this epoch's training samples on this rank
-  double exchange_ms = 0.0;         ///< exchange time of this epoch that the backward pass did not hide
-  std::uint64_t finite_steps = 0;   ///< total_steps after the last step with a finite loss; not stored
-  double last_loss = 0.0;           ///< mean loss of the last step whose loss is not finite; not stored
-  int saved_by = -1;                ///< rank that wrote the record by training_run::save_alone; else -1
-  std::vector<epoch_result> history;
-  std::optional<switch_result> switched;
+  bool low_rank = false;              ///< whether the network is low-rank now
+  std::uint64_t skipped_steps = 0;    ///< steps of the whole run left out for gradients that are not finite
+  evaluation seen;                    ///< losses and hits of this epoch's training samples on this rank
+  double exchange_ms = 0.0;           ///< exchange time of this epoch that the backward pass did not hide
+  std::uint64_t finite_steps = 0;     ///< total_steps after the last step with a finite loss; not stored
+  double last_loss = 0.0;             ///< mean loss of the last step whose loss is not finite; not stored
+  int saved_by = -1;                  ///< rank that wrote the record by training_run::save_alone; else -1
+  std::vector<epoch_result> history;  ///< results of the completed epochs
+  std::optional<switch_result> switched;  ///< result of the switch, after it
 
   /// Records the loss of a step on this rank. `steps`: number of steps of the run, this step included.
   void note_loss(const evaluation& of, std::uint64_t steps) {
@@ -75,7 +78,9 @@ struct training_record {
     }
   }
 
-  /// The record as lines "kind numbers", with floating-point numbers in hexadecimal.
+  /// The record as lines "kind numbers", with floating-point numbers in hexadecimal, so that from_text
+  /// restores them bit for bit. Kinds that are not needed are left out: "alone", "skipped", "switch" and the
+  /// lines of the switch.
   std::string to_text() const {
     using detail::add_line;
     std::string text;
@@ -109,7 +114,8 @@ struct training_record {
     return text;
   }
 
-  /// The inverse of to_text. Throws io_error, naming `source` and the line, for any other text.
+  /// The inverse of to_text. Throws io_error, naming `source` and the line, for any other text, and for one
+  /// without a valid position. The members that are not stored begin anew: no loss counts as not finite.
   static training_record from_text(const std::string& text, const std::string& source) {
     training_record record;
     int number = 0;
@@ -196,6 +202,7 @@ struct training_record {
       row.per_rank.macs, row.per_rank.milliseconds, row.weighted_energy, row.predicted_loss);
   }
 
+  // Adds a line "tested" for a test of the network around the switch, if it was made.
   static void add_test(std::string& text, const char* name, const std::optional<evaluation>& tested) {
     if (tested) detail::add_line(text, "tested", name, tested->loss_sum, tested->correct, tested->count);
   }

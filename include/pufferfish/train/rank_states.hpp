@@ -39,6 +39,11 @@ void average_over_ranks(Comm& comm, std::span<T> mine) {
 /// Runs `work` on rank 0 and returns its text on all ranks. If `work` throws anything, all ranks throw: rank
 /// 0 the same exception, the others state_error with its text. So no rank waits for a broadcast that never
 /// comes. Collective.
+///
+///     on_root(comm, [&] {
+///       save_checkpoint(path, net);
+///       return std::string();
+///     });
 template <class Comm, class Work>
 std::string on_root(Comm& comm, Work&& work) {
   std::string text;
@@ -81,7 +86,8 @@ void share_structure(Comm& comm, Net& net) {
 }
 
 /// Arrays that differ between ranks, for a checkpoint that calls them "name.0", "name.1", ... Only rank 0 has
-/// memory for the arrays of all ranks.
+/// memory for the arrays of all ranks. To save: gather(), then rank 0 writes list(). To resume: rank 0 reads
+/// into list(), then scatter().
 template <class T, class Comm>
 class rank_states {
  public:
@@ -138,6 +144,7 @@ class rank_states {
   }
 
  private:
+  // Name of a rank's array in the checkpoint: "name.rank".
   static std::string name_of(const std::string& name, std::size_t rank) {
     return name + "." + std::to_string(rank);
   }

@@ -17,8 +17,9 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// A rectangle of an image, in pixels from its upper left corner.
+/// A rectangle of an image, in pixels from its upper left corner. Sides may end within a pixel.
 struct image_window {
+  /// Distances of the upper and left side, then the lengths of the sides.
   double top = 0.0;
   double left = 0.0;
   double height = 0.0;
@@ -68,18 +69,19 @@ namespace detail {
 
 /// The pixels, and their weights, of which each of n positions along an axis is the weighted mean.
 struct axis_filter {
+  /// The pixels of one position: first .. first + count - 1.
   struct range {
     index_t first = 0;
     index_t count = 0;
     std::size_t weights = 0;  ///< index, in `weights`, of the first pixel's weight
   };
-  std::vector<range> ranges;
-  std::vector<float> weights;
+  std::vector<range> ranges;   ///< of each position
+  std::vector<float> weights;  ///< of all ranges, one after the other
 };
 
 /// Fills `filter` with triangles of half width max(1, length / n) around the centre of each of n equal parts
 /// of the interval [start, start + length), cut off at the ends of an axis of `pixels` pixels; weights have
-/// the sum 1.
+/// the sum 1. With `reversed` the positions are in reverse order, for a mirrored image.
 inline void fill_filter(axis_filter& filter, double start, double length, index_t n, index_t pixels,
                         bool reversed) {
   const double step = length / static_cast<double>(n), reach = std::max(1.0, step);
@@ -130,6 +132,7 @@ class window_scaler {
   }
 
  private:
+  // First and end of the columns that some position uses; other columns are not averaged.
   std::pair<index_t, index_t> columns_used() const {
     index_t left = columns_.ranges.front().first, right = 0;
     for (const auto& range : columns_.ranges) {
@@ -151,6 +154,8 @@ class window_scaler {
     }
   }
 
+  // Writes the weighted mean of the columns of a range to `to`, for each color, rounded to the nearest whole
+  // value.
   void average_columns(const detail::axis_filter::range& range, index_t left, std::uint8_t* to) const {
     float sum[3] = {0.5F, 0.5F, 0.5F};
     const float* const line = line_.data() + 3 * (range.first - left);
@@ -162,7 +167,7 @@ class window_scaler {
   }
 
   detail::axis_filter rows_, columns_;
-  std::vector<float> line_;
+  std::vector<float> line_;  // means of the rows of one position, all columns in use
 };
 
 PUFFERFISH_NAMESPACE_END

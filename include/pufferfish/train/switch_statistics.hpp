@@ -59,7 +59,9 @@ std::vector<double> unpack(const std::vector<T>& packed, const std::string& sour
   return values;
 }
 
-/// Collects the statistics of a run's model during some of its steps.
+/// Collects the statistics of a run's model during its last dense steps (switch_options::statistics_steps),
+/// which the truncations at the switch use. Which steps are the last is not always known: for a moment that
+/// is decided by measurements, every dense epoch that may be the last is measured.
 template <class Model>
 class switch_statistics {
   using T = typename Model::value_type;
@@ -123,8 +125,8 @@ class switch_statistics {
     numbers = pack<U>(join(sums));
     return line;
   }
-  /// Resizes `numbers` to the number of elements that belongs to the line of save(). Throws io_error, naming
-  /// `source`, another network.
+  /// Resizes `numbers` to the number of elements that belongs to the line of save(); to none for an empty
+  /// line. Throws io_error, naming `source`, if the line belongs to another network.
   template <class U>
   void prepare(const std::string& line, const std::string& source, const Model& net,
                std::vector<U>& numbers) {
@@ -163,7 +165,7 @@ class switch_statistics {
   }
 
   run_options options_;
-  std::optional<statistics_collector<T, device_type>> collector_;
+  std::optional<statistics_collector<T, device_type>> collector_;  // from the first measured step on
 };
 
 }  // namespace detail

@@ -33,7 +33,7 @@ inline std::string joined(std::string_view stem, std::string_view last) {
 
 /// Name of the factor `side` ("down" or "up") of a weight. X.weight becomes X.down.weight or X.up.weight, so
 /// that a sequence of two layers called down and up loads the factors; a recurrent weight W becomes W.down or
-/// W.up.
+/// W.up: factor_name("layer1.conv.weight", "down") is "layer1.conv.down.weight".
 inline std::string factor_name(const std::string& weight, std::string_view side) {
   if (!is_weight_name(weight)) return weight + "." + std::string(side);
   return joined(joined(stem_of(weight), side), "weight");
@@ -75,7 +75,9 @@ inline bool natural_less(std::string_view a, std::string_view b) {
   return a.size() - i < b.size() - j;
 }
 
-/// Returns -1 for usual names of the first layer of a network, 1 for usual names of the last, otherwise 0.
+/// Returns -1 for usual names of the first layer of a network (conv1, stem, patch_embed, ...), 1 for usual
+/// names of the last (fc, classifier, head, lm_head, ...), otherwise 0. Prefixes module, model and backbone
+/// are skipped.
 inline int end_of_network(std::string_view stem) {
   std::vector<std::string_view> parts = components_of(stem);
   while (parts.size() > 1 && (parts[0] == "module" || parts[0] == "model" || parts[0] == "backbone")) {
@@ -89,7 +91,8 @@ inline int end_of_network(std::string_view stem) {
   return parts.size() == 1 && is_one_of(parts[0], {"linear", "decoder", "output", "out"}) ? 1 : 0;
 }
 
-/// Recognizes embeddings by the names they have in common networks.
+/// Recognizes embeddings by the names they have in common networks: stems whose last component is wte, wpe,
+/// shared or emb, begins with embed_, or ends with embedding, embeddings, embed or _emb.
 inline bool looks_like_embedding(std::string_view stem) {
   const std::string_view own = stem.substr(stem.rfind('.') + 1);  // all of it if there is no dot
   return own == "wte" || own == "wpe" || own == "shared" || own == "emb" || own.starts_with("embed_") ||

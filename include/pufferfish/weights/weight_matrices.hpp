@@ -57,16 +57,18 @@ inline output_statistics statistics_of_part(const layer_statistics& all, const w
 /// Data of the factorization of one tensor. The place, the decision and the statistics belong to the
 /// caller.
 struct weight_task {
-  const tensor_place& place;
-  const weight_decision& decision;
+  const tensor_place& place;        ///< of the weight in the file
+  const weight_decision& decision;  ///< how the weight is cut into matrices
+  /// Statistics of the layer; nullptr: the truncation is plain.
   const layer_statistics* statistics = nullptr;
-  truncation kind = truncation::plain;
-  std::vector<double> bias;  ///< bias of the layer; empty if it has none
+  truncation kind = truncation::plain;  ///< with statistics: what is minimized
+  std::vector<double> bias;             ///< bias of the layer; empty if it has none
 };
 
-/// The matrices of a weight, read and ready to be truncated. With statistics, everything that is independent
-/// of the rank is computed once, in the constructor. Holds all elements of the weight as T; the decision of
-/// the task must outlive the object.
+/// The matrices of a weight, read and ready to be truncated. A weight of several parts (gates of a recurrent
+/// layer, packed projections, groups) is cut into blocks of rows. With statistics, everything that is
+/// independent of the rank is computed once, in the constructor. Holds all elements of the weight as T; the
+/// decision of the task must outlive the object.
 template <class T>
 class weight_matrices {
  public:
@@ -163,9 +165,9 @@ class weight_matrices {
   }
 
   const weight_decision& decision_;
-  tensor<T, 2> whole_;
+  tensor<T, 2> whole_;  // all parts, one after the other
   factorize_options options_;
-  std::vector<matrix_truncation> truncations_;
+  std::vector<matrix_truncation> truncations_;  // of each part; empty without statistics
 };
 
 }  // namespace detail

@@ -26,7 +26,8 @@ concept row_layer = requires(const L& layer) {
   layer.out_features();
 };
 
-/// The kind of view that the passes of a layer take: of images, or of rows.
+/// The kind of view that the passes of a layer take: of images [N][H][W][C], or for a row_layer of rows [N H
+/// W][C].
 template <class T, class L>
 auto layer_view(const tensor_view<T, 4>& view) {
   if constexpr (row_layer<L>) {
@@ -35,6 +36,7 @@ auto layer_view(const tensor_view<T, 4>& view) {
     return view;
   }
 }
+/// Type of layer_view's result.
 template <class T, class L>
 using layer_view_t = decltype(layer_view<T, L>(tensor_view<T, 4>()));
 
@@ -81,7 +83,8 @@ concept container_layer = requires(const L& layer) {
   layer.abilities();
 };
 
-/// The abilities of a layer, from its members.
+/// The abilities of a layer: those that a container reports, else from the members that the type has (fused
+/// passes) and its static constants of the same names (reads_input, gradient_in_place, ...).
 template <class T, class L, class Device>
 layer_abilities abilities_of([[maybe_unused]] const L& layer) {
   if constexpr (container_layer<L>) {

@@ -48,10 +48,12 @@ Any make_twin(const Layer& like, const typename Kind::shape_type& shape, const r
   return made;
 }
 
-/// The members of any_layer with one implementation per layer type, documented there.
+/// The virtual functions of any_layer; their contracts are those of the members of any_layer with the same
+/// names.
 template <class T, class Device>
 struct layer_interface {
   virtual ~layer_interface() = default;
+  // A copy of the layer, with its parameters.
   virtual std::unique_ptr<layer_interface> clone() const = 0;
   // Address of the layer if its type is the one that `tag` identifies (see type_tag), else nullptr.
   virtual void* target(const char* tag) = 0;
@@ -84,8 +86,9 @@ struct layer_interface {
                                  const recurrent_state<const T>&, const recurrent_state<T>&) const = 0;
 };
 
-/// The implementation for the layer type L, which holds the layer. Optional members of a layer have the
-/// defaults that the interface at any_layer describes.
+/// The implementation of layer_interface for the layer type L, which the object holds. Members that L lacks
+/// have the defaults that any_layer describes: macs() is 0, weights() and low_rank() are empty,
+/// visit_layers() visits nothing. Passes of images are given to layers of rows as views of two dimensions.
 template <class T, class Device, class L>
 struct layer_model final : layer_interface<T, Device> {
   using any = any_layer<T, Device>;
@@ -99,6 +102,7 @@ struct layer_model final : layer_interface<T, Device> {
   std::unique_ptr<layer_interface<T, Device>> clone() const override {
     return std::make_unique<layer_model>(layer);
   }
+  // Types are told apart by the address of a variable, so that the library needs no RTTI.
   void* target(const char* tag) override { return tag == &type_tag<L> ? &layer : nullptr; }
   std::string describe() const override { return layer.describe(); }
 
@@ -117,6 +121,7 @@ struct layer_model final : layer_interface<T, Device> {
     }
   }
 
+  // Passes of a layer of tokens throw state_error: its input is no image.
   void forward([[maybe_unused]] context<Device>& ctx, [[maybe_unused]] const tensor_view<const T, 4>& x,
                [[maybe_unused]] const tensor_view<T, 4>& y) const override {
     if constexpr (is_token_layer) needs_tokens(layer.describe());
@@ -129,6 +134,8 @@ struct layer_model final : layer_interface<T, Device> {
   }
 
   layer_abilities abilities() const override { return abilities_of<T, L, Device>(layer); }
+  // The container asks only for operations that the layer's abilities include: a layer without forward_fused
+  // gets an empty fusion.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      [[maybe_unused]] const forward_fusion<T>& fusion,
                      [[maybe_unused]] ops::moment_parts<T>* moments) const override {
@@ -177,6 +184,7 @@ struct layer_model final : layer_interface<T, Device> {
                     [[maybe_unused]] const std::string& prefix) override {
     if constexpr (requires { layer.visit_layers(visitor, prefix); }) layer.visit_layers(visitor, prefix);
   }
+  // A layer without trace() is one entry of the trace; containers trace the layers within.
   void trace(const any& self, layer_tracer<T, Device>& tracer, const extents<4>& input,
              const std::string& prefix) const override {
     if constexpr (requires { layer.trace(tracer, input, prefix); }) {
@@ -205,6 +213,7 @@ struct layer_model final : layer_interface<T, Device> {
     if constexpr (low_rank_layer<L>) return parts_of(layer);
     return {};
   }
+  // The geometry of a dense or low-rank layer as a convolution; a linear layer is one with a 1 x 1 kernel.
   std::optional<conv_shape> geometry() const override {
     if constexpr (is_replaceable) {
       using kind = kind_of<L>;
@@ -235,6 +244,7 @@ struct layer_model final : layer_interface<T, Device> {
       no_weights();
     }
   }
+  // Throws state_error, naming the layer.
   [[noreturn]] void no_weights() const {
     throw_error<state_error>({layer.describe(), " has no weight matrix to factorize"});
   }
@@ -262,9 +272,11 @@ struct layer_model final : layer_interface<T, Device> {
       not_recurrent();
     }
   }
+  // Throws state_error, naming the layer.
   [[noreturn]] void not_recurrent() const {
     throw_error<state_error>({layer.describe(), " is no recurrent layer"});
   }
+  // The layer as an object of a base class, or nullptr if L is not derived from it.
   template <class Base>
   const Base* base() const {
     if constexpr (std::is_base_of_v<Base, L>) {
@@ -281,6 +293,7 @@ struct layer_model final : layer_interface<T, Device> {
     check_dense(layer, what, images);
     return layer_view<U, L>(images);
   }
+  // The same for dx, which may be a null view: the gradient is not wanted.
   auto gradient(const tensor_view<T, 4>& dx) const {
     check_dense_if_wanted(layer, "dx", dx);
     return layer_view<T, L>(dx);
