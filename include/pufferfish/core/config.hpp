@@ -65,6 +65,7 @@
 #define PUFFERFISH_DETAIL_CATCH_ALL else
 #endif
 
+// Join the parts of the namespaces' names; the outer macros expand their arguments first.
 #define PUFFERFISH_DETAIL_ABI3(major, minor, level, flags) v##major##_##minor##_a##level##_##flags
 #define PUFFERFISH_DETAIL_ABI2(major, minor, level, flags) PUFFERFISH_DETAIL_ABI3(major, minor, level, flags)
 #define PUFFERFISH_DETAIL_STABLE2(major, minor) v##major##_##minor
@@ -76,6 +77,7 @@
 #define PUFFERFISH_ABI_NAMESPACE                                                                      \
   PUFFERFISH_DETAIL_ABI2(PUFFERFISH_VERSION_MAJOR, PUFFERFISH_VERSION_MINOR, PUFFERFISH_ASSERT_LEVEL, \
                          PUFFERFISH_DETAIL_FLAGS)
+/// Opens the namespace of the library; every header has its code between these two macros.
 #define PUFFERFISH_NAMESPACE_BEGIN \
   namespace pufferfish {           \
   inline namespace PUFFERFISH_ABI_NAMESPACE {
@@ -92,12 +94,15 @@
   }                                     \
   }
 
+/// Marks functions that kernels of a device call, too.
 #if defined(__CUDACC__)
 #define PUFFERFISH_HOST_DEVICE __host__ __device__
 #else
 #define PUFFERFISH_HOST_DEVICE
 #endif
 
+/// Attributes of functions and pointers, empty for compilers without them: always inlined, not aliased, never
+/// inlined.
 #if defined(__GNUC__) || defined(__clang__)
 #define PUFFERFISH_ALWAYS_INLINE inline __attribute__((always_inline))
 #define PUFFERFISH_RESTRICT __restrict__

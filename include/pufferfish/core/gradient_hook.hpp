@@ -41,6 +41,9 @@ class gradient_hook {
 
 /// A registration with a context's hook. It ends with the destruction of this object or with stop(). The hook
 /// and the listener may be destroyed in any order. Only for the thread that runs the context's passes.
+///
+///     const gradient_listener listener = ctx.on_gradient_ready(&written, &object);
+///     net.backward(ctx, dy);  // calls written(&object, parameter, id) for each complete gradient
 class [[nodiscard]] gradient_listener {
  public:
   gradient_listener() = default;

@@ -34,6 +34,10 @@ inline std::uint32_t fork_count() {
 
 /// Owns one thread, or none before start(). start() may be called only while no thread is running. The
 /// destructor waits for the thread. An object must not be used by several threads at once.
+///
+///     helper_thread thread;
+///     thread.start([] { return "reader: its thread cannot be started"; }, [&] { read(); });
+///     thread.join();
 class helper_thread {
  public:
   helper_thread() = default;
@@ -41,8 +45,8 @@ class helper_thread {
   helper_thread& operator=(helper_thread&&) = delete;
   ~helper_thread() { join(); }
 
-  /// Runs body() in a new thread. Throws backend_error if the system cannot start one; its text begins
-  /// with the result of what().
+  /// Runs body() in a new thread. `body` must not throw. Throws backend_error if the system cannot start a
+  /// thread; its text begins with the result of what(), which is called only then.
   template <class What, class Body>
   void start(What&& what, Body&& body) {
     forks_ = fork_count();
@@ -54,6 +58,7 @@ class helper_thread {
     }
   }
 
+  /// Whether a thread was started and not joined; also true for a thread that has ended by itself.
   bool running() const { return thread_.joinable(); }
   /// Whether this process was forked after the thread was started: the thread does not exist in the fork.
   bool is_lost() const { return running() && forks_ != fork_count(); }

@@ -10,7 +10,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Provides a CPU context for work on the host: of(ctx) returns ctx itself if it is a CPU context, else a
-/// context that this object owns, with default options.
+/// context that this object owns, with default options. The reference is valid as long as both.
+///
+///     host_work<Device> work;
+///     copy_on_host(work.of(ctx), values);
 template <class Device>
 class host_work {
  public:

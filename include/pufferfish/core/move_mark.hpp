@@ -15,6 +15,11 @@ namespace detail {
 /// object sets the mark of the source; assigning a new value to the source clears it. A copy of a
 /// moved-from object is marked, too.
 /// A class holds one as a member; its own moves and assignments then keep the mark without further code.
+///
+///     class row {
+///       std::vector<float> values;
+///       move_mark moved;            // moved.is_set() after row b = std::move(a); for a
+///     };
 class move_mark {
  public:
   move_mark() = default;
@@ -27,7 +32,9 @@ class move_mark {
   }
   ~move_mark() = default;
 
+  /// Whether the object was moved from and has no new value.
   bool is_set() const { return is_set_; }
+  /// Notes that the object has a new value.
   void clear() { is_set_ = false; }
 
  private:

@@ -57,6 +57,7 @@ void for_each_line(std::string_view text, F&& f) {
   }
 }
 
+// A space, then a value as a word; see add_line.
 inline void add_word(std::string& text, std::string_view name) { text.append(" ").append(quote_word(name)); }
 inline void add_word(std::string& text, double value) { text.append(" ").append(hexadecimal_number(value)); }
 template <std::integral Integer>
@@ -96,6 +97,7 @@ void add_line(std::string& text, std::string_view first, const Values&... values
 /// \endcode
 class record_line {
  public:
+  /// `text`: a line without its end.
   explicit record_line(std::string_view text) : rest_(text) {}
 
   /// Whether every read has succeeded and the whole line was read.
@@ -117,6 +119,7 @@ class record_line {
   }
 
  private:
+  // Read one word each, and set good_ to false if it has another form.
   void read_one(std::string& name) {
     next_word();
     if (rest_.substr(0, 1) == "\"") return read_quoted(name);
@@ -152,12 +155,14 @@ class record_line {
     if (!rest_.empty()) rest_.remove_prefix(1);
   }
 
+  // Removes the next `count` characters, or all that are left, and returns them.
   std::string_view take(std::size_t count) {
     const std::string_view word = rest_.substr(0, count);
     rest_.remove_prefix(word.size());
     return word;
   }
 
+  // Reads a quoted name up to its closing quote.
   void read_quoted(std::string& name) {
     rest_.remove_prefix(1);
     name.clear();
@@ -169,6 +174,7 @@ class record_line {
     good_ = good_ && !rest_.empty();
     take(1);
   }
+  // Reads the rest of an escape after its backslash: a quote, a backslash, or x and two hexadecimal digits.
   char read_escaped() {
     const std::string_view kind = take(1);
     if (kind == "\"" || kind == "\\") return kind.front();

@@ -33,6 +33,7 @@ class bfloat16 {
   }
 
  private:
+  // The upper half, rounded to nearest, ties to even. A NaN keeps its upper bits and becomes quiet.
   static constexpr std::uint16_t round(float value) {
     const auto wide = std::bit_cast<std::uint32_t>(value);
     if ((wide & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((wide >> 16) | 0x0040U);
@@ -53,6 +54,7 @@ class float16 {
  public:
   constexpr float16() = default;
   constexpr explicit float16(float value) : bits_(round(value)) {}
+  /// The number as a float, exactly; numbers below 2^-14 become normal floats.
   constexpr operator float() const {
     const std::uint32_t sign = (bits_ & 0x8000U) << 16, magnitude = bits_ & 0x7fffU;
     if (magnitude >= 0x7c00U) return std::bit_cast<float>(sign | 0x7f800000U | (magnitude & 0x3ffU) << 13);
@@ -77,6 +79,7 @@ class float16 {
   static constexpr std::uint32_t shifted(std::uint32_t value, std::uint32_t shift) {
     return (value + (1U << (shift - 1)) - 1U + ((value >> shift) & 1U)) >> shift;
   }
+  // The bits of the number, rounded to nearest, ties to even.
   static constexpr std::uint16_t round(float value) {
     const auto wide = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t sign = (wide >> 16) & 0x8000U, magnitude = wide & 0x7fffffffU;
@@ -108,6 +111,7 @@ template <>
 struct accumulator<bfloat16> {
   using type = float;
 };
+/// The type in which long sums of T are accumulated.
 template <class T>
 using accumulator_t = typename accumulator<T>::type;
 
@@ -126,12 +130,14 @@ template <>
 struct parameter_of<float16> {
   using type = float;
 };
+/// The type of the parameters of a layer that computes in T.
 template <class T>
 using parameter_t = typename parameter_of<T>::type;
 
 /// Formats of 16-bit rounded copies; rounded_format_of<T> is the format of type T.
 /// none: T is not a 16-bit format.
 enum class rounded_format : int { none, bf16, fp16 };
+/// Format of a 16-bit type; none for others.
 template <class T>
 inline constexpr rounded_format rounded_format_of = rounded_format::none;
 template <>

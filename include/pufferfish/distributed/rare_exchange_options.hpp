@@ -24,8 +24,8 @@ struct rare_exchange_options {
   index_t local_steps = 50;     ///< H: steps between two exchanges of a fragment; at least 1
   double outer_rate = 0.7;      ///< above 0
   double outer_momentum = 0.9;  ///< mu; 0 to below 1
-  bool nesterov = true;
-  index_t fragments = 1;  ///< F: parts of the arena, each exchanged at its own time; at least 1
+  bool nesterov = true;         ///< Nesterov momentum; false: heavy ball
+  index_t fragments = 1;        ///< F: parts of the arena, each exchanged at its own time; at least 1
   /// tau: local steps that are taken while the exchange of a fragment is under way; at least 0.
   index_t delay = 0;
   /// alpha: share that the local values keep when a delayed exchange arrives; 0 to below 1. Without effect

@@ -19,7 +19,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Options of tune, the same on all ranks. Valid: largest_bytes at least 1024, repeats at least 1, seconds
 /// and latency_share above 0.
 struct tune_options {
-  index_t largest_bytes = index_t{16} << 20;
+  index_t largest_bytes = index_t{16} << 20;  ///< largest measured message: 16 MiB
   int repeats = 5;              ///< measured runs of each length and algorithm, after one that is not counted
   double seconds = 3.0;         ///< no length is started that is expected to end later
   double latency_share = 0.05;  ///< largest share of the latency in the transfer of a bucket
@@ -29,13 +29,15 @@ namespace detail {
 
 /// Median time of each algorithm for one length, in seconds.
 struct tuned_length {
-  index_t bytes = 0;
-  std::array<double, 3> seconds{};
+  index_t bytes = 0;                ///< length of the message
+  std::array<double, 3> seconds{};  ///< in the order of tuned_algorithms
 };
+/// The algorithms that tune compares.
 inline constexpr std::array<all_reduce_algorithm, 3> tuned_algorithms = {
     all_reduce_algorithm::library, all_reduce_algorithm::ring, all_reduce_algorithm::recursive_doubling};
 
-/// Makes the plan from the measured times of all lengths; see tune for the formulas.
+/// Makes the plan from the measured times of all lengths; see tune for the formulas. `lengths` ascend, each
+/// twice the one before. Without lengths it is default_plan(ranks).
 inline exchange_plan plan_from(const std::vector<tuned_length>& lengths, int ranks,
                                const tune_options& options) {
   exchange_plan plan = default_plan(ranks);
@@ -81,6 +83,7 @@ inline void check_tune_options(const tune_options& options) {
   }
 }
 
+/// Lines of the options, which the ranks compare.
 inline std::string option_lines(const tune_options& options) {
   return message({"largest message ", options.largest_bytes, "\nrepeats ", options.repeats, "\nseconds "}) +
          shortest_number(options.seconds) + "\nlatency share " + shortest_number(options.latency_share) +

@@ -73,8 +73,8 @@ namespace detail {
 /// A token that may extend the hypothesis of a row.
 struct beam_candidate {
   double log_probability;  // log probability of the hypothesis extended by this token
-  std::int32_t row;
-  std::int32_t token;
+  std::int32_t row;        // row of the step
+  std::int32_t token;      // the next token
 
   /// Orders candidates by falling log probability; ties by the lower row, then by the lower token.
   bool operator<(const beam_candidate& other) const {
@@ -107,6 +107,7 @@ void best_of_row(const T* z, index_t count, double shift, double before, std::in
 /// The hypotheses of one sentence during its search: those that are extended, and those that have ended.
 class beam_of_sentence {
  public:
+  /// An unfinished hypothesis: its tokens so far, and the row from which it was extended.
   struct member {
     std::vector<std::int32_t> tokens;
     double log_probability = 0.0;
@@ -119,7 +120,9 @@ class beam_of_sentence {
   /// Begins with one empty hypothesis, whose parent is the index of the sentence.
   void start(std::int32_t sentence) { living_.assign(1, {{}, 0.0, sentence}); }
 
-  /// Replaces the live hypotheses by the best of the sorted `candidates`. Row `first_row` is living()[0].
+  /// Replaces the live hypotheses by the best of the sorted `candidates`; candidates that end with the end
+  /// token become results if they are among the `beam` best. Clears the live hypotheses if the search of the
+  /// sentence is over. Row `first_row` is living()[0].
   void advance(std::span<const beam_candidate> candidates, std::int32_t first_row, const beam_options& o) {
     std::vector<member> next;
     const auto beam = static_cast<std::size_t>(o.beam);
@@ -177,8 +180,8 @@ class beam_of_sentence {
     return living_.front().log_probability / penalty <= *last;  // the first is the most likely
   }
 
-  std::vector<member> living_;
-  std::vector<hypothesis> ended_;
+  std::vector<member> living_;     // most likely first
+  std::vector<hypothesis> ended_;  // in the order in which they ended
 };
 
 /// Throws value_error for sizes and options that beam_search does not accept.

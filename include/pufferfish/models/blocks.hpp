@@ -18,6 +18,7 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Upper limit of sizes in the options of models.
 inline constexpr index_t largest_option = index_t{1} << 20;
 
 /// Throws value_error unless low <= value <= high.
@@ -61,12 +62,13 @@ Residual<T, Device> basic_block(index_t in, index_t out, index_t stride, bool ba
 
 /// A Sequential whose initial values a model adjusts: after the layers' own initialization, `change` is
 /// called for each parameter with its name. Factors of a low-rank layer are passed like any other weight.
-/// Values depend on the stream and the names only.
+/// Values depend on the stream and the names only, not on the order of the layers.
 template <class T, class Device>
 class initialized_sequential : public Sequential<T, Device> {
  public:
   using change = void (*)(const std::string& name, parameter<parameter_t<T>>& p, random_stream random);
 
+  /// `c` is called by initialize().
   initialized_sequential(Sequential<T, Device> layers, change c)
       : Sequential<T, Device>(std::move(layers)), change_(c) {}
 
@@ -89,6 +91,7 @@ void kaiming_convolutions(const std::string&, parameter<parameter_t<T>>& p, rand
   if (p.layout().dims == 4) init::kaiming_normal_fan_out(p, random);
 }
 
+/// Whether `text` ends with `end`.
 inline bool ends_with(const std::string& text, const std::string& end) {
   return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }

@@ -22,8 +22,8 @@ namespace detail {
 /// A model with options derived from the extents of its images (NHWC; N is unused) and its classes.
 template <class T, class Device>
 struct named_model {
-  std::string_view name;
-  network<T, Device> (*make)(const extents<4>& image, index_t classes);
+  std::string_view name;                                                 ///< argument of make_model
+  network<T, Device> (*make)(const extents<4>& image, index_t classes);  ///< makes it, parameters zero
 };
 
 /// A small_resnet for images of these extents, with default options otherwise.
@@ -44,6 +44,7 @@ network<T, Device> default_mlp(const extents<4>& image, index_t classes) {
   return mlp<T, Device>({.inputs = image[1] * image[2] * image[3], .classes = classes});
 }
 
+/// The small models, sorted by name.
 template <class T, class Device>
 inline constexpr std::array<named_model<T, Device>, 3> named_models{{
     {"mlp", &default_mlp<T, Device>},

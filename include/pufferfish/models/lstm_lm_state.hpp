@@ -24,6 +24,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T, class Device = device::cpu>
 class lstm_lm_state {
  public:
+  /// Makes a state of zeros. `batch`: number of sequences; `width`: hidden features of a layer.
   lstm_lm_state(index_t layers, index_t batch, index_t width)
       : shape_{2 * layers, batch, width}, values_(memory_of<Device>::source(), volume<3>(shape_)) {}
   lstm_lm_state(const lstm_lm_state& other)
@@ -40,8 +41,11 @@ class lstm_lm_state {
   }
   ~lstm_lm_state() = default;
 
+  /// Number of layers.
   index_t layers() const { return shape_[0] / 2; }
+  /// Number of sequences.
   index_t batch() const { return shape_[1]; }
+  /// Hidden state and cell of layer i, [batch][width] each: views of this object's memory.
   recurrent_state<T> layer(index_t i) { return {matrix(2 * i), matrix(2 * i + 1)}; }
 
   /// Sets the state to zero, for the start of a new text.
@@ -57,6 +61,7 @@ class lstm_lm_state {
   }
 
  private:
+  // Matrix i of the state: hidden state and cell of layer i / 2. Throws state_error after a move.
   tensor_view<T, 2> matrix(index_t i) {
     if (values_.data() == nullptr && volume<3>(shape_) > 0) detail::moved_from("lstm_lm_state");
     return {values_.data() + i * shape_[1] * shape_[2], {shape_[1], shape_[2]}};

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Which layers of a Transformer are factorized.
+/// `transformer_policy`, `transformer_low_rank_policy`: which layers of a Transformer are factorized.
 
 #include <charconv>
 #include <cstddef>
@@ -15,6 +15,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 
 /// Policy of the paper (Wang et al., Pufferfish, MLSys 2021): all layers are factorized at a quarter of full
 /// rank, except the first `dense_layers` of each stack and the table.
+///
+///     factorize(net, transformer_policy());                 // net: model<transformer<float>>
 inline factorize_policy transformer_policy(index_t dense_layers = 1) {
   factorize_policy policy;
   policy.first_layer = 1;

@@ -38,6 +38,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// context of its own. No member is collective: broadcast_mask sends a mask to other ranks.
 class weight_mask {
  public:
+  /// Number of bits in a word.
   static constexpr index_t word_bits = detail::mask_word_bits;
 
   /// `tensors`: all tensors of the arena, without gaps, as coded_tensors lists them. `choice` is called once
@@ -239,10 +240,12 @@ class weight_mask {
   }
 
  private:
+  // Whether two tensors have the same name, layout and choice.
   static bool same_tensor(const masked_tensor& a, const masked_tensor& b) {
     return a.name == b.name && a.layout == b.layout && a.prunable == b.prunable;
   }
 
+  // Throws value_error for another number of values than the arena's.
   void check_size(index_t found) const {
     if (found != size())
       detail::throw_error<value_error>({"weight_mask: ", found, " values for a mask of ", size()});
@@ -256,6 +259,7 @@ class weight_mask {
     });
     count_kept();
   }
+  // Counts the set bits of each tensor anew.
   void count_kept() {
     for (masked_tensor& tensor : tensors_) {
       if (!tensor.prunable) continue;

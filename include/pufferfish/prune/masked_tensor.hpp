@@ -27,13 +27,14 @@ inline bool is_prunable(const coded_tensor& tensor) {
 
 /// A tensor of a network, with the place of its bits in a weight_mask.
 struct masked_tensor : coded_tensor {
-  bool prunable = false;
+  bool prunable = false;       ///< whether the mask has a bit for each element
   std::size_t first_word = 0;  ///< its first word of bits; it has ceil(size / 64) words if prunable, else 0
   index_t kept = 0;            ///< number of remaining elements; all if the tensor is not prunable
 };
 
 namespace detail {
 
+/// Number of bits in a word of a mask.
 inline constexpr index_t mask_word_bits = 64;
 
 /// Number of words for the bits of `size` elements.
@@ -62,10 +63,12 @@ std::vector<const T*> places_of(const parameter_store<T>& store) {
   return places;
 }
 
-/// The prunable tensors, cut into pieces of whole words. The cuts depend on sizes alone.
+/// The prunable tensors, cut into pieces of whole words, at most 16384 elements each, as tasks of threads.
+/// The cuts depend on sizes alone, so that results do not depend on the number of threads.
 class mask_pieces {
  public:
   mask_pieces() = default;
+  /// Cuts the prunable tensors of the list.
   explicit mask_pieces(const std::vector<masked_tensor>& tensors) {
     constexpr index_t most = 16384;
     for (std::size_t t = 0; t < tensors.size(); ++t) {

@@ -22,8 +22,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Contributions of the rank components of a low-rank layer to its output; formula: see contributions(). `of`
 /// has one list for each matrix of the layer, with one number for each component.
 struct component_contributions {
-  std::string layer;
+  std::string layer;                ///< name of the layer
   std::vector<std::size_t> groups;  ///< number of the rank group of each matrix
+  /// of[m][i]: contribution of component i of matrix m, not negative.
   std::vector<std::vector<double>> of;
 };
 
@@ -36,6 +37,7 @@ struct shrink_rank_options {
   index_t least = 1;     ///< smallest number of components that every matrix keeps
 };
 
+/// Text of the options, one line without its end, to compare ranks and checkpoints.
 inline std::string describe(const shrink_rank_options& options) {
   return "below " + detail::exact_number(options.threshold) +
          detail::message({" ", options.patience, " times, at least ", options.least});
@@ -43,8 +45,9 @@ inline std::string describe(const shrink_rank_options& options) {
 
 namespace detail {
 
-/// Norm sqrt(v^T M v) of column (or row) i of a factor; M the identity for an empty tensor, diagonal for
-/// `squares`. The vector's elements are element(k), k = 0 .. size - 1.
+/// Computes sqrt(v^T M v) for column (or row) v of a factor. M is `moment` [size][size], or diagonal with
+/// `squares` if that tensor is empty, or the identity if both are. v has the elements element(k), k = 0 ..
+/// size - 1. Rounding below 0 counts as 0.
 template <class Element>
 double weighted_norm(index_t size, const tensor<double, 2>& moment, const std::vector<double>& squares,
                      const Element& element) {
@@ -61,7 +64,8 @@ double weighted_norm(index_t size, const tensor<double, 2>& moment, const std::v
   return std::sqrt(std::max(0.0, sum));
 }
 
-/// The contributions of the components of one matrix: up [out][rank][1][1], down [rank][in][h][w].
+/// The contributions of the components of one matrix: up [out][rank][1][1], down [rank][in][h][w]. `seen`:
+/// statistics of the matrix, of which those are used whose sizes fit; nullptr: Frobenius norms.
 template <class T>
 std::vector<double> contributions_of(const tensor_view<T, 4>& up, const tensor_view<T, 4>& down,
                                      const output_statistics* seen) {
@@ -174,10 +178,12 @@ class rank_shrinker {
     }
   }
 
+  /// The options given to the constructor.
   const shrink_rank_options& options() const { return options_; }
 
-  /// Counts one observation. Returns the layers that lose components now, with those that remain; the caller
-  /// must then call slice_ranks with the list.
+  /// Counts one observation, usually one for each epoch. Returns the layers that lose components now, with
+  /// those that remain; the caller must then call slice_ranks with the list. Contributions need not be of the
+  /// same scale from observation to observation: only shares of the largest one count.
   std::vector<kept_components> observe(const std::vector<component_contributions>& all) {
     std::vector<kept_components> result;
     for (const component_contributions& layer : all) {
@@ -228,6 +234,7 @@ class rank_shrinker {
   }
 
  private:
+  // The counters of a layer.
   struct counters {
     std::string layer;
     std::vector<std::vector<index_t>> small;  // number of latest observations in which a component was small
@@ -252,6 +259,7 @@ class rank_shrinker {
     return *at;
   }
 
+  // Counts one observation of a matrix: the counter of a small component rises by 1, all others return to 0.
   void count(const std::vector<double>& of, std::vector<index_t>& small) const {
     if (of.empty()) return;
     const double limit = options_.threshold * *std::max_element(of.begin(), of.end());

@@ -39,6 +39,7 @@ class survivor_lists {
   }
 
   index_t size() const { return size_; }  ///< number of elements of the range of the arena
+  /// Number of elements of the range that the mask keeps.
   index_t survivors() const { return lists_.size(); }
   const entry_lists& lists() const { return lists_; }  ///< one list for each tensor of the range
 
@@ -99,12 +100,14 @@ class survivor_lists {
   // cache.
   static constexpr index_t block = 1024;
 
+  // A tensor of the range.
   struct place {
     index_t offset, size;     // elements of the tensor, relative to the range
     std::size_t first_index;  // position of its indices in indices_, unless whole
     bool whole;
   };
 
+  // The indices, within tensor t, of the survivors from number `survivor` of the range on.
   const std::int32_t* indices_of(std::size_t t, index_t survivor) const {
     return indices_.data() + places_[t].first_index + (survivor - lists_.first(t));
   }

@@ -20,6 +20,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Types and functions of training runs on Device. There are specializations for device::cpu and, in
+/// <pufferfish/gpu.hpp>, for device::gpu.
 template <class Device>
 struct device_parts {
   static_assert(!std::is_same_v<Device, device::gpu>,
@@ -83,6 +85,8 @@ struct device_parts<device::cpu> {
   /// Number of threads for work on the host between steps.
   static int host_threads(const context<device::cpu>& ctx) { return ctx.threads(); }
 
+  /// Factorizes a network with the run's threads; see pufferfish::factorize for the other arguments and the
+  /// errors.
   template <class Root>
   static factorization factorize(model<Root>& net, factorize_policy policy, context<device::cpu>& ctx,
                                  const network_statistics* statistics) {

@@ -20,9 +20,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Sums over the samples of an evaluation. For a set of images, `correct` is the number of hits and `count`
 /// the number of images. Tasks without hits leave `correct` at 0, and `count` is the number of tokens.
 struct evaluation {
-  double loss_sum = 0.0;
-  std::int64_t correct = 0;
-  std::int64_t count = 0;
+  double loss_sum = 0.0;     ///< sum of the samples' losses, in nats
+  std::int64_t correct = 0;  ///< samples whose largest logit is at their label
+  std::int64_t count = 0;    ///< number of samples
   /// Samples whose label has one of the five largest logits; counted in tests of networks with at least 100
   /// classes.
   std::int64_t in_top5 = 0;
@@ -35,6 +35,7 @@ struct evaluation {
   double top5_accuracy() const { return percent(in_top5); }
 
  private:
+  // A share of the samples in percent; 0 without samples.
   double percent(std::int64_t hits) const {
     return count > 0 ? 100.0 * static_cast<double>(hits) / static_cast<double>(count) : 0.0;
   }
@@ -107,8 +108,10 @@ std::int64_t count_in_top5(const memory_block<T>& logits, const memory_block<std
   return count_in_top5(seen, expected, classes);
 }
 
-/// Runs all batches of image_batches or a loader through the network. `shape`: NHWC extents of the largest
-/// batch.
+/// Runs all batches of epoch 0 of image_batches or a loader through the network in inference mode, and sums
+/// the results over all ranks. `shape`: NHWC extents of the largest batch. Memory for one batch and its
+/// logits is allocated here. The host reads the losses once at the end; with top5_classes or more classes
+/// also the logits of each batch. Collective.
 template <class T, class Device, class Comm, class Source>
 evaluation evaluate(context<Device>& ctx, const network<T, Device>& net, Comm& comm, Source& source,
                     const extents<4>& shape) {

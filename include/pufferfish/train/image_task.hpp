@@ -64,6 +64,7 @@ class image_task {
         logits_(memory(), volume<4>(output_shape_)),
         gradient_(memory(), volume<4>(output_shape_)) {}
 
+  /// Number of steps of an epoch: ceil(images / batch), with the sampler's options.
   index_t steps_per_epoch() const { return batches_->steps_per_epoch(); }
   /// Multiply-adds of a forward pass of one image.
   index_t macs(const model_type& net) const {
@@ -100,6 +101,8 @@ class image_task {
     net.backward(ctx, dy);
   }
 
+  /// Loads a batch and computes its gradients: load(), then compute(). Returns the losses of this rank's
+  /// part.
   evaluation step(context<Device>& ctx, model_type& net,
                   const step_position& at) requires(std::is_same_v<Device, device::cpu>) {
     return detail::step_at_once(*this, ctx, net, at);
@@ -169,6 +172,7 @@ class image_task {
     return detail::evaluate(ctx, net, comm, *test_batches_, batch_shape(*test_, *test_batches_));
   }
 
+  /// Lines of the options that decide the training besides the network, to compare ranks and checkpoints.
   std::string describe() const {
     return detail::message({"batch ", options_.batch, "\nlabel smoothing ",
                             pufferfish::describe(options_.smoothing), "\ncrop padding ",
@@ -178,11 +182,13 @@ class image_task {
                                 ? ""
                                 : detail::message({"smallest area ", options_.augment.smallest_area, "\n"})});
   }
+  /// Lines that tell the training and test sets from others, with digests.
   std::string data_lines() const {
     return "training data " + train_->describe() + "\ntest data " + test_->describe() + "\n";
   }
 
  private:
+  // Shape of the largest batch of a rank, N x height x width x channels.
   static extents<4> batch_shape(const source_type& source, const image_batches<T, Device>& batches) {
     extents<4> shape = source.images();
     shape[0] = batches.max_local_batch();
@@ -197,6 +203,7 @@ class image_task {
     return {block.data(), shape};
   }
 
+  // Options of the training batches of a rank.
   loader_options loader_for(int rank, int ranks) const {
     return {.batch = options_.batch,
             .augment = options_.augment,
@@ -210,7 +217,7 @@ class image_task {
   training_options options_;
   int ranks_;
   normalization normalize_;
-  std::unique_ptr<image_batches<T, Device>> batches_, test_batches_;
+  std::unique_ptr<image_batches<T, Device>> batches_, test_batches_;  // test: made by the first test
   extents<4> shape_, output_shape_;
   memory_block<T> images_;
   memory_block<std::int32_t> labels_;

@@ -50,6 +50,7 @@ class segment_place {
     inputs_ = view(reinterpret_cast<const std::int32_t*>(come), shape);
     targets_ = view(reinterpret_cast<const std::int32_t*>(come + bytes), shape);
   }
+  /// The tokens of the segment and those to be predicted, [length][streams], in the memory of the device.
   const view& inputs() const { return inputs_; }
   const view& targets() const { return targets_; }
 
@@ -128,6 +129,7 @@ class language_task {
     }
   }
 
+  /// Number of segments of a stream.
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
 
   /// Loads this rank's streams of segment at.step; the first segment of an epoch resets the carried state.
@@ -150,6 +152,8 @@ class language_task {
     net.root().backward(ctx, static_cast<double>(global_tokens_) / ranks_);
   }
 
+  /// Loads a segment and computes its gradients: load(), then compute(). Returns the losses of this rank's
+  /// streams.
   evaluation step(context<Device>& ctx, model_type& net,
                   const step_position& at) requires(std::is_same_v<Device, device::cpu>) {
     return detail::step_at_once(*this, ctx, net, at);
@@ -166,15 +170,18 @@ class language_task {
     return evaluate_language(ctx, net, comm, test_, options_.test_streams, options_.segment);
   }
 
+  /// Lines of the options that decide the training besides the network, to compare ranks and checkpoints.
   std::string describe() const {
     return detail::message({"streams ", options_.streams, "\nsegment ", options_.segment, "\ntest streams ",
                             options_.test_streams, "\ndropout ", dropout_, "\n"});
   }
+  /// Lines that tell the two texts from others: lengths and digests.
   std::string data_lines() const { return data_line("training", train_text_) + data_line("test", test_); }
   /// The recurrent state of this rank's streams, on the device of the model; for checkpoints.
   std::span<T> carried() { return state_.memory().span(); }
 
  private:
+  // Line of one text.
   static std::string data_line(const char* name, std::span<const std::int32_t> text) {
     return detail::message({name, " text ", text.size(), " tokens, digest ",
                             detail::hexadecimal(hasher().values(text).digest()), "\n"});

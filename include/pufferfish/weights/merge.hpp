@@ -31,9 +31,10 @@ struct factor_pair {
   std::string name;              ///< name of the weight that the factors replace
   std::size_t down = 0, up = 0;  ///< numbers of the two tensors in the file
   std::vector<index_t> shape;    ///< shape of that weight
+  /// Number of matrices that are stacked by rows in `up`; `down` has `rank` rows for each.
   index_t parts = 1;
-  index_t rank = 0;
-  bool embedding = false;
+  index_t rank = 0;        ///< of each part
+  bool embedding = false;  ///< whether the weight is down up^T
 };
 
 /// Recognizes, by their shapes, factors of matrices that are stacked by rows; nullopt for other shapes. Their
@@ -61,8 +62,8 @@ inline std::optional<factor_pair> stacked_pair(const tensor_place& down, const t
   return pair;
 }
 
-/// Recognizes, by their shapes, factors of an embedding: [vocabulary][rank] and [width][rank]; nullopt for
-/// other shapes. Does not look for a bias: pair_of rejects pairs with one.
+/// Recognizes, by their shapes, factors of an embedding: `down` [vocabulary][rank] and `up` [width][rank];
+/// nullopt for other shapes. Does not look for a bias: pair_of rejects pairs with one.
 inline std::optional<factor_pair> embedding_pair(const tensor_place& down, const tensor_place& up,
                                                  const std::string& weight) {
   if (down.shape.size() != 2 || !is_weight_name(weight) || down.shape[1] != up.shape[1]) return std::nullopt;
@@ -159,6 +160,7 @@ class pair_finder {
   std::map<std::string, std::size_t> by_name_;
 };
 
+/// Number of elements of a tensor of this shape; 1 for a scalar.
 inline index_t count_of(const std::vector<index_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), index_t{1}, std::multiplies<>());
 }

@@ -12,9 +12,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Assigns an address to each of the tensors 0 .. count of a chain, in which each tensor is
-/// computed from its neighbour: in memory of the caller, or in one of two blocks of scratch. Call
-/// put, next or stay for each tensor along the chain, from either end, then take_blocks().
+/// Assigns an address to each of the tensors 0 .. count of a chain, in which each tensor is computed from its
+/// neighbour: in memory of the caller, or in one of two blocks of scratch. Call put, next or stay for each
+/// tensor along the chain, from either end, then take_blocks().
+///
+///     inner_places<float> places(frame, notes, 2);
+///     places.put(2, y);            // the last output
+///     places.next(1, elements);    // in a block
+///     places.take_blocks();
+///     float* const middle = places[1];
 template <class T>
 class inner_places {
  public:
@@ -36,17 +42,20 @@ class inner_places {
     for (int b = 0; b < none; ++b) blocks_[b] = frame_.take<T>(largest_[b]);
   }
 
+  /// Address of tensor i, after take_blocks().
   T* operator[](std::size_t i) const {
     return places_[i].block == none ? places_[i].memory : blocks_[places_[i].block];
   }
 
  private:
   static constexpr int none = 2;
+  // Memory of the caller, or a block (0 or 1).
   struct place {
     T* memory;
     int block;
   };
 
+  // Notes the place of a tensor and the size that its block needs.
   void add(std::size_t i, const place& at, index_t elements) {
     last_ = places_[i] = at;
     if (at.block != none) largest_[at.block] = std::max(largest_[at.block], elements);

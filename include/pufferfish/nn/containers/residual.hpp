@@ -169,11 +169,13 @@ class Residual {
 
  private:
   using mask_word = typename ops::relu_mask<T>::word;
+  // What the forward pass of a block whose branch fuses leaves on the tape.
   struct kept {
     extents<4> x_shape;
     ops::relu_mask<T> mask;
   };
 
+  // Whether the branch's last layer computes the sum and the ReLU.
   bool fuses() const { return branch_.abilities().fuses; }
   // dx starts as the masked dy; the branch's first layer adds to it after the branch's last has read dy.
   bool passes_gradient_on() const {
@@ -185,6 +187,7 @@ class Residual {
     return !part.empty() && part.abilities().reads_output;
   }
 
+  // Throws shape_error unless dy is shaped as y, and dx, if it is wanted, as x.
   void check_gradients(const extents<4>& x, const extents<4>& y, const tensor_view<const T, 4>& dy,
                        const tensor_view<T, 4>& dx) const {
     if (dy.shape() != y) {
@@ -195,6 +198,7 @@ class Residual {
     }
   }
 
+  // Runs the shortcut and returns its output: on the tape if a backward pass reads it, else in `frame`.
   tensor_view<const T, 4> run_shortcut(context<Device>& ctx, scratch_frame& frame,
                                        const tensor_view<const T, 4>& x, const extents<4>& shape) const {
     const tensor_view<T, 4> y = ctx.training() && keeps_output(shortcut_) ? ctx.tape().template push<T>(shape)
@@ -207,6 +211,8 @@ class Residual {
     return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
   }
 
+  // The forward pass of a block whose branch fuses: the branch's last layer adds the shortcut and applies the
+  // ReLU.
   void forward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& x,
                          const tensor_view<T, 4>& y) const {
     forward_fusion<T> fusion;
@@ -266,6 +272,7 @@ class Residual {
     ops::add<T>(ctx, std::as_const(other).flat(), dx.flat());
   }
 
+  // to = dy where the mask lets it pass, else 0; without a mask a copy.
   static void copy_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                           const ops::relu_mask<T>& mask, const tensor_view<T, 4>& to) {
     if (!mask.is_null()) return ops::masked_copy<T>(ctx, detail::rows_of(dy), mask, detail::rows_of(to));
@@ -277,6 +284,7 @@ class Residual {
                    : ops::masked_add<T>(ctx, detail::rows_of(dy), mask, detail::rows_of(to));
   }
 
+  // to = to + from, then max(to, 0) if relu().
   void add(context<Device>& ctx, const tensor_view<const T, 4>& from, const tensor_view<T, 4>& to) const {
     relu_ ? ops::add_relu<T>(ctx, from.flat(), to.flat()) : ops::add<T>(ctx, from.flat(), to.flat());
   }

@@ -22,12 +22,15 @@ struct named_layer {
   any_layer<T, Device> layer;
 };
 
-/// The layers of a Sequential, divided into groups. Refers to the list of layers.
+/// The layers of a Sequential, divided into groups that run as one: a layer, or a layer and the ReLU that it
+/// applies itself. Decides which outputs are kept, recomputed or overwritten. Refers to the list of layers,
+/// which must outlive it.
 template <class T, class Device>
 class sequence_plan {
  public:
   explicit sequence_plan(const std::vector<named_layer<T, Device>>& layers) : layers_(layers) {}
 
+  /// Number of layers.
   std::size_t size() const { return layers_.size(); }
 
   /// Layers begin .. end - 1, which run as one: a layer, or a layer that fuses with the ReLU after it.
@@ -39,8 +42,8 @@ class sequence_plan {
   group starting_at(std::size_t begin) const {
     const bool relu = fused_at(begin);
     return {begin, std::min(size(), begin + (relu ? 2 : 1)), relu};
-    /// The group whose last layer is layer `end` - 1; an empty group for end = 0.
   }
+  /// The group whose last layer is layer `end` - 1; an empty group for end = 0.
   group ending_at(std::size_t end) const {
     const bool relu = end >= 2 && fused_at(end - 2);
     return {end - std::min<std::size_t>(end, relu ? 2 : 1), end, relu};
@@ -71,6 +74,7 @@ class sequence_plan {
     const layer_abilities writer = leader(g).abilities(), reader = leader(starting_at(g.end)).abilities();
     return writer.recomputes && !writer.input_may_move && reader.reads_input && reader.input_may_move;
   }
+  /// Whether the group before `g` is recomputed, so that g's backward pass reads a recomputed input.
   bool reads_recomputed(const group& g) const { return g.begin > 0 && is_recomputed(ending_at(g.begin)); }
 
   /// Whether the first group computes the moments of its output for the second one.
@@ -81,7 +85,8 @@ class sequence_plan {
 
   /// Chooses the memory of each layer's output: the tape if the output is needed in the backward pass.
   /// Otherwise the memory of the next output, if the layer between works in place, or one of two blocks in
-  /// turn. The last output is y. `outputs`: nullptr in inference.
+  /// turn. The last output is y. `shapes`: of the input and of each layer's output. `outputs`: notes on the
+  /// tape for place_gradients, which are filled here; nullptr in inference.
   inner_places<T> place_outputs(context<Device>& ctx, scratch_frame& frame, scratch_frame& notes,
                                 const extents<4>* shapes, output_state* outputs, T* y) const {
     inner_places<T> places(frame, notes, size());
@@ -127,6 +132,7 @@ class sequence_plan {
   }
 
  private:
+  // Whether layer i applies the ReLU after it.
   bool fused_at(std::size_t i) const {
     return i + 1 < size() && layers_[i + 1].layer.abilities().is_relu && layers_[i].layer.abilities().fuses;
   }

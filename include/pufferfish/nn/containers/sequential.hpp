@@ -60,10 +60,12 @@ class Sequential {
   }
   Sequential& add(layer_type layer) { return add(std::to_string(children_.size()), std::move(layer)); }
 
+  /// Number of layers, and whether there are none.
   std::size_t size() const { return children_.size(); }
   bool empty() const { return children_.empty(); }
   /// Passes and visits of a moved-from Sequential throw state_error; adding a layer to it begins a new one.
   bool is_moved_from() const { return moved_.is_set(); }
+  /// Layer i < size() and its name, in execution order; not checked. Assigning to a layer replaces it.
   layer_type& operator[](std::size_t i) { return children_[i].layer; }
   const layer_type& operator[](std::size_t i) const { return children_[i].layer; }
   const std::string& name(std::size_t i) const { return children_[i].name; }
@@ -84,6 +86,7 @@ class Sequential {
   /// Removes layer i < size(); the others keep their names.
   void erase(std::size_t i) { children_.erase(children_.begin() + static_cast<std::ptrdiff_t>(i)); }
 
+  /// Text for reports: "sequential of 5".
   virtual std::string describe() const { return "sequential of " + std::to_string(children_.size()); }
 
   /// Throws shape_error that names the first layer that does not fit.
@@ -263,16 +266,19 @@ class Sequential {
   }
 
  private:
+  // The output shape of a child. Puts its name before the text of its shape_error.
   static extents<4> shape_after(const child& c, const extents<4>& input) {
     PUFFERFISH_DETAIL_TRY { return c.layer.output_shape(input); }
     PUFFERFISH_DETAIL_CATCH(shape_error, e) { PUFFERFISH_THROW(shape_error(c.name + ": " + e.what())); }
   }
 
+  // The passes of a Sequential without layers.
   static void copy_dense(context<Device>& ctx, const tensor_view<const T, 4>& from,
                          const tensor_view<T, 4>& to) {
     if (from.data() != to.data()) ops::copy_elements<T>(ctx, from.data(), to.data(), to.size());
   }
 
+  // Throw shape_error unless an output, or dx, has the expected shape.
   void check_output(const extents<4>& expected, const extents<4>& given) const {
     if (expected != given) {
       PUFFERFISH_THROW(shape_error(describe() + ": the output is " + to_string<4>(expected) + ", not " +
@@ -300,6 +306,7 @@ class Sequential {
   using plan_type = detail::sequence_plan<T, Device>;
   using group = typename plan_type::group;
   using output_state = typename plan_type::output_state;
+  // What the forward pass leaves on the tape.
   struct kept {
     extents<4> x_shape;
     output_state* outputs;  // index: the child that reads the output
@@ -309,7 +316,8 @@ class Sequential {
     return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
   }
 
-  // `relu`: whether the layer fuses with the ReLU after it.
+  // Runs the forward pass of one group. `relu`: whether the layer fuses with the ReLU after it, whose mask is
+  // then kept.
   void run(context<Device>& ctx, const layer_type& layer, bool relu, const tensor_view<const T, 4>& x,
            const tensor_view<T, 4>& y, forward_fusion<T> fusion, ops::moment_parts<T>* moments) const {
     if (relu) {

@@ -26,6 +26,7 @@ template <class T, class Device>
 struct projection<any_layer<T, Device>> {
   using slot_type = any_layer<T, Device>;
 
+  /// y = layer(x) for the rows of x.
   template <class U>
   static void forward(context<Device>& ctx, const slot_type& slot, const tensor_view<const U, 2>& x,
                       const tensor_view<U, 2>& y) {

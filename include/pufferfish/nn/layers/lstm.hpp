@@ -25,12 +25,14 @@ namespace detail {
 template <class T>
 class dense_gates {
  public:
+  /// Makes weights of zeros for `in` inputs; `name`: of the parameter.
   dense_gates(const char* name, index_t in, index_t hidden)
       : name_(name),
         in_(in),
         hidden_(hidden),
         weight_(logical_layout::matrix(volume<2>({lstm_gates, hidden}), in), parameter_role::weight) {}
 
+  /// Nothing is kept for the backward pass. A step costs a multiply-add for each weight.
   index_t kept_width() const { return 0; }
   index_t macs() const { return weight_.size(); }
 
@@ -46,17 +48,20 @@ class dense_gates {
     return weight().slice(0, gate * hidden_, hidden_);
   }
 
+  // z = W x + b for all rows of x.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
                const tensor_view<T, 2>&, const tensor_view<T, 2>& z) const {
     ops::wide_product<T>(ctx, x, stored(), z, false, bias);
   }
 
+  // Dense weights are not merged: they have one matrix already.
   template <class Device>
   bool merges(index_t, index_t) const {
     return false;
   }
 
+  // z += W x for the rows of one step. The weight is packed once for all steps.
   template <class Device>
   class forward_steps {
    public:
@@ -72,6 +77,7 @@ class dense_gates {
     ops::step_operand<T, Device> weight_;
   };
 
+  // dx = W^T dz for the rows of one step. The weight is packed once for all steps.
   template <class Device>
   class backward_steps {
    public:
@@ -89,6 +95,7 @@ class dense_gates {
     ops::step_operand<T, Device> weight_;
   };
 
+  // The gradient of W, dz^T x, over all rows at once.
   template <class Device>
   void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>&,
                        const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&) const {
@@ -100,12 +107,14 @@ class dense_gates {
   }
   template <class Device>
   void backward_kept(context<Device>&, const tensor_view<const T, 2>&, const tensor_view<T, 2>&) const {}
+  // dx = W^T dz for all rows.
   template <class Device>
   void backward_input(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&,
                       const tensor_view<T, 2>& dx) const {
     ops::wide_product<T>(ctx, dz, transpose(stored()), dx);
   }
 
+  // Uniform in +-sqrt(6 / (in + hidden)): Xavier's distribution for the matrix of one gate.
   void initialize(random_stream random) {
     const double bound = std::sqrt(6.0 / static_cast<double>(in_ + hidden_));
     fill_uniform(weight_.values(), -bound, bound, random);
@@ -163,6 +172,7 @@ class LSTM : public detail::lstm_core<T, detail::dense_gates<T>> {
   tensor_view<parameter_t<T>, 2> hidden_weight() { return this->hidden_side().weight(); }
   tensor_view<const parameter_t<T>, 2> hidden_weight() const { return this->hidden_side().weight(); }
 
+  /// Text for errors: "LSTM input -> hidden".
   std::string describe() const override {
     return detail::message({"LSTM ", this->input_size(), " -> ", this->hidden_size()});
   }
@@ -172,6 +182,7 @@ class LSTM : public detail::lstm_core<T, detail::dense_gates<T>> {
   static index_t checked(index_t size) { return std::max<index_t>(size, 1); }
 };
 
+/// Gives svd_factorize access to the matrices and biases of an LSTM, as views of the layer's memory.
 template <class T>
 struct layer_traits<LSTM<T>> {
   static constexpr auto kind = layer_kind::lstm;
@@ -188,6 +199,7 @@ struct layer_traits<LSTM<T>> {
                       view{"weight_hi", of(hidden, 0)}, view{"weight_hf", of(hidden, 1)},
                       view{"weight_hg", of(hidden, 2)}, view{"weight_ho", of(hidden, 3)}};
   }
+  /// One bias per gate, in the order i, f, g, o.
   static auto biases(const LSTM<T>& layer) {
     const index_t hidden = layer.hidden_size();
     const auto of = [&](index_t gate) { return layer.bias().slice(0, gate * hidden, hidden); };
