@@ -62,6 +62,7 @@ class stack_arena {
     return block;
   }
 
+  /// The present end of the allocated memory, for release().
   mark top() const { return top_; }
 
   /// Releases everything allocated since the top was `height`. The released contents stay readable
@@ -95,6 +96,7 @@ class stack_arena {
 
   std::size_t capacity(std::size_t chunk) const { return static_cast<std::size_t>(chunks_[chunk].size()); }
 
+  // Replaces several chunks by one of the peak's size, so that later steps allocate from one.
   void join_chunks() {
     chunks_.clear();
     top_ = {};
@@ -117,6 +119,7 @@ class stack_arena {
     return chunks_[i].data();
   }
 
+  // Allocates a chunk of at least `bytes` bytes.
   void add_chunk(std::size_t bytes) {
     bytes = std::max(bytes, bytes > small_chunk ? large_chunk : smallest_chunk);
     chunks_.emplace_back(*source_, static_cast<index_t>(bytes), uninitialized);

@@ -79,6 +79,7 @@ class context<device::cpu> {
   explicit context(const context_options& options = {})
       : threads_(options.threads), seed_(options.seed), winograd_(options.winograd) {}
 
+  /// Whether passes are for training, which keep values on the tape, or for inference.
   run_mode mode() const { return mode_; }
   bool training() const { return mode_ == run_mode::training; }
   /// Changes the mode of later passes. Must not change between a forward pass and its backward pass.
@@ -92,6 +93,7 @@ class context<device::cpu> {
     norm_momentum_ = detail::checked_norm_momentum(momentum);
   }
 
+  /// Number of threads, the calling one included.
   int threads() const { return threads_.size(); }
 
   /// Calls body(task, worker) for every task; see thread_pool::run. Cut the work into tasks by shapes alone,
@@ -121,6 +123,8 @@ class context<device::cpu> {
 
   bool winograd() const { return winograd_; }
 
+  /// Seed, number of the step, and position of this rank's first sample in the global batch. Dropout masks
+  /// are a function of these numbers.
   std::uint64_t seed() const { return seed_; }
   std::uint64_t step() const { return step_; }
   index_t first_sample() const { return first_sample_; }

@@ -82,11 +82,13 @@ class hasher {
  private:
   static constexpr std::uint64_t initial = 0x9e3779b97f4a7c15U;  // 2^64 / golden ratio: no pattern
 
+  // Mixes a word into the state.
   constexpr void step(std::uint64_t word) {
     state_ = detail::spread_bits(state_ ^ word) + initial;
     ++pieces_;
   }
 
+  // The first `count` <= 8 bytes as a word, the others 0.
   static std::uint64_t word(const std::byte* from, std::size_t count) {
     std::uint64_t result = 0;
     std::memcpy(&result, from, count);

@@ -64,6 +64,7 @@ inline void round_on_host(rounded_format format, const float* from, void* to, in
   format == rounded_format::bf16 ? write(static_cast<bfloat16*>(to)) : write(static_cast<float16*>(to));
 }
 
+/// The host's memory, aligned to memory_alignment bytes; large blocks ask for large pages.
 class host_memory_source final : public memory_source {
  public:
   void* allocate(std::size_t bytes) override {
@@ -170,6 +171,7 @@ class memory_block {
  private:
   std::size_t bytes() const { return static_cast<std::size_t>(size_) * sizeof(T); }
   std::size_t allocated() const { return bytes() + static_cast<std::size_t>(lead_) * sizeof(T); }
+  // Throws shape_error for another number of elements than the block's.
   void check(std::size_t elements) const {
     if (elements != static_cast<std::size_t>(size_)) {
       detail::throw_error<shape_error>({"memory_block: ", elements, " elements for ", size_});

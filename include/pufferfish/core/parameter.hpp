@@ -92,6 +92,7 @@ class bindable_storage {
   }
 
  private:
+  /// Throws state_error for elements on a device. `what`: the refused action, in the error text.
   void require_host(const char* what) const {
     if (on_device_) {
       throw_error<state_error>({"parameter: ", size_, " elements on a device cannot be ", what,
@@ -164,6 +165,7 @@ class parameter {
   parameter(const logical_layout& layout, parameter_role role, T* values)
       : layout_(layout), role_(role), values_(values, layout.size()) {}
 
+  /// Shape and strides of the values in the frameworks' order of dimensions.
   const logical_layout& layout() const { return layout_; }
   parameter_role role() const { return role_; }
   index_t size() const { return values_.size(); }
@@ -287,6 +289,7 @@ class parameter {
     origin_ = gradient_source::program;
   }
 
+  // Address of the values. Throws state_error for a parameter that was moved from.
   T* checked() const {
     if (is_moved_from()) detail::parameter_moved_from(layout_);
     return values_.data();

@@ -109,6 +109,8 @@ class random_stream {
   }
 
  private:
+  // Block i of the stream: four random words (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC
+  // 2011).
   constexpr std::array<std::uint32_t, 4> block(std::uint64_t i) const {
     return philox4x32({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32),
                        static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)},

@@ -63,6 +63,7 @@ class row_observer {
 /// for the rows of their training passes; it forwards the rows to the observer.
 class observed_rows {
  public:
+  /// The observer, or nullptr. It is not owned.
   row_observer* observer() const { return observer_; }
   void set_observer(row_observer* observer) { observer_ = observer; }
 
@@ -81,6 +82,8 @@ class observed_rows {
 template <class Context>
 class observed_scope {
  public:
+  /// Sets the observer of `ctx`; the destructor restores the one before. Both arguments must outlive the
+  /// object.
   observed_scope(Context& ctx, row_observer& observer) : ctx_(ctx), before_(ctx.rows().observer()) {
     ctx.rows().set_observer(&observer);
   }

@@ -112,6 +112,7 @@ class tape {
     std::memcpy(entries_.back().block, &value, sizeof(V));
   }
 
+  /// Whether the tape has no entries, and their number.
   bool empty() const { return entries_.empty(); }
   std::size_t entries() const { return entries_.size(); }
   /// The memory in which the tape's tensors are stored, for statistics of its use.
@@ -127,6 +128,8 @@ class tape {
   }
 
  private:
+  // Pushes an entry of `bytes` bytes and returns its address. `owner`: of a value; nullptr for a block of
+  // memory.
   PUFFERFISH_NOINLINE std::byte* push_bytes(stack_arena& arena, std::size_t bytes,
                                             const void* owner = nullptr) {
     const stack_arena::mark below = arena.top();
@@ -135,10 +138,13 @@ class tape {
     return block;
   }
 
+  // Whether the last entry is a value of this owner and size.
   bool is_on_top(const void* owner, std::size_t bytes) const {
     return !entries_.empty() && entries_.back().owner == owner && entries_.back().bytes == bytes;
   }
 
+  // Pops the last entry and returns its address, whose contents stay until the next push. Throws state_error
+  // for another size.
   PUFFERFISH_NOINLINE std::byte* pop_bytes(std::size_t bytes) {
     if (entries_.empty() || entries_.back().bytes != bytes) fail_to_pop(bytes);
     const entry top = entries_.back();
@@ -147,6 +153,7 @@ class tape {
     return top.block;
   }
 
+  // Throws state_error, with the sizes that were expected and found.
   PUFFERFISH_COLD void fail_to_pop(std::size_t bytes) const {
     const std::string found =
         entries_.empty() ? "is empty" : detail::message({"has one of ", entries_.back().bytes});
@@ -172,6 +179,7 @@ class tape {
     return std::bit_cast<V>(bytes);
   }
 
+  // An entry: its memory, and the end of its arena before it.
   struct entry {
     stack_arena::mark below;
     bool is_note;

@@ -138,6 +138,7 @@ class tensor {
 
   T* data() { return buffer_.data(); }
   const T* data() const { return buffer_.data(); }
+  /// Extents, and number of elements.
   const extents<N>& shape() const { return extents_; }
   index_t extent(std::size_t i) const { return extents_[i]; }
   index_t size() const { return buffer_.size(); }

@@ -19,6 +19,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// (exchange_wire), while the backward pass still runs.
 struct no_compression {};
 
+/// Text and compressor of "no compression".
 inline std::string describe(const no_compression&) { return "none"; }
 template <class T>
 std::optional<any_compressor<T>> new_compressor(const parameter_store<T>&, const no_compression&) {
@@ -65,6 +66,7 @@ class compression_options {
   }
 
  private:
+  // The options, whatever their type.
   struct base {
     base() = default;
     base(const base&) = delete;

@@ -177,6 +177,7 @@ class any_compressor {
     description_ += ", bucket by bucket";
     started_ = {-1, 0};
   }
+  /// Whether split() has cut the compressor into buckets.
   bool is_split() const { return !buckets_.empty(); }
 
   /// Whether the compressor has pack(); see gradient_compressor.
@@ -231,6 +232,7 @@ class any_compressor {
   std::string describe() const { return is_split() ? description_ : parts_.front()->describe(); }
 
  private:
+  // A compressor, whatever its type; members as in any_compressor.
   struct base {
     base() = default;
     base(const base&) = delete;

@@ -207,10 +207,12 @@ class gradient_exchange {
  private:
   using clock = std::chrono::steady_clock;
 
+  // Throws state_error if only a part of a step is captured into a graph.
   void check_capture(const context<Device>& ctx) const {
     if (driver_.is_captured(ctx) != captured_) detail::refuse_half_capture();
   }
 
+  // Called by the context for each complete gradient: releases the buckets that are complete.
   static void on_ready(void* object, const void* parameter, int id) {
     auto& self = *static_cast<gradient_exchange*>(object);
     std::size_t count = 0;

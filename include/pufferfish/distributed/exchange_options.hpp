@@ -32,6 +32,7 @@ enum class exchange_wire {
   fp16,
 };
 
+/// Name of the format, for reports and to compare ranks.
 constexpr const char* to_string(exchange_wire wire) {
   return wire == exchange_wire::same ? "same" : wire == exchange_wire::bf16 ? "bf16" : "fp16";
 }
@@ -46,6 +47,7 @@ enum class exchange_memory {
   device,
 };
 
+/// Name of the memory, for reports and to compare ranks.
 constexpr const char* to_string(exchange_memory memory) {
   return memory == exchange_memory::staged ? "staged" : "device";
 }

@@ -47,6 +47,7 @@ inline bool is_initialized() {
   MPI_Initialized(&flag);
   return flag != 0;
 }
+/// Whether MPI_Finalize was called, after which no other function of MPI may be.
 inline bool is_finalized() {
   int flag = 0;
   MPI_Finalized(&flag);

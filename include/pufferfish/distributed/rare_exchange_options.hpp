@@ -68,6 +68,7 @@ struct rare_exchange_options {
   }
 
  private:
+  // Throw value_error, naming option and value, for a number out of its range.
   static void at_least(const char* name, index_t value, index_t least) {
     if (value >= least) return;
     detail::throw_error<value_error>({"rare_exchange: ", name, " ", value, " is below ", least});

@@ -75,6 +75,7 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     detail::tie_embedding(embedding_, 2);
   }
 
+  /// The options given to the constructor.
   const lstm_lm_options& options() const { return options_; }
   bool is_moved_from() const { return embedding_.is_moved_from(); }
   std::string describe() const {
@@ -227,6 +228,7 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     T* exponentials;
   };
 
+  // Returns the options. Throws value_error, with their values, if one of them is out of its range.
   static lstm_lm_options checked(const lstm_lm_options& o) {
     if (o.vocabulary < 1 || o.width < 1 || o.layers < 1 || !(o.dropout >= 0.0 && o.dropout < 1.0)) {
       detail::throw_error<value_error>({"lstm_lm: ", o.layers, " layers of width ", o.width, " for ",

@@ -55,8 +55,10 @@ class block_layout {
     bytes_ += (count * static_cast<index_t>(sizeof(V)) + step - 1) / step * step;
     return place;
   }
+  /// Number of bytes of the block that all parts share.
   index_t bytes() const { return bytes_; }
 
+  /// Address of a part of a block; `place`: its offset in bytes.
   template <class V>
   static V* at(std::byte* block, index_t place) {
     return reinterpret_cast<V*>(block + place);

@@ -129,6 +129,7 @@ class transformer_decoding {
   tensor_view<T, 2> matrix(memory_block<T>& block) const {
     return {block.data(), {rows_, rows_ == 0 ? 0 : block.size() / rows_}};
   }
+  // Throws state_error in training mode, in which the layers would write to the tape.
   void require_inference(const context<Device>& ctx) const {
     if (ctx.training()) detail::throw_error<state_error>({net_->describe(), ": decoding is for inference"});
   }

@@ -49,6 +49,7 @@ class stack_gradient {
   /// `shape`: tokens x width. The frame must outlive the object.
   stack_gradient(scratch_frame& frame, const extents<2>& shape)
       : now_(frame.template take<T>(shape)), next_(frame.template take<T>(shape)) {}
+  /// The present gradient, tokens x width.
   const tensor_view<T, 2>& now() const { return now_; }
   /// Calls backward(dy, dx) of a part of the stack, then pops the part's output from the tape.
   template <class Backward>

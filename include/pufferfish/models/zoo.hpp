@@ -112,6 +112,8 @@ network<T, Device> zoo_reference_ranks(index_t channels_in, index_t classes) {
   return net;
 }
 
+/// Values of zoo_model::counted: which ReLU and pooling layers count in the published multiply-accumulates:
+/// none, or those of the classifier.
 inline bool counts_none(const std::string&) { return false; }
 inline bool counts_classifier(const std::string& layer) { return layer.starts_with("classifier."); }
 

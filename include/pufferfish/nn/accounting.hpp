@@ -69,6 +69,7 @@ struct paper_counter {
 
 namespace detail {
 
+/// State visitor that counts the elements of parameters and of buffers.
 template <class T>
 struct state_counter final : state_visitor<T> {
   void on_parameter(const std::string&, parameter<T>& p) override { parameters += p.size(); }

@@ -96,6 +96,8 @@ class network_factorizer {
   using layer = any_layer<T, Device>;
 
  public:
+  /// Selects the layers. The arguments must outlive the object; `statistics` may be nullptr. Throws the
+  /// errors of select().
   network_factorizer(const slot_finder<T, Device>& found, const factorize_policy& policy,
                      const network_statistics* statistics)
       : found_(found),
@@ -137,6 +139,7 @@ class network_factorizer {
     });
   }
 
+  // Options of the decomposition of layer i, with its statistics.
   factorize_options options(std::size_t i) const {
     return options_for(found_.layers[i].name, policy_, statistics_);
   }

@@ -27,8 +27,10 @@ class SoftmaxCrossEntropy {
  public:
   using value_type = T;
 
+  /// `smoothing`: label smoothing; none by default.
   explicit SoftmaxCrossEntropy(const label_smoothing& smoothing = {}) : smoothing_(smoothing) {}
 
+  /// The smoothing given to the constructor.
   const label_smoothing& smoothing() const { return smoothing_; }
   std::string describe() const { return "SoftmaxCrossEntropy"; }
 
@@ -65,6 +67,7 @@ class SoftmaxCrossEntropy {
   }
 
  private:
+  // Views N x H x W x classes as N H W rows. Throws shape_error, naming `what`, for a view that is not dense.
   template <class U>
   tensor_view<U, 2> rows(const char* what, const tensor_view<U, 4>& view) const {
     detail::check_dense_if_wanted(*this, what, view);

@@ -59,6 +59,8 @@ class model {
   /// Lays out the arenas. Throws value_error if two parameters or buffers have the same name, state_error for
   /// a moved-from layer.
   explicit model(Root root) : state_(std::make_unique<state>(std::move(root))) { pack(); }
+  /// Copies the root, with the values of parameters and buffers; the copy has arenas of its own. Waits for a
+  /// device.
   model(const model& other) : model(other.copied_root()) {}
   model(model&&) noexcept = default;
   model& operator=(model other) noexcept {
@@ -96,7 +98,10 @@ class model {
   /// The arenas; see parameter_store.
   parameter_store<parameter_type>& store() { return self().store; }
   const parameter_store<parameter_type>& store() const { return self().store; }
+  /// Number of the present arenas; changes when they move, as in modify(). Optimizers and exchanges compare
+  /// it.
   std::uint64_t generation() const { return self().store.generation(); }
+  /// Number of elements of all parameters.
   index_t parameter_count() const { return self().store.size(); }
 
   /// Calls change(Root&), which may replace and add layers, then lays out new arenas; layers that
@@ -149,6 +154,7 @@ class model {
  private:
   using host_scope = detail::host_scope<parameter_type>;
 
+  // A copy of the root whose values are on the host.
   Root copied_root() const {
     std::optional<Root> copy;
     read_on_host([&](const Root& root) { copy.emplace(root); });
@@ -162,10 +168,12 @@ class model {
     parameter_store<parameter_type> store{memory_of<Device>::source(), rounded_format_of<value_type>};
   };
 
+  // Moves the values of the root's parameters and buffers to the arenas.
   void pack() {
     self().store.pack([this](state_visitor<parameter_type>& visitor) { self().root.visit_state(visitor); });
   }
 
+  // The state. Throws state_error for a model that was moved from.
   state& self() const {
     if (state_ == nullptr) detail::moved_from("model");
     return *state_;

@@ -76,6 +76,7 @@ class norm_estimation {
   index_t passes() const { return passes_; }
 
  private:
+  // Returns the context. Throws state_error if its tape is not empty: passes of the estimation clear it.
   static context<Device>& checked(context<Device>& ctx) {
     if (!ctx.tape().empty()) {
       detail::throw_error<state_error>({"norm_estimation: the context's tape has ", ctx.tape().entries(),

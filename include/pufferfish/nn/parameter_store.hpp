@@ -259,12 +259,14 @@ class parameter_store {
     }
   }
 
+  // Lets parameters and buffers refer to memory at these addresses, arranged like the arenas.
   void relocate(T* values, T* buffers, bool on_device) {
     for (const parameter_entry& entry : parameters_) entry.thing->relocate(values + entry.offset, on_device);
     for (const buffer_entry& entry : buffer_entries_)
       entry.thing->relocate(buffers + entry.offset, on_device);
   }
 
+  // Elements before the first parameter of an arena, for the alignment of vector loads on a device.
   index_t lead_of(const detail::arena_layout<T>& found) const {
     return source_->on_host() ? 0 : found.device_lead();
   }

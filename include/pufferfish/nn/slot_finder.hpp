@@ -36,6 +36,7 @@ class slot_finder final : public layer_visitor<T, Device> {
   std::vector<any_layer<T, Device>*> slots;  ///< not owned
 
  private:
+  // Adds a layer, if it has weights or factors.
   void add(const std::string& name, any_layer<T, Device>& slot, layer_place place) {
     const layer_weights<parameter_t<T>> weights = slot.weights(name);
     std::vector<matrix_group> groups = groups_of(weights);

@@ -26,6 +26,7 @@ class TokenLoss {
  public:
   using value_type = T;
 
+  /// `options`: label smoothing, reduction, and the padding token, whose rows do not count.
   explicit TokenLoss(const token_loss_options& options = {}) : options_(options) {}
 
   const token_loss_options& options() const { return options_; }

@@ -73,6 +73,7 @@ struct adam_numbers {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/optim/adam.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
+/// Adam as a rule of arena_optimizer: two states, the first and the second moment.
 template <>
 struct update_rule<adam_options> {
   static constexpr const char* name = "Adam";

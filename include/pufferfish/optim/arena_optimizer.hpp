@@ -91,6 +91,7 @@ class optimizer_pass {
     });
   }
 
+  /// Number of steps so far, which bias corrections use. set_steps: for a resumed run.
   std::uint64_t steps() const { return steps_; }
   void set_steps(std::uint64_t steps) { steps_ = steps; }
 
@@ -193,9 +194,11 @@ class arena_optimizer {
 
   /// The state array with this number, in the order of the values; empty if the optimizer has no such array.
   std::span<T> state(std::size_t number) { return states_[number].span(); }
+  /// Elements of state `number`, arranged like the arena of the values.
   std::span<const T> state(std::size_t number) const { return states_[number].span(); }
 
  private:
+  // Begins a step. Throws state_error if the arenas have moved, value_error unless lr is finite.
   void begin(context<Device>* ctx, double lr) {
     target_.require_current(rule::name);
     if (!std::isfinite(lr)) {

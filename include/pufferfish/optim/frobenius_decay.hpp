@@ -237,6 +237,7 @@ class frobenius_decay {
   }
 
  private:
+  // Returns the options. Throws value_error if one is out of range, or for a decoupled decay on a device.
   static const frobenius_options& checked(const frobenius_options& options) {
     options.validate();
     if (options.decoupled && !memory_of<Device>::source().on_host()) {
@@ -271,6 +272,7 @@ class frobenius_decay {
     return static_cast<std::size_t>(at - factors_.begin());
   }
 
+  // A factor in an arena, as a tall matrix; and the memory of its Gram matrix.
   template <class U>
   static tensor_view<U, 2> view(const detail::tall_factor& factor, U* arena) {
     return {arena + factor.offset, factor.shape, factor.strides};

@@ -91,6 +91,8 @@ namespace detail {
 /// crosses a segment's end, so steps over ranges of whole segments compute the same as one step over all.
 class arena_tasks {
  public:
+  /// Cuts the segments into pieces of at most `piece` elements. `decay_all`: also parameters without weight
+  /// decay get it.
   arena_tasks(const std::vector<arena_segment>& segments, bool decay_all, index_t piece) {
     for (const arena_segment& segment : segments) {
       for (index_t begin = 0; begin < segment.size; begin += piece) {
@@ -124,6 +126,7 @@ class arena_tasks {
   }
 
  private:
+  // End of the last task.
   index_t end_of_all() const { return tasks_.empty() ? 0 : tasks_.back().offset + tasks_.back().size; }
 
   std::vector<arena_segment> tasks_;

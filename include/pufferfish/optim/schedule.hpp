@@ -42,6 +42,7 @@ class schedule {
   schedule(std::function<double(double)> factor, std::string description)
       : factor_(std::move(factor)), description_(std::move(description)) {}
 
+  /// The factor of the learning rate at `epoch`, a number of epochs with fraction.
   double operator()(double epoch) const { return factor_(epoch); }
   const std::string& describe() const { return description_; }
 
@@ -52,6 +53,7 @@ class schedule {
 
 namespace detail {
 
+/// Throws value_error with this text unless `valid`.
 inline void require_schedule(bool valid, const std::string& text) {
   if (!valid) PUFFERFISH_THROW(value_error("schedule: " + text));
 }

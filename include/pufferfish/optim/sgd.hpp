@@ -61,6 +61,7 @@ void sgd_element(T& value, T gradient, T& velocity, double lr, const sgd_options
 
 namespace detail {
 
+/// SGD as a rule of arena_optimizer: one state, the velocity, or none without momentum.
 template <>
 struct update_rule<sgd_options> {
   static constexpr const char* name = "SGD";

@@ -142,6 +142,7 @@ class compact_sum {
   index_t survivors() const { return survivors_.survivors(); }
 
  private:
+  // For the bucket of elements begin .. end - 1.
   compact_sum(const compact_sum_options& options, index_t begin, index_t end)
       : options_(options), survivors_(checked(options), begin, end), values_(survivors_.survivors()) {
     if (options.ternary) ternary_.emplace(make_ternary(begin, end));

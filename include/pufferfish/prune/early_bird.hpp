@@ -132,6 +132,7 @@ class early_bird {
   }
 
  private:
+  // A mask as lines "layer name 1101...", one for each layer.
   static std::string lines_of(const channel_mask& mask) {
     std::string text;
     for (const channel_marks& one : mask) {

@@ -42,6 +42,7 @@ std::vector<T> read_arena(memory_source& source, std::span<const T> arena) {
   if (!here.empty()) source.to_host(here.data(), arena.data(), arena.size_bytes());
   return here;
 }
+/// Copies values from the host to an arena.
 template <class T>
 void write_arena(memory_source& source, const std::vector<T>& here, std::span<T> arena) {
   if (!here.empty()) source.from_host(arena.data(), here.data(), arena.size_bytes());
@@ -67,6 +68,7 @@ class restored_arenas {
   }
 
  private:
+  /// Restores values and buffers, and sets the gradients to zero.
   void restore() {
     write_arena(*source_, values_, store_->values());
     write_arena(*source_, buffers_, store_->buffers());
@@ -92,6 +94,7 @@ void keep_prunable(context<device::cpu>& ctx, const weight_mask& mask, std::span
   mask.apply(ctx, values);
 }
 
+/// Euclidean norm, summed in double.
 template <class T>
 double norm_of(std::span<const T> values) {
   double squares = 0;

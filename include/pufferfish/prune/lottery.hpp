@@ -98,6 +98,7 @@ class lottery {
     buffers_.assign(store.buffers().begin(), store.buffers().end());
   }
 
+  /// The options given to the constructor.
   const lottery_options& options() const { return options_; }
   int level() const { return level_; }
   /// The step k to which rewind() returns the network.
@@ -191,12 +192,14 @@ class lottery {
   }
 
  private:
+  // Throws state_error for values on a device.
   static void check_host(const parameter_store<T>& store) {
     if (!store.on_host()) {
       PUFFERFISH_THROW(state_error("lottery: the values are on a device: use model::on_host"));
     }
   }
 
+  // Reads a line of to_text(). Throws io_error or state_error, naming `source`, for another one.
   void read(std::string_view line, const std::string& mine, const std::string& source) {
     const bool is_row = line.starts_with("row ");
     const std::string_view head = is_row ? "row " : "lottery ";

@@ -115,6 +115,7 @@ class mask_tracker {
   const mask_tracker_counters& counters() const { return counters_; }
 
  private:
+  // Counts a step whose zeros are, or are not, those of the step before.
   void changed(bool differs) {
     steady_ = differs ? 0 : steady_ + 1;
     seen_ = true;

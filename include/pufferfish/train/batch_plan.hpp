@@ -73,6 +73,7 @@ class batch_plan {
     check_options();
   }
 
+  /// Number and extents of the images, N x height x width x channels.
   const extents<4>& images() const { return images_; }
   const loader_options& options() const { return options_; }
 
@@ -141,6 +142,7 @@ class batch_plan {
   }
 
  private:
+  // Throws the errors of the constructor, with the numbers.
   void check_options() const {
     const loader_options& o = options_;
     if (o.batch < 1) detail::throw_error<value_error>({"loader: a batch of ", o.batch});

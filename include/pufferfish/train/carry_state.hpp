@@ -172,9 +172,11 @@ class optimizer_memory {
     factor_views<T> factors;       // values
     detail::arena_view<4> up, down;
   };
+  // A range of elements that is copied.
   struct range_task {  // to = from
     index_t from, to, size;
   };
+  // A bias, and those of which its state is the mean.
   struct bias_task {  // to = mean of from
     std::vector<detail::arena_view<1>> from;
     detail::arena_view<1> to;

@@ -159,6 +159,7 @@ class checkpoint_file {
     }
   }
 
+  // An entry of the library in the metadata. Throws io_error, naming the file, if there is none.
   const std::string& own_entry(std::string_view key) const {
     const auto found = file_.metadata().find(detail::metadata_name(key));
     if (found == file_.metadata().end()) {
@@ -173,6 +174,7 @@ class checkpoint_file {
     return std::binary_search(state_names_.begin(), state_names_.end(), tensor);
   }
 
+  // Whether the network has the ranks, widths, residuals and inner batch norms of the file.
   template <class Root, class Device>
   bool has_structure(const model<Root, Device>& net) const {
     return detail::sorted_ranks(low_rank_layers(net)) == ranks_ &&
@@ -197,6 +199,7 @@ class checkpoint_file {
     return result;
   }
 
+  // Throws io_error, naming the state, unless the file has these states with these sizes.
   template <class T>
   void check_states(std::span<const named_state<T>> states) const {
     for (const named_state<T>& state : states) {

@@ -26,12 +26,15 @@ class host_mirror {
   using value = std::remove_const_t<T>;
 
  public:
+  /// Copies the elements `there` to the host, unless they are stored on the host. Both arguments must outlive
+  /// the object.
   host_mirror(memory_source& source, std::span<T> there) : source_(&source), there_(there) {
     if (source.on_host()) return;
     copy_.resize(there.size());
     if (!copy_.empty()) source.to_host(copy_.data(), there.data(), there.size_bytes());
   }
 
+  /// The elements on the host: the copy, or the elements themselves.
   std::span<T> values() { return source_->on_host() ? there_ : std::span<T>(copy_); }
 
   /// Writes the copy back to the elements. Does nothing if they are stored on the host.

@@ -84,6 +84,7 @@ class images_in_memory final : public image_source<T, Device> {
   std::span<const std::int32_t> labels() const override { return set_->labels; }
   normalization normalize() const override { return measure_normalization(*set_); }
 
+  /// Copies the given samples, in this order.
   image_set chosen(const std::vector<index_t>& samples) const override {
     image_set some{static_cast<index_t>(samples.size()),
                    set_->height,
@@ -101,6 +102,7 @@ class images_in_memory final : public image_source<T, Device> {
     return some;
   }
 
+  /// Number, extents and classes of the images, with a digest of pixels and labels.
   std::string describe() const override {
     const std::uint64_t content = hasher()
                                       .values(std::span<const std::uint8_t>(set_->pixels))
@@ -115,6 +117,7 @@ class images_in_memory final : public image_source<T, Device> {
   }
 
  private:
+  // The batches of a loader, as image_batches.
   class served final : public image_batches<T, Device> {
    public:
     served(const image_set& set, loader_options options) : loader_(set, std::move(options)) {}

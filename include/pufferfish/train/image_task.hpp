@@ -64,7 +64,7 @@ class image_task {
         logits_(memory(), volume<4>(output_shape_)),
         gradient_(memory(), volume<4>(output_shape_)) {}
 
-  /// Number of steps of an epoch: ceil(images / batch), with the sampler's options.
+  /// Number of global batches in an epoch.
   index_t steps_per_epoch() const { return batches_->steps_per_epoch(); }
   /// Multiply-adds of a forward pass of one image.
   index_t macs(const model_type& net) const {

@@ -33,6 +33,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// without warm-up and without SVD (the ablation).
 enum class training_mode { dense, hybrid, lowrank };
 
+/// Name of the mode: "dense", "hybrid" or "lowrank".
 constexpr const char* to_string(training_mode mode) {
   return mode == training_mode::dense ? "dense" : mode == training_mode::hybrid ? "hybrid" : "lowrank";
 }
@@ -110,6 +111,7 @@ struct switch_options {
 /// Epochs of a run in which gradients are compressed: all epochs, those before the switch, or those after it.
 enum class compression_phase { both, dense, low_rank };
 
+/// Name of the phase: "both", "dense" or "low rank".
 constexpr const char* to_string(compression_phase phase) {
   return phase == compression_phase::both ? "both" : phase == compression_phase::dense ? "dense" : "low rank";
 }

@@ -18,6 +18,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// keeps the flow of gradients best (prune_by_grasp; needs a task with grasp_gradient, such as image_task).
 enum class pruning_method { magnitude, grasp };
 
+/// Name of the method, for reports.
 constexpr const char* to_string(pruning_method method) {
   return method == pruning_method::magnitude ? "magnitude" : "GraSP";
 }

@@ -28,6 +28,7 @@ struct rare_training : rare_exchange_options {
   }
 };
 
+/// Text of the options, one line without its end, to compare ranks and checkpoints.
 inline std::string describe(const rare_training& options) {
   return describe(static_cast<const rare_exchange_options&>(options)) + ", " + describe(options.schedule());
 }

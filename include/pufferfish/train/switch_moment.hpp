@@ -140,6 +140,7 @@ class switch_clock {
   explicit switch_clock(const switch_moment& moment = fixed_epoch{})
       : moment_(moment), tracker_((check_moment(moment_), cuttlefish_of(moment_))) {}
 
+  /// The moment given to the constructor.
   const switch_moment& moment() const { return moment_; }
 
   /// The measurement that decide(epoch) needs.
@@ -241,11 +242,13 @@ class switch_clock {
   }
 
  private:
+  // The options of a cuttlefish_moment; defaults for another moment.
   static cuttlefish_options cuttlefish_of(const switch_moment& moment) {
     const auto* const c = std::get_if<cuttlefish_moment>(&moment);
     return c != nullptr ? c->options : cuttlefish_options{};
   }
 
+  // The reason for a switch at the latest epoch; an empty text before it.
   static std::string at_latest(index_t epoch, const std::optional<index_t>& latest,
                                const std::string& although) {
     if (!latest || epoch < *latest) return {};

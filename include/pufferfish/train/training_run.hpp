@@ -63,6 +63,7 @@ class training_run {
                const machine_options& machine = {})
       : run_(std::move(net), comm, std::move(task), options, machine) {}
 
+  /// Whether all epochs are done.
   bool finished() const { return run_.record.epoch >= run_.options.epochs; }
   index_t epoch() const { return run_.record.epoch; }
   index_t steps_per_epoch() const { return run_.task.steps_per_epoch(); }
@@ -183,6 +184,7 @@ class training_run {
   void resume(const std::string& path) { detail::resume_run(run_, path); }
 
  private:
+  // The switch from dense to low rank, at the start of an epoch. Collective.
   void do_switch(training_observer& observer) {
     detail::run_clock::time_point start = detail::run_clock::now();
     synchronize();
@@ -236,12 +238,14 @@ class training_run {
     of_exchanges.carry(run_.bound);
   }
 
+  // Prunes the network and exchanges only the remaining gradients from now on. Collective.
   void prune() {
     run_.bound.pruning.prune(run_.parts());
     run_.unbind();
     run_.start_exchange();
   }
 
+  // Tunes the exchange, which is made anew. Collective.
   void tune_now() {
     run_.options.exchange.plan = tune(*run_.comm);
     run_.unbind();
@@ -249,6 +253,7 @@ class training_run {
     run_.tune_first = false;
   }
 
+  // One step: batch, passes, exchange, update, and the comparison of ranks if it is due. Collective.
   void train_step(training_observer& observer) {
     const detail::run_clock::time_point start = detail::run_clock::now();
     const double rate = run_.learning_rate();
@@ -269,12 +274,14 @@ class training_run {
     run_.step_ms.push_back(detail::milliseconds_since(start));
   }
 
+  // Reports skipped steps that the observer does not know yet.
   void tell_skipped(training_observer& observer) {
     for (; run_.found_skipped > 0; --run_.found_skipped) {
       observer.on_skipped_step(run_.bound.exchange->nonfinite().value_or(nonfinite_gradient{}));
     }
   }
 
+  // Ends an epoch: waits for its steps, makes the ranks equal, tests and reports. Collective.
   void end_epoch(training_observer& observer) {
     const detail::run_clock::time_point start = detail::run_clock::now();
     settle();

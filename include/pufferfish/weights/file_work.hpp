@@ -76,6 +76,7 @@ namespace detail {
 /// Size in bytes of the pieces in which an unchanged tensor is copied.
 inline constexpr std::uint64_t copy_piece = std::uint64_t{1} << 20;
 
+/// Wall-clock time since `start` in seconds.
 inline double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -161,6 +162,7 @@ inline std::size_t room_for_metadata(const safetensors_reader& file) {
 /// Reports the share of the work that is done (0 .. 1) to an observer, which must outlive the object.
 class work_share {
  public:
+  /// `cost`: of each tensor, in any unit. `observer` may be empty and must outlive the object.
   work_share(const std::vector<double>& cost, const weight_observer& observer)
       : all_(std::max(1.0, std::accumulate(cost.begin(), cost.end(), 0.0))), observer_(observer) {}
   /// Adds the cost of a finished tensor and calls the observer, if there is one, with the share done so far.

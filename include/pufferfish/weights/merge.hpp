@@ -95,6 +95,7 @@ inline std::string weight_of_down(const std::string& name) {
 /// reads the names, shapes and metadata again, but no elements.
 class pair_finder {
  public:
+  /// Lists the file's tensors by name.
   explicit pair_finder(const safetensors_reader& file) : file_(file), tensors_(file.tensors()) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
   }

@@ -34,11 +34,13 @@ inline const rank_policy& rank_policy_of(const weight_policy& policy, const weig
 /// assigned to their weights. The tensors and the policy must outlive the object.
 class weight_planner {
  public:
+  /// `tensors` and `policy` must outlive the object.
   weight_planner(std::span<const weight_tensor> tensors, const weight_policy& policy)
       : tensors_(tensors), policy_(policy), decisions_(tensors.size()) {
     for (std::size_t i = 0; i < tensors.size(); ++i) by_name_.emplace(tensors[i].name, i);
   }
 
+  /// Decides for each tensor, in the order of the list, whether and how it is factorized.
   std::vector<weight_decision> operator()() {
     for (std::size_t i = 0; i < tensors_.size(); ++i) decisions_[i].reason = look_at(i);
     apply_selection();
@@ -50,15 +52,18 @@ class weight_planner {
   }
 
  private:
+  // The tensor of this name, or nullptr.
   const weight_tensor* find(const std::string& name) const {
     const auto found = by_name_.find(name);
     return found == by_name_.end() ? nullptr : &tensors_[found->second];
   }
   bool includes(const std::string& name) const { return policy_.include && policy_.include(name); }
 
+  // Whether a weight is an embedding, by its name or by the policy.
   bool is_embedding(const std::string& name) const {
     return looks_like_embedding(stem_of(name)) || (policy_.embedding && policy_.embedding(name));
   }
+  // Whether the file has a tensor with the name of one of the factors already.
   bool names_taken(const std::string& name) const {
     return find(factor_name(name, "down")) != nullptr || find(factor_name(name, "up")) != nullptr;
   }

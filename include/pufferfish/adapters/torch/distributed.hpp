@@ -197,6 +197,7 @@ class distributed {
  private:
   using arena = parameter_store<T>;
 
+  // A trained parameter, its gradient in the arena, and its hook in autograd's graph.
   struct member : detail::trained_parameter<T> {
     Tensor view{};  // the parameter's gradient in the arena
     decltype(torch::autograd::impl::grad_accumulator(std::declval<const Tensor&>())) node{};
@@ -225,6 +226,7 @@ class distributed {
     m.tensor.mutable_grad() = m.view;
   }
 
+  // Calls gradient_added when autograd has added up the gradient of a parameter.
   void add_hook(member& m, std::size_t number) {
     // A leaf has one node that adds up its gradients; the node runs once per backward pass.
     m.node = torch::autograd::impl::grad_accumulator(m.tensor);
@@ -232,6 +234,7 @@ class distributed {
         std::make_unique<detail::gradient_hook>([this, number] { gradient_added(members_[number]); }));
   }
 
+  // Begins the exchange of a step: at its first gradient, or in finish() if there was none.
   void begin() {
     exchange_->begin(ctx_);
     running_ = true;

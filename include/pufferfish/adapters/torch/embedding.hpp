@@ -92,6 +92,7 @@ class LowRankEmbeddingImpl : public torch::nn::Cloneable<LowRankEmbeddingImpl> {
                             options.embedding_dim()});
   }
 
+  /// Writes sizes, rank and padding, as libtorch's modules do.
   void pretty_print(std::ostream& stream) const override {
     stream << "pufferfish::host_torch::LowRankEmbedding(num_embeddings=" << options.num_embeddings()
            << ", embedding_dim=" << options.embedding_dim() << ", rank=" << options.rank();

@@ -113,6 +113,7 @@ class local_training {
  private:
   static constexpr const char* user = "host_torch::local_training";
 
+  // Whether the tensor still has its memory in the arena; set_data and load replace it.
   static bool is_in_arena(const detail::trained_parameter<T>& p) {
     return p.tensor.numel() == 0 || p.tensor.data_ptr() == p.shown->data();
   }
@@ -124,6 +125,7 @@ class local_training {
                                    " are in other memory than before; call restart() on all ranks"));
     }
   }
+  // Lets the tensor use the parameter's memory in the arena, which the tensor keeps alive.
   void move_into_arena(const detail::trained_parameter<T>& p) {
     if (p.tensor.numel() > 0) Tensor(p.tensor).set_data(p.view_at(p.shown->data(), store_));
   }

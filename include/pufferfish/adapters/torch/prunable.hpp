@@ -52,6 +52,7 @@ class weight_finder {
   std::set<std::string> names;  ///< of the weights, as in root.named_parameters()
 
  private:
+  // Classifies the tensors of a module and of those below it. A slot stands for its layer.
   void walk(const torch::nn::Module& m) {
     const auto* const slot = dynamic_cast<const slot_base*>(&m);
     const bool has = has_matrices(slot != nullptr ? *slot->held() : m);

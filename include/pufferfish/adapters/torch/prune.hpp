@@ -32,6 +32,7 @@ namespace detail {
 template <class T>
 class restored_module {
  public:
+  /// Copies the values of the parameters and of the module's buffers.
   restored_module(const torch::nn::Module& module, const std::vector<trained_parameter<T>>& parameters) {
     const torch::NoGradGuard no_grad;
     for (const auto& p : parameters) kept_.emplace_back(p.tensor, p.tensor.detach().clone());
@@ -257,6 +258,7 @@ class module_mask {
     });
   }
 
+  // Lets the store refer to the tensors' present memory.
   void follow() const {
     for (const auto& p : parameters_) p.follow(user);
   }

@@ -75,10 +75,12 @@ class slot : public torch::nn::Module, public slot_base {
     }
   }
 
+  /// Sets the mode of the slot and of its layer.
   void train(bool on = true) override {
     torch::nn::Module::train(on);
     held()->train(on);
   }
+  /// Reads the parameters of the layer that the slot holds now.
   void load(torch::serialize::InputArchive& archive) override { held()->load(archive); }
   void pretty_print(std::ostream& stream) const override { held()->pretty_print(stream); }
 

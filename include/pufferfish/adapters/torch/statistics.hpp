@@ -28,6 +28,7 @@ class active_recorders {
  public:
   using list = std::vector<std::shared_ptr<recorded_layers>>;
 
+  /// The only object.
   static active_recorders& get() {
     static active_recorders recorders;
     return recorders;
@@ -40,6 +41,7 @@ class active_recorders {
     all_.erase(std::find(all_.begin(), all_.end(), one));
     if (all_.empty()) at::removeCallback(handle_);
   }
+  /// The recorders at this time.
   list copy() {
     const std::lock_guard lock(mutex_);
     return all_;
@@ -56,6 +58,7 @@ class active_recorders {
 /// one for the program: operations of other threads may meanwhile run without oneDNN, too.
 class lstm_by_products {
  public:
+  /// Switches oneDNN off for the program, unless another object has done so.
   lstm_by_products() {
     const std::lock_guard lock(mutex());
     if (count()++ > 0) return;

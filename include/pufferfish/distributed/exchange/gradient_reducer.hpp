@@ -62,6 +62,7 @@ class gradient_reducer {
     keep_for_good(std::make_shared<std::optional<any_compressor<T>>>(std::move(compressor_)));
   }
 
+  /// The communicator, and the plan in use, which is the same on all ranks.
   Comm& comm() const { return *comm_; }
   const exchange_plan& plan() const { return plan_; }
   bool has_compressor() const { return compressor_.has_value(); }

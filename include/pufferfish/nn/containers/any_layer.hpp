@@ -218,6 +218,7 @@ class any_layer {
  private:
   using interface = detail::layer_interface<T, Device>;
 
+  // Address of the layer if it has the tag's type, else nullptr.
   void* held(const char* tag) const { return self_ == nullptr ? nullptr : self_->target(tag); }
   const interface& self() const {
     if (self_ == nullptr) detail::moved_from("any_layer");

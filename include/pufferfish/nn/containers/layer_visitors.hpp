@@ -73,6 +73,7 @@ namespace detail {
 template <class L>
 inline char type_tag = 0;
 
+/// Joins two parts of a name by a dot, unless one is empty: join_name("layer1", "conv") is "layer1.conv".
 inline std::string join_name(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : name.empty() ? prefix : prefix + "." + name;
 }

@@ -207,6 +207,7 @@ class Residual {
     return y;
   }
 
+  // Number of words of a ReLU mask for an output of this shape.
   static index_t mask_size(const extents<4>& shape) {
     return ops::relu_mask<T>::size({shape[0] * shape[1] * shape[2], shape[3]});
   }

@@ -24,6 +24,7 @@ class ReLU {
   static constexpr bool reads_input = false;
 
   std::string describe() const { return "ReLU"; }
+  /// Any shape; the output has the shape of the input.
   extents<4> output_shape(const extents<4>& input) const { return input; }
 
   /// x, y: dense, of one shape; y may be x. In training, y must stay as it is until the backward pass.

@@ -65,6 +65,7 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
     core_.set_dropout(options.attention_dropout);
   }
 
+  /// The options given to the constructor, and the sizes among them.
   const attention_options& options() const { return options_; }
   const attention_shape& shape() const { return options_.shape; }
   bool is_moved_from() const { return norm_.is_moved_from(); }
@@ -204,6 +205,7 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
            core_.slots[2].macs({1, keys, 1, shape().model}) +
            core_.slots[3].macs({1, queries, 1, shape().value_width()}) + core_.product_macs(queries, keys);
   }
+  /// Multiply-accumulates of a forward pass over images: the attention of H W pixels to each other, N times.
   index_t macs(const extents<4>& input) const {
     const index_t tokens = input[1] * input[2];
     return input[0] * macs(tokens, tokens);
@@ -213,6 +215,8 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
   static constexpr std::array<const char*, 4> names{"w_qs", "w_ks", "w_vs", "fc"};
 
  private:
+  // Returns the options. Throws shape_error for invalid sizes, value_error for a dropout probability outside
+  // [0, 1).
   static const attention_options& checked(const attention_options& options) {
     options.shape.validate("MultiHeadAttention");
     if (!(options.dropout >= 0.0 && options.dropout < 1.0)) {
@@ -221,6 +225,7 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
     }
     return options;
   }
+  // Throws state_error for a moved-from object and in training mode.
   void require_inference(const context<Device>& ctx) const {
     detail::check_not_moved(*this);
     if (ctx.training()) {

@@ -57,8 +57,10 @@ class BatchNorm {
     reset();
   }
 
+  /// Number of channels.
   index_t channels() const { return weight_.layout().shape[0]; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
+  /// Number added to the variance, and the share of a batch in the running statistics.
   double eps() const { return eps_; }
   double momentum() const { return momentum_; }
   /// "BatchNorm 16", followed by eps and momentum if they are not the constructor's defaults.
@@ -175,6 +177,8 @@ class BatchNorm {
   }
 
  private:
+  // Returns the channels. Throws shape_error for less than one, value_error for eps <= 0 or a momentum
+  // outside 0 .. 1.
   static index_t checked(index_t channels, double eps, double momentum) {
     if (channels < 1) {
       PUFFERFISH_THROW(shape_error("BatchNorm: " + std::to_string(channels) + " channels; at least 1"));
@@ -187,6 +191,7 @@ class BatchNorm {
     return channels;
   }
 
+  // Initial values: weight 1, bias 0, running mean 0, running variance 1, no batch.
   void reset() {
     std::fill_n(weight_.data(), channels(), parameter_t<T>{1});
     std::fill_n(bias_.data(), channels(), parameter_t<T>{});
@@ -228,6 +233,7 @@ class BatchNorm {
                                  running_var_.data(), batches_.data());
   }
 
+  // Merges moments that the layer before has computed. Throws shape_error if they are of another input.
   void take_moments(const ops::moment_parts<T>& moments, index_t rows, double* mean, double* variance) const {
     const index_t found = moments.channels() == channels() ? moments.merge(mean, variance) : 0;
     if (found != rows) {

@@ -51,6 +51,7 @@ class ChannelSelect {
                    [](index_t channel) { return static_cast<parameter_t<T>>(channel); });
   }
 
+  /// Number of channels of the input, and of those that are passed.
   index_t in_channels() const { return in_channels_; }
   index_t out_channels() const { return channels_.size(); }
   bool is_moved_from() const { return channels_.size() == 0; }
@@ -106,6 +107,7 @@ class ChannelSelect {
   }
 
  private:
+  // The backward pass: dx has dy in the passed channels and 0 elsewhere, or with `add` gets dy added there.
   template <class Device>
   void scatter(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                bool add) const {

@@ -45,6 +45,7 @@ class Conv {
         weight_(checked(shape), parameter_role::weight),
         bias_(logical_layout::vector(bias ? shape.out_channels : 0), parameter_role::bias) {}
 
+  /// The geometry given to the constructor.
   const conv_shape& shape() const { return shape_; }
   bool has_bias() const { return bias_.size() > 0; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
@@ -123,6 +124,7 @@ class Conv {
   }
 
  private:
+  // Shows the output's rows to a row_observer of the context.
   template <class Device>
   void show_output(context<Device>& ctx, const tensor_view<T, 4>& y) const {
     if (ctx.training()) ctx.rows()(weight_, row_kind::output, ops::detail::as_rows<const T>(y));
@@ -145,6 +147,7 @@ class Conv {
     if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.template as<T>(), dx, add);
   }
 
+  // Layout of the weight. Throws shape_error for an invalid geometry.
   static logical_layout checked(const conv_shape& shape) {
     shape.validate("Conv");
     return logical_layout::kernel(shape.out_channels, shape.group_inputs(), shape.kernel.height,
@@ -155,6 +158,7 @@ class Conv {
   parameter<parameter_t<T>> weight_, bias_;
 };
 
+/// Gives svd_factorize access to weight and bias of a Conv, as views of the layer's memory.
 template <class T>
 struct layer_traits<Conv<T>> {
   static constexpr auto kind = layer_kind::conv;

@@ -40,6 +40,7 @@ class Dropout {
     }
   }
 
+  /// Probability that an element is dropped in training.
   double probability() const { return probability_; }
   std::string describe() const { return "Dropout " + detail::shortest_number(probability_); }
   extents<4> output_shape(const extents<4>& input) const { return input; }
@@ -69,11 +70,14 @@ class Dropout {
   }
 
  private:
+  // What the backward pass needs to draw the same mask again.
   struct mask {
     random_stream random;
     std::uint64_t first;
   };
 
+  // Number of the first element in the batch of all ranks, so that masks do not depend on the number of
+  // ranks.
   template <class Device>
   static std::uint64_t first_element(const context<Device>& ctx, const extents<4>& x) {
     return static_cast<std::uint64_t>(ctx.first_sample()) * static_cast<std::uint64_t>(x[1] * x[2] * x[3]);

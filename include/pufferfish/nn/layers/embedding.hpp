@@ -41,6 +41,7 @@ class Embedding {
   Embedding(index_t vocabulary, index_t width, std::int32_t padding = no_token)
       : padding_(padding), weight_(checked(vocabulary, width, padding), parameter_role::weight) {}
 
+  /// Number of tokens, and of elements in a row of the table.
   index_t vocabulary() const { return weight_.layout().shape[0]; }
   index_t width() const { return weight_.layout().shape[1]; }
   std::int32_t padding() const { return padding_; }
@@ -130,6 +131,7 @@ class Embedding {
   }
 
  private:
+  // Layout of the table, row by row. Throws the errors of check_table.
   static logical_layout checked(index_t vocabulary, index_t width, std::int32_t padding) {
     detail::check_table("Embedding", vocabulary, width, padding);
     return {2, {vocabulary, width, 1, 1}, {width, 1, 0, 0}};

@@ -48,6 +48,7 @@ class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Dev
         w_2_(Linear<T>(options.hidden, options.model)),
         norm_(options.model, options.eps) {}
 
+  /// The options given to the constructor.
   const feed_forward_options& options() const { return options_; }
   bool is_moved_from() const { return norm_.is_moved_from(); }
   std::string describe() const {
@@ -127,6 +128,7 @@ class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Dev
   }
 
  private:
+  // Returns the options. Throws value_error for a dropout probability outside [0, 1).
   static const feed_forward_options& checked(const feed_forward_options& options) {
     if (!(options.dropout >= 0.0 && options.dropout < 1.0)) {
       detail::throw_error<value_error>(
@@ -134,6 +136,7 @@ class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Dev
     }
     return options;
   }
+  // Throws shape_error unless x has the model's width and y the shape of x.
   void check(const extents<2>& x, const extents<2>& y) const {
     if (x[1] != options_.model || y != x) {
       detail::throw_error<shape_error>({describe(), ": input ", x, " does not fit output ", y});

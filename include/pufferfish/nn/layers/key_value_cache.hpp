@@ -47,6 +47,7 @@ class key_value_cache {
   index_t rows() const { return static_cast<index_t>(first_.size()); }
   /// Number of tokens stored for each row.
   index_t length() const { return length_; }
+  /// Largest number of tokens of a row.
   index_t capacity() const { return capacity_; }
 
   /// Starts with `rows` rows without tokens. Throws shape_error for a negative number, and if there is no

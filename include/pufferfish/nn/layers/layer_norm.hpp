@@ -41,6 +41,7 @@ class LayerNorm {
     std::fill_n(weight_.data(), features, parameter_t<T>{1});
   }
 
+  /// Number of features of a row.
   index_t features() const { return weight_.layout().shape[0]; }
   bool is_moved_from() const { return weight_.is_moved_from(); }
   double eps() const { return eps_; }
@@ -126,6 +127,7 @@ class LayerNorm {
   using record_type = ops::norm_record<T>;
   using word = typename record_type::word;
 
+  // Returns the features. Throws shape_error for less than one, value_error unless eps > 0.
   static index_t checked(index_t features, double eps) {
     if (features < 1) detail::throw_error<shape_error>({"LayerNorm: ", features, " features; at least 1"});
     if (!(eps > 0.0)) {

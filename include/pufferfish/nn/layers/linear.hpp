@@ -43,6 +43,7 @@ class Linear {
         weight_(checked(in, out), parameter_role::weight),
         bias_(logical_layout::vector(bias ? out : 0), parameter_role::bias) {}
 
+  /// Numbers of inputs and outputs.
   index_t in_features() const { return in_; }
   index_t out_features() const { return out_; }
   bool has_bias() const { return bias_.size() > 0; }
@@ -119,6 +120,7 @@ class Linear {
     if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dy, stored(), dx, add);
   }
 
+  // Layout of the weight, [out][in] with outputs innermost. Throws shape_error for a size below 1.
   static logical_layout checked(index_t in, index_t out) {
     if (in < 1 || out < 1) {
       PUFFERFISH_THROW(shape_error("Linear: " + std::to_string(in) + " -> " + std::to_string(out) +
@@ -134,6 +136,7 @@ class Linear {
   parameter<parameter_t<T>> weight_, bias_;
 };
 
+/// Gives svd_factorize access to weight and bias of a Linear, as views of the layer's memory.
 template <class T>
 struct layer_traits<Linear<T>> {
   static constexpr auto kind = layer_kind::linear;

@@ -48,6 +48,7 @@ class LowRankNormConv : public Sequential<T, Device> {
 
   /// The geometry of the dense convolution that this layer replaces.
   const conv_shape& shape() const { return shape_; }
+  /// Number of channels between the factors, per group.
   index_t rank() const { return rank_; }
   bool has_bias() const { return has_bias_; }
   std::string describe() const override {

@@ -32,6 +32,7 @@ class MaxPool {
   MaxPool(index_t kernel, index_t stride, index_t padding = 0)
       : MaxPool(pool_shape::square(kernel, stride, padding)) {}
 
+  /// The windows given to the constructor.
   const pool_shape& shape() const { return shape_; }
   std::string describe() const { return "MaxPool, " + shape_.describe(); }
   /// Output shape N x H' x W' x C for `input`. Throws shape_error if the window does not fit.

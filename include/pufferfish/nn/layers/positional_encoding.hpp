@@ -36,6 +36,7 @@ class PositionalEncoding {
     }
   }
 
+  /// Number of positions, and of elements in a row of the table.
   index_t positions() const { return table_.extent(0); }
   index_t width() const { return table_.extent(1); }
   bool is_moved_from() const { return table_.data() == nullptr; }
@@ -100,6 +101,7 @@ class PositionalEncoding {
   }
 
  private:
+  // Extents of the table. Throws shape_error for a size below 1.
   static extents<2> checked(index_t width, index_t positions) {
     if (width < 1 || positions < 1) {
       detail::throw_error<shape_error>(

@@ -77,6 +77,7 @@ class token_layer {
 
 namespace detail {
 
+/// A layer whose input is a list of tokens, such as Embedding.
 template <class T, class L, class Device>
 concept takes_tokens = requires(const L& layer, context<Device>& ctx, std::span<const std::int32_t> tokens,
                                 const tensor_view<T, 2>& y) {
