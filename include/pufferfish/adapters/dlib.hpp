@@ -66,6 +66,9 @@ LowRankNet factorize_network(const DenseNet& dense, const rank_policy& policy,
 /// Sets one context for all low-rank layers of a network, so that they share its threads and scratch memory.
 /// Results do not depend on it. Afterwards only one thread at a time may use the network and anything else
 /// that uses the context. Copies of the network start without it.
+///
+///     pufferfish::share_context(net, std::make_shared<pufferfish::cpu_context>(
+///                                        pufferfish::context_options{.threads = 4}));
 template <class Net>
 void share_context(Net& net, const std::shared_ptr<cpu_context>& ctx) {
   ::dlib::visit_computational_layers(net, [&](auto& layer) {

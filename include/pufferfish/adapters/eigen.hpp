@@ -75,6 +75,9 @@ auto view_of(M&& matrix) {
 
 /// Views the memory of an Eigen row or column vector as a one-dimensional view. Nothing is copied: the memory
 /// must outlive the view. The view of a vector without elements is null.
+///
+///     Eigen::VectorXf bias(10);
+///     const tensor_view<float, 1> b = vector_view_of(bias);           // b(i) is bias(i)
 template <class V>
 auto vector_view_of(V&& vector) {
   static_assert(detail::eigen_plain_t<V>::IsVectorAtCompileTime, "pufferfish: not an Eigen vector");
@@ -86,6 +89,8 @@ auto vector_view_of(V&& vector) {
 
 /// Maps a view as an Eigen matrix of rows x columns, writable unless the view's elements are const. No copy:
 /// the view's memory must outlive the map.
+///
+///     const Eigen::MatrixXf product = map_of(layer.up()) * map_of(layer.down());   // LowRankLinear<float>
 template <class T>
 auto map_of(const tensor_view<T, 2>& view) {
   using matrix = Eigen::Matrix<std::remove_const_t<T>, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -225,6 +230,10 @@ detail::eigen_matrix<T> forward_columns(context<device::cpu>& ctx, const detail:
 /// columns). Throws shape_error, and state_error without a forward pass in training mode. dx = down^T (up^T
 /// dy) is overwritten. The gradients of the factors and the bias are written to the layer's gradients, as by
 /// its backward().
+///
+///     ctx.set_mode(run_mode::training);
+///     forward_columns(ctx, layer, x, y);
+///     backward_columns(ctx, layer, dy, dx);      // dy: gradient of the loss with respect to y
 template <class T, class DY, class DX>
 void backward_columns(context<device::cpu>& ctx, const detail::low_rank_linear<T>& layer, const DY& dy,
                       DX&& dx) {

@@ -113,6 +113,7 @@ decltype(auto) serialized(F&& f) {
 
 namespace detail {
 
+/// Throws backend_error that names the MPI function `call`, with MPI's text.
 [[noreturn]] PUFFERFISH_COLD inline void throw_failure(const char* call, const std::string& text) {
   PUFFERFISH_THROW(backend_error(std::string("mpi::communicator: ") + call + " failed: " + text));
 }

@@ -37,7 +37,7 @@ void tie_embedding(any_layer<T, Device>& slot, int writers) {
 /// Initializes an embedding at random. fill(table, stream) fills the dense table, or `down`, the table of
 /// `rank` numbers per token, of a low-rank embedding, with elements of some variance s. `up` is drawn from
 /// U(+-sqrt(3 / rank)), of variance 1 / rank. An element of the product is a sum of `rank` products and so
-/// has variance rank s / rank = s.
+/// has variance rank s / rank = s: a low-rank embedding starts with rows as large as those of a dense one.
 template <class T, class Device, class Fill>
 void initialize_embedding(any_layer<T, Device>& slot, const random_stream& random, Fill&& fill) {
   for_each_parameter(slot, [&](const std::string& name, parameter<parameter_t<T>>& p) {

@@ -17,10 +17,13 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Hidden state and cell of every layer for a batch of sequences, carried from one segment to the next
-/// in the memory of the device. A value type that starts with zeros. Copying waits for the device.
-/// A state has 2 * layers * batch * width elements. layer() of a state that was moved from throws
-/// state_error.
+/// Hidden state and cell of every layer for a batch of sequences, carried from one segment to the next in the
+/// memory of the device. A value type that starts with zeros. Copying waits for the device. A state has 2 *
+/// layers * batch * width elements. layer() of a state that was moved from throws state_error.
+///
+///     auto state = net.root().make_state(20);             // net: model<lstm_lm<float>>; 20 sequences
+///     net.root().loss(ctx, tokens, targets, state);       // the state is that after the last token now
+///     state.reset(ctx);                                   // for another text
 template <class T, class Device = device::cpu>
 class lstm_lm_state {
  public:

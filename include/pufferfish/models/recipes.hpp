@@ -28,7 +28,7 @@ struct image_recipe {
   index_t batch = 128;                       ///< images per step; the smaller last batch of an epoch is kept
   double learning_rate = 0.1;                ///< base rate, multiplied by rate_schedule()
   std::vector<double> milestones{150, 250};  ///< epochs from which the rate is multiplied by gamma
-  double gamma = 0.1;
+  double gamma = 0.1;                        ///< factor of the rate at each milestone
   sgd_options optimizer{0.9, 0.0, false, 1e-4, true};
   label_smoothing smoothing;  ///< label smoothing of the loss; by default none
   index_t pad = 4;            ///< padding in pixels, from which random crops are taken; 0: no crops
@@ -44,7 +44,8 @@ struct image_recipe {
   schedule rate_schedule() const { return multi_step(milestones, gamma); }
 };
 
-/// Hyperparameters for VGG-19 and ResNet-18 on CIFAR-10. Weight decay applies to all parameters.
+/// Hyperparameters for VGG-19 and ResNet-18 on CIFAR-10: 300 epochs, factorized at the start of epoch 80,
+/// batches of 128 images. Weight decay applies to all parameters.
 inline image_recipe cifar_recipe() { return {}; }
 
 /// Hyperparameters for ResNet-50 and WideResNet-50-2 on ImageNet: crops of 224x224 pixels, no weight decay of
@@ -104,8 +105,8 @@ inline distributed_image_recipe distributed_cifar_recipe() {
 /// so far, and multiplied by `switch_rate` at the switch.
 struct language_recipe {
   index_t epochs = 40;
-  index_t warmup_epochs = 10;
-  index_t streams = 20;  ///< texts read in parallel, one per row of a batch
+  index_t warmup_epochs = 10;  ///< E, the epoch at whose start the network is factorized
+  index_t streams = 20;        ///< texts read in parallel, one per row of a batch
   index_t evaluation_streams = 10;
   index_t steps = 35;           ///< tokens of each text per step, the length of backpropagation through time
   double learning_rate = 20.0;  ///< base rate

@@ -156,9 +156,9 @@ class transformer_decoding {
 
   const transformer<T, Device>* net_;
   index_t sentences_, rows_ = 0;
-  std::vector<index_t> first_, count_;
-  std::vector<memory_block<T>> keys_, values_;
-  std::vector<key_value_cache<T, Device>> caches_;
+  std::vector<index_t> first_, count_;          // of each sentence: its first source token and their number
+  std::vector<memory_block<T>> keys_, values_;  // of the source tokens, for each layer
+  std::vector<key_value_cache<T, Device>> caches_;  // of the tokens decoded so far, for each layer
 };
 
 PUFFERFISH_NAMESPACE_END

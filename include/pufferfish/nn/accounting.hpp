@@ -31,13 +31,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// 2021), which adds 2 per element that a batch norm normalises, 1 per element that a ReLU or pooling reads,
 /// and nothing for biases.
 struct layer_cost {
-  std::string name;
-  std::string description;
-  index_t parameters = 0;
-  index_t buffers = 0;  ///< elements that are kept and not trained: running statistics and their counters
-  index_t macs = 0;
-  index_t macs_paper = 0;
-  index_t rank = 0;  ///< rank of a low-rank layer; 0 for others
+  std::string name;         ///< of the layer in the network
+  std::string description;  ///< describe() of the layer
+  index_t parameters = 0;   ///< elements that are trained
+  index_t buffers = 0;      ///< elements that are kept and not trained: running statistics and their counters
+  index_t macs = 0;         ///< multiply-accumulates of convolutions and products
+  index_t macs_paper = 0;   ///< by the published counter
+  index_t rank = 0;         ///< rank of a low-rank layer; 0 for others
 };
 
 /// Cost of a model, layer by layer in execution order. lstm_lm and transformer, whose input is not one

@@ -36,8 +36,12 @@ void zero_before_exchange(const parameter_store<T>& store, bool replays, Zero&& 
 /// Before an optimizer's step, zeroes gradients that were not written in the last backward pass. If neither a
 /// layer nor an exchange has written any gradient since the last step, the arena is used unchanged: the
 /// program has filled it, or has replayed a graph.
+///
+///     unwritten.begin();                                 // each step
+///     unwritten.use(store, offset, size, zero);          // before elements are updated
 class zero_before_step {
  public:
+  /// Begins a step.
   void begin() { looked_ = false; }
 
   /// To be called before elements offset .. offset + size are updated. Does nothing without a store.

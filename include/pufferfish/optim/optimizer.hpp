@@ -59,6 +59,7 @@ class optimizer {
     std::visit([&](auto& one) { one.begin_step(lr); }, held_);
   }
 #pragma GCC diagnostic pop
+  /// Updates elements offset .. offset + size - 1 in a step that was begun; see arena_optimizer::step_range.
   void step_range(context<Device>& ctx, index_t offset, index_t size) {
     std::visit([&](auto& one) { one.step_range(ctx, offset, size); }, held_);
   }
@@ -84,6 +85,7 @@ class optimizer {
 
  private:
   using held = std::variant<SGD<T, Device>, Adam<T, Device>>;
+  // Makes the optimizer that the type of the options names.
   static held make(optimizer_target<T> target, const optimizer_options& options) {
     if (const auto* sgd = std::get_if<sgd_options>(&options)) {
       return SGD<T, Device>(std::move(target), *sgd);

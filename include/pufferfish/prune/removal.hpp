@@ -89,7 +89,8 @@ index_t remove_smallest(weight_mask& mask, std::size_t first, std::size_t last, 
 
 /// Removes a share of the weights, those of smallest key first; `of` is the number that the share refers to.
 /// With removal_scope::layers the count is computed for each prunable tensor. Returns the number of removed
-/// weights.
+/// weights, which removal_rule may make one more or fewer than the count. The share must be in 0 .. 1
+/// (check_removal_share). `key_of` is that of remove_smallest.
 template <class KeyOf>
 index_t remove_share(weight_mask& mask, double share, removal_share of, removal_scope scope,
                      removal_rule rule, const KeyOf& key_of) {

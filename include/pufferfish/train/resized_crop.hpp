@@ -112,6 +112,11 @@ inline void fill_filter(axis_filter& filter, double start, double length, index_
 
 /// Scales windows of 8-bit RGB images. Its memory is reused by the next call. One thread at a time may use an
 /// object.
+///
+///     window_scaler scaler;
+///     const image_window middle = central_window(480, 640, 0.875);      // of a 480 x 640 image
+///     std::vector<std::uint8_t> small(224 * 224 * 3);
+///     scaler.run(pixels, 480, 640, middle, 224, 224, small.data());
 class window_scaler {
  public:
   /// Scales a window to height x width x 3 values at `to`, by a triangle filter along each axis whose half

@@ -29,9 +29,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Result of factorize_weights or merge_weights for one tensor. A tensor that was copied has rank 0 and equal
 /// numbers of parameters; in the report of factorize_weights its `reason` says why it was copied.
 struct weight_result {
-  std::string name;  ///< name in the dense file
-  tensor_dtype dtype{};
-  std::vector<index_t> shape;
+  std::string name;             ///< name in the dense file
+  tensor_dtype dtype{};         ///< element type in the file that was read
+  std::vector<index_t> shape;   ///< shape of the dense tensor
   bool factorized = false;      ///< whether it was factorized, or in the report of merge_weights merged
   std::string reason;           ///< why the tensor was copied; empty if it was factorized
   index_t layer = 0;            ///< number of its layer; see weight_decision
@@ -40,13 +40,13 @@ struct weight_result {
   bool embedding = false;       ///< whether it is an embedding table; see weight_decision
   double kept_energy = 1.0;     ///< sum of kept sigma^2 / ||A||_F^2
   double relative_error = 0.0;  ///< ||A - up down||_F / ||A||_F with the factors rounded as in the file
-  truncation kind = truncation::plain;
-  double weighted_energy = 1.0;  ///< kept energy of the weighted matrix; see factor_report
+  truncation kind = truncation::plain;  ///< what the truncation minimized
+  double weighted_energy = 1.0;         ///< kept energy of the weighted matrix; see factor_report
   /// Predicted growth of the mean loss, to second order; NaN: no statistics of gradients.
   double predicted_loss = std::numeric_limits<double>::quiet_NaN();
-  index_t parameters_before = 0;
-  index_t parameters_after = 0;
-  double seconds = 0.0;  ///< time of reading and computing; 0 if no factors were computed
+  index_t parameters_before = 0;  ///< elements in the file that was read, if floating-point
+  index_t parameters_after = 0;   ///< elements in the written file
+  double seconds = 0.0;           ///< time of reading and computing; 0 if no factors were computed
 };
 
 /// Result of factorize_weights or merge_weights for a file. Parameters are elements of floating-point
@@ -82,9 +82,9 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
 }
 
 /// Runs make(task) on `threads` threads, and finish(task, result) in the order of the tasks, one at a time,
-/// on the thread that has completed the next missing result. Results wait in memory for those of earlier
-/// tasks. The first exception is rethrown, and no further finish is called after one of finish. Throws
-/// value_error for less than 1 thread.
+/// on the thread that has completed the next missing result. So a file is written in order while later
+/// tensors are computed. Results wait in memory for those of earlier tasks. The first exception is rethrown,
+/// and no further finish is called after one of finish. Throws value_error for less than 1 thread.
 template <class Result, class Make, class Finish>
 void run_in_order(int threads, index_t tasks, const Make& make, const Finish& finish) {
   std::vector<std::optional<Result>> waiting(static_cast<std::size_t>(tasks));
@@ -105,7 +105,8 @@ void run_in_order(int threads, index_t tasks, const Make& make, const Finish& fi
 }
 
 /// Computes up * down, [rows x rank] times [rank x cols], in blocks of 256 rows, with sums in double, and
-/// passes each to visit(first_row, block). The block is valid during the call.
+/// passes each to visit(first_row, block), so that the whole product never needs memory. The block is valid
+/// during the call.
 template <class T, class Visit>
 void visit_product(const tensor_view<const T, 2>& up, const tensor_view<const T, 2>& down,
                    const Visit& visit) {

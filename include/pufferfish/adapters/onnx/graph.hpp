@@ -21,6 +21,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// Name and value of an attribute of an ONNX node: an integer, a float, a list of integers, or text.
+///
+///     const onnx_attribute axis{"axis", std::int64_t{1}}, eps{"epsilon", 1e-5F};
 struct onnx_attribute {
   std::string name;  ///< of the attribute, such as "axis"
   std::variant<std::int64_t, float, std::vector<std::int64_t>, std::string> value;
@@ -46,8 +48,10 @@ class onnx_graph {
     std::vector<index_t> shape;            ///< of the tensor in the file
     std::vector<tensor_view<T, 4>> parts;  ///< memory of the network; not owned
   };
-  /// Adds a weight of the network and returns its name. A second call with the same name adds nothing: layers
-  /// may share a weight. The views must stay valid as long as the graph is used.
+  /// Adds a weight of the network and returns its name. `parts`: memory of the network, whose elements one
+  /// after the other are those of the tensor of shape `shape`; as many elements in all. A second call with
+  /// the same name adds nothing: layers may share a weight. The views must stay valid as long as the graph is
+  /// used.
   std::string weight(const std::string& name, std::vector<index_t> shape,
                      std::vector<tensor_view<T, 4>> parts) {
     if (names_.insert(name).second) bindings_.push_back({name, std::move(shape), std::move(parts)});
@@ -73,7 +77,7 @@ class onnx_graph {
     tensor.set_raw_data(values.data(), values.size() * sizeof(U));
     return tensor.name();
   }
-  /// Adds a FLOAT constant without dimensions and returns its name; see constant().
+  /// Adds a FLOAT constant without dimensions, rounded from `value`, and returns its name; see constant().
   std::string scalar(const std::string& name, double value) {
     return constant<float>(name, {}, {static_cast<float>(value)});
   }

@@ -62,6 +62,7 @@ inline std::string describe_node(const onnx::NodeProto& node) {
 
 /// Throws io_error unless every input of a node of the main graph is an input of the graph, an initializer or
 /// an output of an earlier node, and no value has two producers. A graph with a cycle has no such order.
+/// ONNX's checker requires the same, but not of models whose opset it does not know.
 inline void check_onnx_order(const onnx::GraphProto& graph, const std::string& path) {
   constexpr const char* unknown =
       ", which no input, initializer or earlier node gives; nodes must be in topological order, and a graph "
@@ -114,7 +115,8 @@ inline bool check_onnx(const onnx::ModelProto& model, const std::string& path) {
 }
 
 /// Parses bytes as a model. `path` names them in errors. Throws io_error for bytes that are no model: another
-/// format, or a model that was cut off.
+/// format, whose name the text contains if it is a known one, or a model that was cut off. The model is not
+/// checked: see check_onnx.
 inline onnx::ModelProto parse_onnx(std::span<const std::uint8_t> bytes, const std::string& path) {
   onnx::ModelProto model;
   const bool parsed =

@@ -271,9 +271,9 @@ void write_onnx(const std::string& path, const model<lstm_lm<T>>& net) {
   write_file_atomically(path, detail::onnx_bytes(detail::onnx_model_of(graph, path), path));
 }
 
-/// Writes a part of a Transformer; onnx_part lists inputs and outputs. A linear layer is MatMul and Add, a
-/// factorized one MatMul, MatMul and Add. Weights have the names of the network's parameters and are stored
-/// transposed, [in][out]. Errors are those of write_onnx of a network.
+/// Writes a part of a Transformer to an ONNX model; onnx_part lists inputs and outputs. A linear layer is
+/// MatMul and Add, a factorized one MatMul, MatMul and Add. Weights have the names of the network's
+/// parameters and are stored transposed, [in][out]. Errors are those of write_onnx of a network.
 template <class T>
 void write_onnx(const std::string& path, const model<transformer<T>>& net,
                 onnx_part part = onnx_part::whole) {
@@ -287,6 +287,13 @@ template <class T>
 void read_onnx(const std::string& path, model<lstm_lm<T>>& net) {
   net.on_host([&](lstm_lm<T>& root) { detail::read_bindings(detail::onnx_graph_of(root), path); });
 }
+/// Fills a Transformer from a file that write_onnx has written with onnx_part::whole. Errors are those of
+/// read_onnx of a network; after an error the model is unchanged.
+///
+/// \\code
+/// write_onnx("whole.onnx", net);
+/// read_onnx("whole.onnx", other);   // other: a model<transformer<float>> of the same options
+/// \\endcode
 template <class T>
 void read_onnx(const std::string& path, model<transformer<T>>& net) {
   net.on_host([&](transformer<T>& root) {

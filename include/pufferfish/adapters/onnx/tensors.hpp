@@ -70,8 +70,9 @@ inline bool is_external(const onnx::TensorProto& tensor) {
 }
 
 /// Finds the place of an external tensor of the model at `path`; `bytes` is the size that its shape requires.
-/// Throws io_error, naming model, tensor and file: for a location that is empty, absolute or outside of the
-/// folder of the model, for a file that is missing or too short, and for a length other than `bytes`.
+/// Entries of the tensor are its location, an offset (default 0) and a length (default: `bytes`). Throws
+/// io_error, naming model, tensor and file: for a location that is empty, absolute or outside of the folder
+/// of the model, for a file that is missing or too short, and for a length other than `bytes`.
 inline external_place place_of(const onnx::TensorProto& tensor, std::uint64_t bytes,
                                const std::string& path) {
   external_place place;
@@ -114,9 +115,10 @@ inline external_place place_of(const onnx::TensorProto& tensor, std::uint64_t by
   return place;
 }
 
-/// Calls use(span of bytes) for the elements of a floating-point tensor in pieces of at most 16 MiB, in
-/// order, little-endian as in raw_data. Throws io_error, naming model and tensor, if the tensor has another
-/// number of elements than its shape, and as byte_size, place_of and read.
+/// Calls use(span of bytes) for the elements of a floating-point tensor in order, little-endian as in
+/// raw_data: external data in pieces of at most 16 MiB, all others at once. Elements may be stored as
+/// raw_data or in the list of their type; both forms are valid in ONNX. Throws io_error, naming model and
+/// tensor, if the tensor has another number of elements than its shape, and as byte_size, place_of and read.
 template <class Use>
 void visit_elements(const onnx::TensorProto& tensor, tensor_dtype dtype, const std::string& path, Use&& use) {
   constexpr std::uint64_t piece = std::uint64_t{1} << 24;

@@ -52,9 +52,10 @@ void append_uses(const onnx::GraphProto& graph, const ShapeOf& shape_of, std::se
 
 /// Pairs each weight of `wanted` with one constant of `there`, and returns the constants' indices. The
 /// indices increase, and the two of a pair have equal shapes and an equal `place`: the operator and the
-/// number of its input, such as "input 1 of Conv". Throws io_error if there is no such pairing, naming the
-/// first weight without a constant, or more than one, naming the weight and two candidates. `path` names the
-/// file in error texts.
+/// number of its input, such as "input 1 of Conv". Constants between two pairs are left out. The earliest and
+/// the latest choice are computed, and the pairing is unique if they are the same. Throws io_error if there
+/// is no such pairing, naming the first weight without a constant, or more than one, naming the weight and
+/// two candidates. `path` names the file in error texts.
 inline std::vector<std::size_t> match_in_order(const std::vector<onnx_use>& wanted,
                                                const std::vector<onnx_use>& there, const std::string& path) {
   std::vector<std::size_t> first, last(wanted.size());

@@ -109,6 +109,7 @@ class unary_slot final : public slot<unary_slot<Dense, LowRank>, Dense, LowRank>
  public:
   using slot<unary_slot, Dense, LowRank>::slot;
 
+  /// Calls the layer in the slot; shapes and errors are those of that layer.
   Tensor forward(const Tensor& x) {
     return this->low_rank() ? this->low_rank()->forward(x) : this->dense()->forward(x);
   }
@@ -134,6 +135,8 @@ class LSTMImpl : public detail::slot<LSTMImpl, torch::nn::LSTMImpl, LowRankLSTMI
  public:
   using slot::slot;
 
+  /// Calls the LSTM in the slot. x: [steps][batch][input]; returns y and the state (h, c) after the last
+  /// step, as torch::nn::LSTM does.
   std::tuple<Tensor, state> forward(const Tensor& x, torch::optional<state> before = {}) {
     return low_rank() ? low_rank()->forward(x, before) : dense()->forward(x, before);
   }
@@ -150,6 +153,8 @@ class MultiheadAttentionImpl : public detail::slot<MultiheadAttentionImpl, torch
  public:
   using slot::slot;
 
+  /// Calls the attention in the slot. query, key, value: [steps][batch][embed_dim]; returns the output and
+  /// the attention weights, as torch::nn::MultiheadAttention does.
   std::tuple<Tensor, Tensor> forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                      const Tensor& key_padding_mask = {}, bool need_weights = true,
                                      const Tensor& attn_mask = {}, bool average_attn_weights = true) {

@@ -36,6 +36,7 @@ class active_recorders {
   /// Adds a recorder. The first one registers the callbacks with libtorch; they are removed with the last
   /// one.
   void add(std::shared_ptr<recorded_layers> one);
+  /// Removes a recorder that was added.
   void remove(const std::shared_ptr<recorded_layers>& one) {
     const std::lock_guard lock(mutex_);
     all_.erase(std::find(all_.begin(), all_.end(), one));

@@ -16,8 +16,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 
 /// The stable ranks of all layers that `policy` would factorize at a low enough rank (select_candidates), in
-/// execution order. policy.threads layers are measured at the same time; the result does not depend on the
-/// number of threads. The weights of a network on a device are copied to the host first.
+/// execution order. A stable rank |W|_F^2 / |W|_2^2 is at most the rank of W, and changes little if small
+/// singular values change. policy.threads layers are measured at the same time; the result does not depend on
+/// the number of threads. The weights of a network on a device are copied to the host first.
+///
+///     for (const layer_stable_rank& layer : stable_ranks(net, factorize_policy{})) {
+///       std::printf("%s %.1f, ", layer.name.c_str(), layer.values.front());
+///     }
 ///
 /// Throws value_error, naming the layer, for an element that is not finite, and value_error for an invalid
 /// policy (see select()).

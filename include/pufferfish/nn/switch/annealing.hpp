@@ -133,7 +133,8 @@ class AnnealedLayer {
 };
 
 /// The share s of the residual after `done` of `steps` training steps: (1 + cos(pi done / steps)) / 2 for
-/// done < steps, then 0. Throws value_error if steps < 1.
+/// done < steps, then 0. It is 1 for done <= 0 and 1/2 after half of the steps. Throws value_error if steps
+/// < 1.
 inline double residual_share(double done, double steps) {
   if (!(steps >= 1.0)) detail::throw_error<value_error>({"residual_share: over ", steps, " steps"});
   if (done >= steps) return 0.0;

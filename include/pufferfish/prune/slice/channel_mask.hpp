@@ -48,8 +48,9 @@ inline index_t all_channels(const channel_mask& mask) {
   return all;
 }
 
-/// Share of the bits that differ between two masks, 0 .. 1; 0 for masks without channels. Throws value_error,
-/// naming the layer, unless both masks list the same layers with as many channels each.
+/// Share of the bits that differ between two masks, 0 .. 1; 0 for masks without channels: the distance by
+/// which Early-Bird tickets are found (You et al., ICLR 2020). Throws value_error, naming the layer, unless
+/// both masks list the same layers with as many channels each.
 inline double mask_distance(const channel_mask& a, const channel_mask& b) {
   index_t differing = 0;
   for (std::size_t i = 0; i < std::max(a.size(), b.size()); ++i) {

@@ -278,7 +278,8 @@ std::vector<T> sliced_values(const model<Root, device::cpu>& before, std::span<c
 }
 
 /// The widths of all channel groups of a network (group_choice::any), in execution order. They describe the
-/// changes of slice_channels to the structure of the model.
+/// changes of slice_channels to the structure of the model: apply_widths(other, layer_widths(net)) gives
+/// another network of the model the same structure.
 template <class Root, class Device>
 std::vector<layer_width> layer_widths(const model<Root, Device>& net) {
   std::vector<layer_width> result;
