@@ -148,7 +148,8 @@ class memory_block {
     if (data_ != nullptr) source_->deallocate(data_ - lead_, allocated());
   }
 
-  /// Address in the source's memory; the host may access the elements only if source.on_host().
+  /// Address in the source's memory, nullptr for a block without elements. The host may access the elements
+  /// only if source.on_host().
   T* data() { return data_; }
   const T* data() const { return data_; }
   index_t size() const { return size_; }
@@ -169,6 +170,7 @@ class memory_block {
   }
 
  private:
+  // Bytes of the elements; allocated() adds the `lead` elements before them.
   std::size_t bytes() const { return static_cast<std::size_t>(size_) * sizeof(T); }
   std::size_t allocated() const { return bytes() + static_cast<std::size_t>(lead_) * sizeof(T); }
   // Throws shape_error for another number of elements than the block's.

@@ -37,6 +37,7 @@ PUFFERFISH_COLD inline std::string shape_text(const std::ptrdiff_t* extents, std
 ///     throw_error<shape_error>({"input ", x.shape(), " has ", x.extent(3), " channels"});
 class message_part {
  public:
+  // The constructors are implicit, so that parts of different types fit in one initializer list.
   message_part(std::string_view text) : text_(text.data()), count_(text.size()) {}
   message_part(const char* text) : message_part(std::string_view(text)) {}
   message_part(const std::string& text) : text_(text.data()), count_(text.size()) {}
@@ -71,6 +72,7 @@ class message_part {
   }
 
  private:
+  // Which member of the union is set.
   enum class kind { text, integer, natural, real, extents };
 
   kind what_ = kind::text;
@@ -80,6 +82,7 @@ class message_part {
     double real_;
     const std::ptrdiff_t* extents_;
   };
+  // Number of characters of a text, or number of extents.
   std::size_t count_ = 0;
 };
 

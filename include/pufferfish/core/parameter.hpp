@@ -19,6 +19,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// storage of this library. A convolution's weight is stored as [kernel height][kernel width][in][out]; its
 /// logical layout is [out][in][height][width].
 struct logical_layout {
+  /// Number of dimensions: 1, 2 or 4 in this library. Dimensions from `dims` on have extent 1 and stride 0.
   int dims = 0;
   extents<4> shape{};
   extents<4> strides{};
@@ -55,7 +56,9 @@ namespace detail {
 template <class T>
 class bindable_storage {
  public:
+  /// Owns `size` elements on the host, all zero.
   explicit bindable_storage(index_t size) : own_(size), data_(own_.data()), size_(size) {}
+  /// Refers to `size` elements on the host that are stored at `place` and must outlive the binding.
   bindable_storage(T* place, index_t size) : data_(place), size_(size) {}
   bindable_storage(const bindable_storage& other) : bindable_storage(other.size_) {
     other.require_host("copied");
@@ -106,10 +109,12 @@ class bindable_storage {
   bool on_device_ = false;
 };
 
+/// Throws state_error for access to the elements of a moved-from parameter.
 [[noreturn]] PUFFERFISH_COLD inline void parameter_moved_from(const logical_layout& layout) {
   throw_error<state_error>({"parameter ", to_string(layout),
                             ": was moved from: use the layer that it was moved to, or assign a new one"});
 }
+/// Throws state_error for parameter::as<U>() with a 16-bit type U, if no store keeps rounded copies.
 [[noreturn]] PUFFERFISH_COLD inline void no_rounded_copy() {
   throw_error<state_error>(
       {"parameter: a layer that computes in 16 bits belongs to no network that keeps rounded copies"});
@@ -210,6 +215,8 @@ class parameter {
     }
     return gradient_;
   }
+  /// The gradient in stored order, and its view in the layout of frameworks (logical_layout). Allocates as
+  /// gradient_data does.
   std::span<T> gradient() const { return {gradient_data(), static_cast<std::size_t>(size())}; }
   tensor_view<T, 4> logical_gradient() const { return {gradient_data(), layout_.shape, layout_.strides}; }
 
@@ -313,6 +320,7 @@ class parameter {
 template <class T>
 class state_buffer {
  public:
+  /// Owns `size` elements, all zero. Throws shape_error for a negative size.
   explicit state_buffer(index_t size) : values_(size) {}
 
   index_t size() const { return values_.size(); }

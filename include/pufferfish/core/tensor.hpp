@@ -93,6 +93,7 @@ class aligned_buffer {
   }
   ~aligned_buffer() { ::operator delete (data_, std::align_val_t{memory_alignment}); }
 
+  /// Address of element 0; nullptr if the buffer is empty.
   T* data() { return data_; }
   const T* data() const { return data_; }
   index_t size() const { return size_; }
@@ -131,11 +132,14 @@ class tensor {
     copy(source, view());
   }
 
+  /// Views of all elements. The conversions are implicit, so that a tensor can be passed where a function
+  /// takes a view; function templates that deduce T or N need view().
   tensor_view<T, N> view() { return {buffer_.data(), extents_}; }
   tensor_view<const T, N> view() const { return {buffer_.data(), extents_}; }
   operator tensor_view<T, N>() { return view(); }
   operator tensor_view<const T, N>() const { return view(); }
 
+  /// Address of element (0, ..., 0); nullptr if there are no elements.
   T* data() { return buffer_.data(); }
   const T* data() const { return buffer_.data(); }
   /// Extents, and number of elements.

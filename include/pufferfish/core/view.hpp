@@ -114,10 +114,13 @@ std::string to_string(const extents<N>& shape) {
 
 namespace detail {
 
-// Code shared by all views, compiled once.
+// The following functions are not templates, so that views of all types share one compiled copy.
+
+/// Throws shape_error for flat() of a view of this shape whose elements are not contiguous.
 [[noreturn]] PUFFERFISH_COLD inline void not_contiguous(const index_t* shape, std::size_t dims) {
   throw_error<shape_error>({"tensor_view: flat() of a strided view ", shape_text(shape, dims)});
 }
+/// Throws shape_error, with both shapes, for reshape() of a view with shape `from` to shape `to`.
 [[noreturn]] PUFFERFISH_COLD inline void cannot_reshape(const index_t* from, std::size_t from_dims,
                                                         const index_t* to, std::size_t to_dims) {
   throw_error<shape_error>(
@@ -170,9 +173,11 @@ class tensor_view {
 
   /// Address of element (0, ..., 0); nullptr for a null view.
   constexpr T* data() const { return data_; }
+  /// Extents of all dimensions.
   constexpr const extents<N>& shape() const { return extents_; }
   /// Strides, in elements.
   constexpr const extents<N>& strides() const { return strides_; }
+  /// Extent of dimension i, and its stride in elements. i < N is not checked.
   constexpr index_t extent(std::size_t i) const { return extents_[i]; }
   constexpr index_t stride(std::size_t i) const { return strides_[i]; }
   /// Number of elements. The product cannot overflow: the constructors have checked it.
@@ -181,6 +186,7 @@ class tensor_view {
     for (index_t extent : extents_) result *= extent;
     return result;
   }
+  /// Whether the view has no elements: an extent is 0.
   constexpr bool empty() const { return size() == 0; }
 
   /// True for a view without memory. As an argument it means, for example, that a gradient is not wanted.
@@ -215,6 +221,8 @@ class tensor_view {
 
   /// Returns the same elements, in row-major order, under other extents; no copy. Contiguous views only.
   /// Throws shape_error if the volumes differ, if the view is not contiguous, and as volume does.
+  ///
+  ///     auto pixels = images.reshape<2>({n * h * w, c});  // images: a view [n][h][w][c]
   template <std::size_t M>
   constexpr tensor_view<T, M> reshape(const extents<M>& shape) const {
     if (volume<M>(shape) != size() || (!empty() && !is_contiguous())) {
@@ -261,6 +269,12 @@ constexpr tensor_view<T, 2> transpose(const tensor_view<T, 2>& view) {
 /// Copies to(i...) = U(from(i...)) for all elements, for any strides and with conversion of the scalar.
 /// Throws shape_error unless the shapes are equal. The views must not overlap unless they are identical. Runs
 /// in the calling thread on the host. Both views must have memory unless they are empty.
+///
+/// \code
+/// tensor<double, 4> nhwc({2, 8, 8, 3});
+/// tensor<float, 4> nchw({2, 3, 8, 8});
+/// copy(nhwc.view().permute({0, 3, 1, 2}), nchw.view());  // another order of dimensions, rounded to float
+/// \endcode
 template <class T, class U, std::size_t N>
 void copy(const tensor_view<T, N>& from, const tensor_view<U, N>& to) {
   if (from.shape() != to.shape()) {

@@ -73,6 +73,11 @@ void for_chunks(std::span<T> values, std::size_t chunk, const F& f) {
 /// then undefined). After a timeout it does not wait; MPI may use the memory until the process ends.
 /// A default-constructed request is done. done() makes progress and returns at once: it looks at no time
 /// limit.
+///
+/// \code
+/// mpi::request sum = comm.start_all_reduce_sum(values);  // values: std::span<float>; not to be accessed now
+/// while (!sum.done()) compute_more();                    // or sum.wait()
+/// \endcode
 class request {
  public:
   request() = default;
@@ -131,7 +136,8 @@ class request {
   bool is_open() const { return first_ != MPI_REQUEST_NULL || !rest_.empty(); }
   int rest_count() const { return static_cast<int>(rest_.size()); }
 
-  /// Address for the handle of the next chunk. The first handle needs no allocation.
+  // Address for the handle of the next chunk, valid until the next call. The first handle needs no
+  // allocation.
   MPI_Request* next() {
     if (!is_open()) return &first_;
     rest_.push_back(MPI_REQUEST_NULL);

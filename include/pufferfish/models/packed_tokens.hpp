@@ -31,6 +31,7 @@ struct packed_tokens {
   const std::uint64_t* numbers = nullptr;  ///< number of each token in the global batch; see ops::row_dropout
   token_runs runs;                         ///< rows of each sentence
 
+  /// Number of rows, rows of padding included.
   index_t rows() const { return static_cast<index_t>(tokens.size()); }
 };
 
@@ -44,7 +45,8 @@ struct packed_pairs {
 
 namespace detail {
 
-/// Layout of several arrays in one block of memory, so that one copy moves all of them to a device.
+/// Layout of several arrays in one block of memory, so that one copy moves all of them to a device. Each
+/// array starts at a multiple of 16 bytes after the start of the block.
 class block_layout {
  public:
   /// Reserves `count` elements of V. Returns the offset of the array in bytes.
@@ -72,7 +74,7 @@ class block_layout {
   index_t bytes_ = 0;
 };
 
-/// Number of tokens that are not padding.
+/// Number of tokens that are not padding. Throws shape_error unless the matrix is dense.
 inline index_t count_tokens(const token_matrix& ids, std::int32_t padding) {
   index_t count = 0;
   for (const std::int32_t id : ids.flat()) count += id != padding ? 1 : 0;
@@ -209,6 +211,7 @@ class pair_packing {
         next_place_(layout.add<std::int32_t>(of.target_rows)),
         bytes_(layout.bytes()) {}
 
+  // Sizes of a batch with one row for each token.
   static sizes exact(const token_matrix& source, const token_matrix& target, std::int32_t padding) {
     return {source.extent(0), detail::count_tokens(source, padding), detail::count_tokens(target, padding),
             true};

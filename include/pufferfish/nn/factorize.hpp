@@ -70,7 +70,8 @@ struct factorization {
 
 namespace detail {
 
-/// Options with which one layer of a network is factorized.
+/// Options with which the layer `name` is factorized: the policy's truncation, method, seed and rule for
+/// factors that would be larger, and the layer's statistics if there are any. `statistics` may be nullptr.
 inline factorize_options options_for(const std::string& name, const factorize_policy& policy,
                                      const network_statistics* statistics) {
   factorize_options options{name, policy.keep_dense_if_larger, policy.method, policy.seed};
@@ -80,6 +81,7 @@ inline factorize_options options_for(const std::string& name, const factorize_po
 }
 
 /// The low-rank layer with the shape, settings and biases of `dense`, and `made` as factors of its matrices.
+/// weights: those of `dense`; made[i] replaces weights.matrices[i]. Matrices of one rank group have one rank.
 template <class T, class Device>
 any_layer<T, Device> with_factors(const any_layer<T, Device>& dense,
                                   const layer_weights<parameter_t<T>>& weights,
@@ -107,6 +109,9 @@ class network_factorizer {
         decomposed_(choices_.size()) {}
 
   /// Returns the new layer of each slot; empty: the slot stays as it is. `parameters`: of the whole network.
+  /// Sets the reports, ranks, rows and kept_dense of `result`. With a budget, the layers whose ranks it
+  /// decides are decomposed first, since their gains decide the ranks; the factors then come from these
+  /// decompositions.
   std::vector<std::optional<layer>> make(index_t parameters, factorization& result) {
     const std::optional<budget_request> budget =
         find_budget(found_.layers, choices_, policy_, statistics_, parameters);
@@ -129,7 +134,8 @@ class network_factorizer {
   }
 
  private:
-  // In parallel, the largest first.
+  // Calls work(i) for each layer i that is to be factorized, on policy.threads threads. The largest layer is
+  // first, so that no thread begins with a large one when the others are finished.
   template <class Work>
   void for_each_chosen(const Work& work) {
     const std::vector<std::size_t> order = decomposition_order(found_.layers);
@@ -171,6 +177,8 @@ class network_factorizer {
     return factorize_weights(weights, fixed_ranks(choice.ranks), how);
   }
 
+  // Adds the made layers to `result` in execution order, and the names of chosen layers that stay dense
+  // because their factors would have at least as many parameters.
   void report(const std::vector<std::optional<layer>>& made, std::vector<std::vector<factor_report>> reports,
               factorization& result) const {
     for (std::size_t i = 0; i < made.size(); ++i) {

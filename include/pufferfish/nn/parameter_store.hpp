@@ -53,6 +53,7 @@ class parameter_store {
   static_assert(rounded_format_of<T> == rounded_format::none,
                 "pufferfish: parameters of layers that compute in 16 bits are floats: parameter_t");
 
+  /// A store without a layout whose arenas will be in the host's memory, without 16-bit copies.
   parameter_store() : parameter_store(host_memory()) {}
   /// Takes arenas from `source`, which must outlive the store; 16-bit copies have the format `rounded`.
   explicit parameter_store(memory_source& source, rounded_format rounded = rounded_format::none)
@@ -168,18 +169,21 @@ class parameter_store {
     }
   }
 
-  /// In arena order; position is the parameter's id.
+  /// All parameters in arena order, with their names and offsets; the position in the list is the parameter's
+  /// id. buffer_entries(): the same for buffers.
   const std::vector<parameter_entry>& parameters() const { return parameters_; }
   const std::vector<buffer_entry>& buffer_entries() const { return buffer_entries_; }
 
   /// Number of backward passes per step: 1, unless micro_batches says otherwise. A new layout sets it to 1.
   int passes() const { return passes_; }
+  /// Sets the number of backward passes per step of all parameters, and resets their write counts.
   void set_passes(int passes) {
     passes_ = passes;
     for (const parameter_entry& entry : parameters_) entry.thing->set_passes(passes);
   }
 
-  /// Number of layouts so far.
+  /// Number of layouts so far. Objects that keep addresses in the arenas (optimizers, exchanges) compare this
+  /// number, and throw if the arenas were laid out again.
   const std::uint64_t& generation() const { return generation_.value(); }
   /// A store that was moved from has no arenas until the next pack.
   bool is_moved_from() const { return moved_.is_set(); }
@@ -288,10 +292,16 @@ class parameter_store {
 
 namespace detail {
 
-/// Brings a store's values to the host unless they are there already, and undoes that in its destructor.
+/// Brings a store's values to the host unless they are there already, and undoes that in its destructor. If
+/// the arenas are on a device, the host's changes are discarded unless keep() is called.
+///
+///     host_scope scope(net.store());  // the host may read and write values and buffers from here on
+///     ...
+///     scope.keep();                   // after writing: updates the device's arenas and the 16-bit copies
 template <class T>
 class host_scope {
  public:
+  /// The store must outlive the object. Throws backend_error if the copy to the host fails.
   explicit host_scope(parameter_store<T>& store) : all_(store), store_(store.on_host() ? nullptr : &store) {
     if (store_ != nullptr) store_->bring_to_host();
   }

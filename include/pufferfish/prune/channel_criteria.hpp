@@ -169,6 +169,7 @@ inline void mark_channels(const std::vector<channel_scores>& scores, std::size_t
   }
   if (options.rule == channel_rule::exact) {
     const auto count = static_cast<std::size_t>(std::floor(options.share * static_cast<double>(all.size())));
+    // Stable: of equal scores, those of earlier layers and channels stay first.
     std::stable_sort(all.begin(), all.end(),
                      [](const place& a, const place& b) { return a.score < b.score; });
     for (std::size_t i = 0; i < count; ++i) mask[all[i].layer].keep[all[i].channel] = false;

@@ -81,6 +81,16 @@ struct training_record {
   /// The record as lines "kind numbers", with floating-point numbers in hexadecimal, so that from_text
   /// restores them bit for bit. Kinds that are not needed are left out: "alone", "skipped", "switch" and the
   /// lines of the switch.
+  ///
+  ///     position EPOCH STEP TOTAL_STEPS OPTIMIZER_STEPS LOW_RANK
+  ///     seen LOSS_SUM CORRECT COUNT EXCHANGE_MS
+  ///     alone RANK                        written by save_alone
+  ///     skipped STEPS
+  ///     epoch ..., size ..., top5 ...     for each completed epoch; top5 if it was counted
+  ///     switch EPOCH MS BEFORE AFTER      numbers of parameters before and after the switch
+  ///     layer ..., weighted ...           for each factorized matrix; weighted if losses are predicted
+  ///     row ..., why REASON               for rank_table; the reason of the switch
+  ///     tested NAME LOSS_SUM CORRECT COUNT   NAME: before, after, estimated
   std::string to_text() const {
     using detail::add_line;
     std::string text;
@@ -167,6 +177,7 @@ struct training_record {
       line.read(layer.name, layer.rows, layer.cols, layer.rank, layer.squared_norm, layer.kept_energy,
                 layer.truncation_error, layer.relative_error);
       if (!are_factors(layer.rows, layer.cols, layer.rank)) return false;
+      // These follow from the size and the rank, so that the text does not contain them.
       layer.parameters_before = layer.macs_before = layer.rows * layer.cols;
       layer.parameters_after = layer.macs_after = factor_parameters(layer.rows, layer.cols, layer.rank);
       layer.weighted_energy = layer.kept_energy;

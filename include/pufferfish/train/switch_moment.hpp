@@ -111,7 +111,8 @@ PUFFERFISH_COLD inline std::string describe(const switch_moment& moment) {
          latest(p.latest);
 }
 
-/// The measurement that a switch_clock needs at the start of an epoch.
+/// The measurement that a switch_clock needs at the start of an epoch: none, the stable ranks of the layers
+/// that may be factorized (stable_ranks), or the loss that a truncation is predicted to add.
 enum class switch_measurement { none, stable_ranks, predicted_loss };
 
 /// Measurements at the start of an epoch. A cuttlefish_moment uses the stable ranks, a predicted_loss_moment
@@ -203,7 +204,11 @@ class switch_clock {
   /// All predicted losses up to now as (epoch, loss), for plots.
   const std::vector<std::pair<index_t, double>>& predicted_losses() const { return losses_; }
 
-  /// The state as text. The text is empty before the first call of decide().
+  /// The state as text. The text is empty before the first call of decide(). Lines:
+  ///     decided EPOCH           the last epoch of decide()
+  ///     due EPOCH REASON        once the switch is due
+  ///     loss EPOCH LOSS         for each predicted loss
+  /// and then those of cuttlefish_tracker::state.
   std::string state() const {
     if (decided_ < 0) return {};
     std::string text;
@@ -262,6 +267,7 @@ class switch_clock {
       detail::throw_error<value_error>({"switch clock: the predicted loss at epoch ", epoch, " is ", *loss,
                                         "; it must be finite and not negative"});
     }
+    // Only losses of consecutive epochs are compared, since `improvement` is a rate per epoch.
     const bool compared = !losses_.empty() && losses_.back().first + 1 == epoch;
     const double before = compared ? losses_.back().second : 0.0;
     if (loss) losses_.emplace_back(epoch, *loss);

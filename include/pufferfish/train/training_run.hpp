@@ -65,21 +65,30 @@ class training_run {
 
   /// Whether all epochs are done.
   bool finished() const { return run_.record.epoch >= run_.options.epochs; }
+  /// Number of the current epoch, 0-based; run_options::epochs once the run has finished.
   index_t epoch() const { return run_.record.epoch; }
+  /// Number of steps of an epoch, the same on all ranks.
   index_t steps_per_epoch() const { return run_.task.steps_per_epoch(); }
   /// Number of completed steps of the current epoch.
   index_t step_of_epoch() const { return run_.record.step; }
   /// Number of completed steps of the whole run.
   std::uint64_t total_steps() const { return run_.record.total_steps; }
+  /// Whether the model is factorized: from the switch on, in training_mode::lowrank from the start.
   bool low_rank() const { return run_.record.low_rank; }
 
+  /// This rank's model. Its parameters must stay equal on all ranks; a new layout of its arenas makes the
+  /// run's optimizer and exchange invalid.
   const model_type& net() const { return run_.net; }
   model_type& net() { return run_.net; }
+  /// Data and loss of this rank.
   Task& task() { return run_.task; }
   const Task& task() const { return run_.task; }
+  /// Context of this rank: threads, tape and scratch memory.
   context<device_type>& machine() { return run_.ctx; }
   const run_options& options() const { return run_.options; }
+  /// Results of all completed epochs, in order. resume() restores those of the checkpoint.
   const std::vector<epoch_result>& history() const { return run_.record.history; }
+  /// Report of the switch from dense to low rank; empty before it. Checkpoints contain it.
   const std::optional<switch_result>& switched() const { return run_.record.switched; }
   /// Mask of the pruned weights (run_options::pruning); nullptr before the pruning.
   const weight_mask* pruned() const { return run_.bound.pruning.mask(); }

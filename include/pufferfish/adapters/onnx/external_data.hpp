@@ -23,7 +23,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Calls use(tensor) for each initializer of a graph and each tensor that is an attribute of a node. `Graph`
-/// may be const.
+/// may be const. Subgraphs, lists of tensors and sparse tensors are not visited.
 template <class Graph, class Use>
 void for_each_constant(Graph& graph, Use&& use) {
   constexpr bool reads = std::is_const_v<Graph>;
@@ -41,7 +41,7 @@ void for_each_constant(Graph& graph, Use&& use) {
 }
 
 /// Whether a subgraph, a sparse tensor or a list of tensors is in external data, which data_file_writer does
-/// not move.
+/// not move. `nested`: whether `graph` is itself a subgraph, whose initializers then count.
 inline bool nested_external(const onnx::GraphProto& graph, bool nested = false) {
   bool found = false;
   if (nested)
@@ -100,6 +100,8 @@ inline std::vector<external_place> external_places(const onnx::ModelProto& model
 ///     data.copy(tensor, place);                     // from the old file
 ///     data.move(other);                             // from the message
 ///     data.commit();
+///
+/// Each tensor starts at a multiple of 64 bytes. Without commit() no file is left (atomic_writer).
 class data_file_writer {
  public:
   /// Opens the file OUT.data for the new model at the path `out`. Throws the io_error of atomic_writer, and

@@ -27,7 +27,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Returns the vectors of a layer by the names that its visit() passes, such as "weight", "running_mean".
+/// Returns the vectors of a layer by the names that its visit() passes, such as "weight", "running_mean". The
+/// views refer to the layer's own memory.
 template <class T, class L>
 std::map<std::string, tensor_view<T, 1>> vectors_of(L& layer) {
   std::map<std::string, tensor_view<T, 1>> all;
@@ -88,7 +89,8 @@ std::string write_gelu(onnx_graph<T>& to, const std::string& name, const std::st
   return to.node("Mul", name, {scaled(".half", x, 0.5), more});
 }
 
-/// The form of containers that run their layers in order.
+/// The form of containers that run their layers in order. The output of each layer is the input of the next
+/// one; the layers' nodes have the names NAME.LAYER.
 template <class L, class T = typename L::value_type>
 struct sequence_form {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, Sequential<T>& layers, onnx_value x) {
@@ -105,7 +107,8 @@ onnx_value write_elementwise(onnx_walk<T>& to, const char* op, const std::string
   return to.with(x, to.graph().node(op, name, {x.name}));
 }
 
-/// Adds a node `op` of pooling with the windows of `layer`, and returns its output.
+/// Adds a node `op` of pooling with the windows of `layer`, and returns its output. `x` is brought to the
+/// layout [N][C][H][W] first. `more`: attributes other than kernel_shape, pads and strides.
 template <class T, class L>
 onnx_value write_pool(onnx_walk<T>& to, const char* op, const std::string& name, const L& layer,
                       const onnx_value& x, std::vector<onnx_attribute> more = {}) {
@@ -236,7 +239,8 @@ struct onnx_form<Flatten<T>> {
     return to.flatten(name, x);
   }
 };
-// The forms of pooling: padding is excluded from maxima, and counted in averages as the layer says.
+// The forms of pooling: padding is excluded from maxima, and counted in averages as the layer says. The
+// output of GlobalAvgPool is [N][C][1][1].
 template <class T>
 struct onnx_form<MaxPool<T>> {
   static onnx_value write(onnx_walk<T>& to, const std::string& name, MaxPool<T>& layer, const onnx_value& x) {

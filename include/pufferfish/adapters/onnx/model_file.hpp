@@ -102,6 +102,7 @@ inline bool check_onnx(const onnx::ModelProto& model, const std::string& path) {
     for (const auto& import : model.opset_import()) {
       opsets[import.domain() == "ai.onnx" ? "" : import.domain()] = static_cast<int>(import.version());
     }
+    // Before version 3 of the format, models do not name an operator set: it is version 1.
     if (opsets.empty() && model.ir_version() < 3) opsets[""] = 1;
     context.set_opset_imports(std::move(opsets));
     context.set_model_dir(split_path(path).first);

@@ -60,8 +60,14 @@ class onnx_rewriter {
   }
 
   /// Notes that a weight W is replaced by W = up down, with `down` [groups rank][in...] and `up` [out][rank],
-  /// both in the weight's dtype. The layouts in the model follow from weight.role. `weight` must outlive the
-  /// object.
+  /// both in the weight's dtype. `weight` must outlive the object. The layouts in the model follow from
+  /// weight.role:
+  ///
+  ///     role                     down                                up
+  ///     gemm (transB), applied   [rank][in]                          [out][rank]
+  ///     product                  [in][rank]                          [rank][out]
+  ///     gates                    [in][rank]                          [1][out][rank]
+  ///     conv                     [groups rank][in / groups][kernel]  [out][rank][1]...
   void replace(const onnx_weight& weight, const onnx_factor& down, const onnx_factor& up) {
     change& made = changes_[weight.name];
     made.weight = &weight;
@@ -157,6 +163,7 @@ class onnx_rewriter {
   }
 
   // Functions for attributes: an attribute that exists already is removed first, so that no name is twice.
+  // set_attribute returns a new attribute without type and value.
   static void erase_attribute(onnx::NodeProto& node, const std::string& name) {
     for (int i = node.attribute_size() - 1; i >= 0; --i) {
       if (node.attribute(i).name() == name) node.mutable_attribute()->DeleteSubrange(i, 1);

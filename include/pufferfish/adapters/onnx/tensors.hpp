@@ -160,7 +160,8 @@ void visit_elements(const onnx::TensorProto& tensor, tensor_dtype dtype, const s
   }
 }
 
-/// Returns all elements of a floating-point tensor as bytes. Errors are those of visit_elements.
+/// Returns all elements of a floating-point tensor as bytes, little-endian, in row-major order: a copy of the
+/// whole tensor, which visit_elements avoids. Errors are those of visit_elements.
 inline std::vector<std::uint8_t> elements_of(const onnx::TensorProto& tensor, tensor_dtype dtype,
                                              const std::string& path) {
   std::vector<std::uint8_t> all;
@@ -186,7 +187,8 @@ inline constant_map constants_of(const onnx::GraphProto& graph) {
   return all;
 }
 
-/// Sets dtype, dims and name of a tensor; the elements are added by the caller.
+/// Sets dtype, dims and name of a new tensor; the elements are added by the caller. `type` is a value of
+/// onnx::TensorProto::DataType. The extents are appended, so the tensor must not have any yet.
 inline void describe_tensor(onnx::TensorProto& tensor, const std::string& name, std::int32_t type,
                             const std::vector<index_t>& shape) {
   tensor.set_name(name);

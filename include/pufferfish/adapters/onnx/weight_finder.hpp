@@ -58,7 +58,8 @@ inline std::int64_t int_of(const onnx::NodeProto& node, const std::string& name,
 /// Finds the weights of the main graph, each once, in the order of the first node that uses it. Considered
 /// are Conv, Gemm, MatMul with one constant, LSTM, GRU and RNN; ConvTranspose and embeddings are listed with
 /// the reason why they stay. `model` and `constants` must outlive the object, and the pointers in the result
-/// are valid as long as the model is unchanged.
+/// are valid as long as the model is unchanged. Of a recurrent layer only the input side is considered; the
+/// matrix of the hidden state, input 2 of the node, always stays.
 ///
 ///     const constant_map constants = constants_of(model.graph());
 ///     const std::vector<onnx_weight> weights = weight_finder(model, constants)();
@@ -171,6 +172,7 @@ class weight_finder {
     return found;
   }
 
+  // `input`: number of the constant input, 0 for W x, 1 for x W^T. The constant exists.
   onnx_weight matmul(const onnx::NodeProto& node, int input) const {
     onnx_weight found{.role = input == 0 ? onnx_role::applied : onnx_role::product, .transposed = input == 1};
     const onnx::TensorProto* const w = constant(node, input);
@@ -180,6 +182,7 @@ class weight_finder {
     return found;
   }
 
+  // The layer's gates count as one matrix: they share the rank and the factor `down`.
   onnx_weight gates(const onnx::NodeProto& node) const {
     onnx_weight found{.role = onnx_role::gates};
     const onnx::TensorProto* const w = constant(node, 1);

@@ -28,7 +28,7 @@ struct onnx_use {
 
 /// Appends to `to` the first use of each constant for which shape_of(name) returns a shape, not nullptr, in
 /// the order of the nodes. Uses in a subgraph follow the inputs of its node. An Identity node does not count
-/// as a use.
+/// as a use. `seen`: names of the constants that are in `to` already; names are added to it.
 template <class ShapeOf>
 void append_uses(const onnx::GraphProto& graph, const ShapeOf& shape_of, std::set<std::string>& seen,
                  std::vector<onnx_use>& to) {

@@ -30,6 +30,7 @@ struct lstm_geometry : torch::CustomClassHolder {
   template <class T>
   class borrowed {
    public:
+    /// Takes an idle engine of `from`, which must outlive the object.
     explicit borrowed(lstm_geometry& from) : from_(from), engine_(from.take<T>()) {}
     ~borrowed() {
       const std::lock_guard lock(from_.mutex);
@@ -67,9 +68,11 @@ struct lstm_geometry : torch::CustomClassHolder {
     return std::make_unique<engine<T>>(input, hidden, input_rank, hidden_rank);
   }
 
+  // Guards the lists. Engines are made outside of the lock.
   std::mutex mutex;
   std::tuple<idle_list<float>, idle_list<double>> idle;
 };
+/// Shared by the module and the graphs of its passes, which may outlive the module.
 using lstm_geometry_ptr = c10::intrusive_ptr<lstm_geometry>;
 
 /// Computes one layer with libtorch; arguments as in low_rank_lstm_function. Returns y, h, c. Differentiable
@@ -78,6 +81,8 @@ using lstm_geometry_ptr = c10::intrusive_ptr<lstm_geometry>;
 inline torch::autograd::variable_list reference_lstm(const torch::autograd::variable_list& in) {
   const Tensor &x = in[0], &bias = in[5];
   const std::int64_t hidden = in[7].size(1) / 4;
+  // rows down_g up_g for each gate g, as [m][4][hidden]: a gate has `rank` columns of `down`, and `hidden`
+  // columns of `up`, of its own.
   const auto side = [&](const Tensor& rows, const Tensor& down, const Tensor& up) {
     const std::int64_t rank = up.size(0);
     return torch::einsum("mgr,rgh->mgh",

@@ -69,6 +69,11 @@ inline torch::nn::AnyModule any_module(const std::shared_ptr<torch::nn::Module>&
 /// a slot, a dense layer or a low-rank one; the finder does not descend into it. A layer has an obstacle if
 /// another module has one of its tensors, or if it is neither in a container nor in a slot and something
 /// outside of the tree points to it.
+///
+///     place_finder found(root);
+///     for (module_place& place : found.places) {
+///       if (place.obstacle.empty()) place.put(low_rank_twin);  // a new layer in the place of place.layer
+///     }
 class place_finder {
  public:
   /// Finds the places below `root`, which must outlive the object. The tree must not change meanwhile.

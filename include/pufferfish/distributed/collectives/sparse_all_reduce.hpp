@@ -66,6 +66,7 @@ class sparse_reduction {
  public:
   using stream = sparse_stream<T>;
 
+  /// Refers to its arguments; sends nothing yet.
   sparse_reduction(C& comm, stream& values, sparse_buffers& buffers)
       : comm_(comm), values_(values), buffers_(buffers) {}
 
@@ -77,6 +78,8 @@ class sparse_reduction {
     const int ranks = comm_.size(), me = comm_.rank();
     int power = 1;
     while (2 * power <= ranks) power *= 2;
+    // Ranks from `power` on, the largest power of two up to the number of ranks, add their stream to that of
+    // rank me - power before the first round, and receive the sum after the last one.
     if (me >= power) {
       exchange(me - power, true, false);
       values_ = exchange(me - power, false, true);
@@ -215,6 +218,8 @@ index_t largest_count(C& comm, const sparse_stream<T>& values) {
 /// Throws shape_error on all ranks for streams of different lengths, and the errors of start_send.
 /// Collective. With one rank `values` stay as they are. After an exception they are undefined. The report is
 /// that of this rank.
+///
+/// \code
 ///   sparse_stream<float> values(length, indices, entries);  // indices ascend, the ranks' need not be equal
 ///   const sparse_all_reduce_report report = sparse_all_reduce(comm, values);
 ///   values.add_to(elements);  // elements[i] += the sum over the ranks

@@ -90,6 +90,7 @@ class host_driver {
   }
 
   std::string option_lines() const { return reducer_.option_lines(buckets()); }
+  // Throws value_error if the gradients are on the host and the options ask for another memory than staged.
   void start() {
     if (!on_device && reducer_.options().memory != exchange_memory::staged) {
       PUFFERFISH_THROW(
@@ -172,6 +173,7 @@ class host_driver {
   }
 
  private:
+  // A started sum; a default-made one stands for a bucket whose sum is made in finish().
   using request = decltype(std::declval<Comm&>().start_all_reduce_sum(std::span<T>()));
 
   // Whether the thread exchanges the buckets of direct steps.

@@ -90,7 +90,8 @@ class outer_parameters {
   }
   /// Sum of the squares of theta.
   double squared_norm() const { return detail::squared_norm<T>(theta_.span()); }
-  /// Digest of the outer parameters theta and their momentum v.
+  /// Digest of the outer parameters theta and their momentum v: d(theta) xor (2 d(v) + 1), in which equal
+  /// digests of both do not cancel.
   std::uint64_t digest() const {
     return pufferfish::digest(theta_.span()) ^ (2 * pufferfish::digest(velocity_.span()) + 1);
   }

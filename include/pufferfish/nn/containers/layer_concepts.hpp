@@ -84,7 +84,9 @@ concept container_layer = requires(const L& layer) {
 };
 
 /// The abilities of a layer: those that a container reports, else from the members that the type has (fused
-/// passes) and its static constants of the same names (reads_input, gradient_in_place, ...).
+/// passes) and its static constants of the same names (reads_input, gradient_in_place, ...). An ability
+/// without a constant has the default of layer_abilities, but gradient_over_input has the value of
+/// input_may_move.
 template <class T, class L, class Device>
 layer_abilities abilities_of([[maybe_unused]] const L& layer) {
   if constexpr (container_layer<L>) {

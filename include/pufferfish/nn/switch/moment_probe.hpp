@@ -20,6 +20,7 @@ template <class T>
 class moment_probe {
  public:
   using value_type = T;
+  // The backward pass copies dy, so it needs neither x nor y, and dx may be dy.
   static constexpr bool reads_input = false;
   static constexpr bool reads_output = false;
   static constexpr bool gradient_in_place = true;
@@ -83,6 +84,8 @@ struct norm_buffers {
   P *mean = nullptr, *variance = nullptr, *batches = nullptr;  ///< of the inputs; number of batches
   P *weight = nullptr, *bias = nullptr;                        ///< parameters, which a probe lacks
 
+  /// Finds the buffers by the names that layer.visit() passes. The addresses are valid until the layer is
+  /// moved, bound to an arena or destroyed.
   template <class Layer>
   explicit norm_buffers(Layer& layer) {
     layer.visit([this](const std::string& name, auto& thing) {
@@ -96,7 +99,8 @@ struct norm_buffers {
 };
 
 /// Makes a batch norm that has the statistics of `probe` and is the identity in inference: weight =
-/// sqrt(running_var + eps), bias = running_mean.
+/// sqrt(running_var + eps), bias = running_mean, so that (x - running_mean) / sqrt(running_var + eps) weight
+/// + bias = x up to rounding.
 template <class T>
 BatchNorm<T> settled_norm(moment_probe<T>& probe) {
   using P = parameter_t<T>;

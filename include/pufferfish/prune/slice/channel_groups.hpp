@@ -101,7 +101,8 @@ bool passes_channels(const any_layer<T, Device>& layer) {
 }
 
 /// Finds the Sequential that a slot holds, or branch and shortcut of a Residual. For
-/// layer.visit_layers(finder, name); `first` and `shortcut` are nullptr if there is none.
+/// layer.visit_layers(finder, name); `first` and `shortcut` are nullptr if there is none. Sequentials inside
+/// the branch are passed over.
 template <class T, class Device>
 class sequence_finder final : public layer_visitor<T, Device> {
  public:
@@ -191,6 +192,7 @@ class group_finder {
     if (in.group != none) at(in).blocked = true;
   }
 
+  // Follows channels through the layers in order.
   flow walk(Sequential<T, Device>& layers, const std::string& prefix, flow in) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       in = walk(layers[i], join_name(prefix, layers.name(i)), in);
@@ -247,6 +249,8 @@ class group_finder {
     if (at(in).info.channels == 0) at(in).info.channels = at(in).info.stream = channels;
   }
 
+  // Adds the batch norm to the group of its channels. If it has another number of channels, as after a
+  // Flatten of several pixels, the group cannot be sliced.
   flow pass_norm(slot& layer, const BatchNorm<T>& norm, const std::string& name, const flow& in) {
     flow out{in.group, &layer, name};
     if (in.group == none) return out;
@@ -271,6 +275,8 @@ class group_finder {
     if (group.scale != nullptr) group.info.scale = fits ? in.norm_name : group.info.norms[0];
   }
 
+  // Makes the layer the consumer of the channels that reach it, if its inputs are a multiple of them, and the
+  // producer of a new group.
   flow pass_product(slot& layer, const product_size& size, const std::string& name, const flow& in) {
     if (in.group != none) fix_channels(in, size.in);
     if (in.group != none && size.in % at(in).info.channels == 0) {

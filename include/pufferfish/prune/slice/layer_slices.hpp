@@ -28,7 +28,9 @@ inline index_t kept_at(kept_list list, index_t i) {
   return list == nullptr ? i : (*list)[static_cast<std::size_t>(i)];
 }
 
-/// The indices of the set marks; with `pixels`, p channels + c for p = 0 .. pixels - 1 and each set mark c.
+/// The indices of the set marks; with `pixels`, p channels + c for p = 0 .. pixels - 1 and each set mark c:
+/// the columns of a linear layer after a Flatten of [pixels][channels]. marked({true, false, true}, 2) is
+/// {0, 2, 3, 5}.
 inline std::vector<index_t> marked(const std::vector<bool>& keep, index_t pixels = 1) {
   std::vector<index_t> list;
   const auto channels = static_cast<index_t>(keep.size());
@@ -40,8 +42,8 @@ inline std::vector<index_t> marked(const std::vector<bool>& keep, index_t pixels
   return list;
 }
 
-/// Copies rows and columns: to(r, c, y, x) = from(rows[r], columns[c], y, x). The views may have any strides
-/// and must not overlap.
+/// Copies rows and columns: to(r, c, y, x) = from(rows[r], columns[c], y, x), for all elements of `to`. A
+/// list that is nullptr stands for 0, 1, 2, ... The views may have any strides and must not overlap.
 template <class T>
 void gather_matrix(const tensor_view<const T, 4>& from, kept_list rows, kept_list columns,
                    const tensor_view<T, 4>& to) {
@@ -128,8 +130,9 @@ any_layer<T, Device> resized(any_layer<T, Device>& layer, const std::string& nam
 }
 
 /// Makes a layer that has only the inputs and outputs of two lists (nullptr: all); values are copied bit for
-/// bit. A low-rank layer keeps its rank: columns of `down` and rows of `up` are selected. One whose smaller
-/// matrix cannot have that rank becomes dense, with the product of its factors. Errors are those of resized.
+/// bit: W'(i, j) = W(out[i], in[j]), bias'(i) = bias(out[i]). A low-rank layer keeps its rank: columns of
+/// `down` and rows of `up` are selected. One whose smaller matrix cannot have that rank becomes dense, with
+/// the product of its factors. Errors are those of resized.
 template <class T, class Device>
 any_layer<T, Device> sliced(any_layer<T, Device>& layer, const std::string& name, kept_list in,
                             kept_list out) {
@@ -164,6 +167,7 @@ any_layer<T, Device> sliced(any_layer<T, Device>& layer, const std::string& name
 }
 
 /// Sets column `c` of the matrix of a layer that product_of accepts (of `down`, in a low-rank layer) to zero.
+/// Input c then has no effect on the layer's output.
 template <class T, class Device>
 void clear_input(any_layer<T, Device>& layer, index_t c) {
   using P = parameter_t<T>;
@@ -179,7 +183,7 @@ void clear_input(any_layer<T, Device>& layer, index_t c) {
 }
 
 /// Sets row `c` of the matrix of a layer that product_of accepts (of `up`, in a low-rank layer), and its
-/// bias, to zero.
+/// bias, to zero. Output c of the layer is then 0 for every input.
 template <class T, class Device>
 void clear_output(any_layer<T, Device>& layer, index_t c) {
   using P = parameter_t<T>;

@@ -23,7 +23,7 @@ struct kept_components {
 namespace detail {
 
 /// The low-rank layers of a model, LowRankNormConvs included: their slots by name, in the order of
-/// slot_finder, then those of norm_conv_finder.
+/// slot_finder, then those of norm_conv_finder. The slots are valid until the model is modified.
 template <class T, class Device, class Root>
 std::vector<std::pair<std::string, any_layer<T, Device>*>> low_rank_slots(Root& root) {
   std::vector<std::pair<std::string, any_layer<T, Device>*>> result;

@@ -124,8 +124,8 @@ safetensors_metadata checkpoint_metadata(const model<Root, Device>& net, const n
   return metadata;
 }
 
-/// Shape of a layer's tensor `part` in a file, or of its tensor `factor`; empty if the file has neither, or
-/// one of them without elements.
+/// Shape of a layer's tensor `part` (of the dense layer) in a file, or of its tensor `factor` (of the
+/// low-rank layer); empty if the file has neither, or one of them without elements.
 inline std::vector<index_t> stored_shape(const safetensors_file& file, const std::string& layer,
                                          const char* part, const char* factor) {
   for (const char* const name : {part, factor}) {

@@ -40,7 +40,8 @@ void add_facts(const Data& run, std::map<std::string, std::string>& facts, const
 
 /// Lists the states of a checkpoint besides the network: those of `optimizer` and `compressed`, and states of
 /// which each rank has its own. `measured`: statistics for the switch, memory of the caller. `own_optimizer`:
-/// whether the optimizers of the ranks differ, as between rare exchanges.
+/// whether the optimizers of the ranks differ, as between rare exchanges. The result refers to the arguments,
+/// which must outlive it. Collective.
 template <class Data, class Optimizer, class T = typename Data::T>
 auto states_of(Data& run, Optimizer& optimizer, std::vector<compressor_state<T>> compressed,
                std::vector<T>& measured, bool own_optimizer) {

@@ -38,6 +38,8 @@ inline constexpr const char* in_unguarded_step =
     "those of the next step";
 
 /// Lines of the options, without the exchange plan: a checkpoint stores it, and the exchange compares it.
+/// Each line is "NAME VALUE". Numbers have enough digits to be read back exactly. `scalar_bytes`: size of the
+/// type of the parameters.
 inline std::string option_lines(const run_options& options, std::size_t scalar_bytes) {
   std::string text;
   const auto line = [&text](const char* name, const std::string& value) {
@@ -85,7 +87,9 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
 }
 
 /// One line for each layer, with properties that its parameters' shapes do not show, such as a stride; and,
-/// unless the run stays dense, one line for each layer that is to be factorized.
+/// unless the run stays dense, the rank policy and one line for each layer that is to be factorized, with its
+/// ranks. The latter are left out if a budget or singular values decide the ranks, which are then known only
+/// at the switch.
 template <class Root, class Device>
 std::string network_lines(const model<Root, Device>& net, const run_options& options) {
   std::string text;
@@ -164,8 +168,9 @@ inline void check_same_lines(const std::string& path, const std::string& stored,
       {path, ": made by a run with ", line_of(stored, line), ", this run has ", line_of(mine, line)});
 }
 
-/// Parses the plan in a checkpoint's `text`; nullopt if the text is empty or the plan is for other numbers of
-/// ranks.
+/// Parses the plan in a checkpoint's `text`; nullopt if the text is empty or the plan is for another number
+/// of ranks. A plan with ranks = 0 is for any number. Throws the errors of plan_from_text, in which `source`
+/// names the file.
 inline std::optional<exchange_plan> usable_plan(const std::string& text, const std::string& source,
                                                 int ranks) {
   if (text.empty()) return std::nullopt;
@@ -174,6 +179,7 @@ inline std::optional<exchange_plan> usable_plan(const std::string& text, const s
   return plan;
 }
 
+/// Clock of all durations that a run reports; it is never set back.
 using run_clock = std::chrono::steady_clock;
 
 /// The median of values (of an even number the upper one); 0 without values.
@@ -185,7 +191,8 @@ inline double median(std::vector<double> values) {
 }
 
 /// Makes the result of an epoch, without its test. `train`: evaluation over all ranks; `step_ms`: durations
-/// of the epoch's steps.
+/// of the epoch's steps in ms. The result's seconds are their sum / 1000, its step_ms is their median, and
+/// its exchange_ms the mean over the steps.
 inline epoch_result epoch_seen(const training_record& record, double rate, const evaluation& train,
                                const std::vector<double>& step_ms) {
   epoch_result result;
@@ -200,7 +207,8 @@ inline epoch_result epoch_seen(const training_record& record, double rate, const
   return result;
 }
 
-/// Makes the record at the start of a run, at run_options::first_step.
+/// Makes the record at the start of a run, at run_options::first_step: epoch first_step / n and step
+/// first_step mod n of this epoch, with n = steps_per_epoch (at least 1).
 inline training_record first_record(const run_options& options, index_t steps_per_epoch) {
   training_record record;
   const auto steps = static_cast<std::uint64_t>(std::max<index_t>(1, steps_per_epoch));

@@ -29,6 +29,7 @@ class run_pruning {
       "training.mask";  ///< name of the number of remaining weights in a checkpoint
   static constexpr const char* state = "pruning.mask";  ///< name of the mask's array in a checkpoint
 
+  /// Copies the options. There is no mask before prune() or restore().
   explicit run_pruning(const run_options& options) : options_(options.pruning) {}
 
   /// True if the caller must call prune() now. Once a mask exists, this is false. A mask given in the options
@@ -60,8 +61,8 @@ class run_pruning {
 
   // States for checkpoints, which store the mask as an array of numbers and, as a fact, the number of
   // remaining weights; the fact says that there is a mask.
-  /// The mask as numbers of T, 16 bits of the mask in each (mask_numbers); empty without a mask.
 
+  /// The mask as numbers of T, 16 bits of the mask in each (mask_numbers); empty without a mask.
   std::vector<T> numbers() const { return mask_ ? mask_numbers<T>(*mask_) : std::vector<T>(); }
   /// Allocates the numbers of a mask for these arenas.
   std::vector<T> room(const parameter_store<T>& store) const { return mask_numbers<T>(whole(store)); }

@@ -42,6 +42,7 @@ class run_shrink {
       const std::vector<kept_components> kept = shrinker_->observe(contributions(net));
       if (kept.empty()) return;
       const auto slice = [&kept](auto& of) { slice_ranks(of, kept); };
+      // The states are arranged like the arenas, so they are sliced while the network still has the old ones.
       std::vector<std::vector<T>> states;
       for (const auto& [name, values] : bound.optimizer->states()) {
         states.push_back(values.empty() ? std::vector<T>()

@@ -71,6 +71,7 @@ class run_steps<Task, Comm, device::cpu> {
   using T = typename parts::value_type;
 
  public:
+  /// The CPU's form needs none of the options here: each step has them in its parts.
   explicit run_steps(const run_options&) {}
 
   /// Starts steps with these parts at the record's position. The record must contain all earlier results.

@@ -75,6 +75,7 @@ class run_switch {
   void start_low_rank(context<device_type>& ctx, model_type& net) const {
     const factorize_policy policy = unmeasured(options_.factorize);
     if (policy.budget || needs_spectrum(policy.rank)) {
+      // These ranks depend on singular values, here those of the random initial weights.
       model_type trial = net;
       apply_ranks(net, device_work::factorize(trial, policy, ctx, nullptr).ranks());
     } else {
@@ -200,7 +201,8 @@ class run_switch {
     if (const auto decay = make_decay(net)) decay->exempt(target);
     return target;
   }
-  /// Makes the Frobenius decay of the network's factors; empty if the options ask for none. The network must
+  /// Makes the Frobenius decay of the network's factors, decoupled if the options choose Adam with decoupled
+  /// decay; empty if the options ask for none. The network must
   /// stay at its address.
   std::optional<decay_type> make_decay(model_type& net) const {
     if (options_.switching.frobenius_decay == 0.0) return std::nullopt;
@@ -268,7 +270,8 @@ class run_switch {
     return policy;
   }
 
-  // The measurement that the clock wants, on rank 0. The predicted loss is empty if there are no statistics.
+  // The measurement that the clock wants, on rank 0. The predicted loss, from the factorization of a copy of
+  // the network, is empty if there are no statistics.
   switch_evidence measure(switch_measurement wanted, context<device_type>& ctx, const Task& task,
                           const model_type& net) {
     switch_evidence found;
