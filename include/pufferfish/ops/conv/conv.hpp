@@ -14,7 +14,7 @@
 /// it is less work, unless context_options::winograd is false; its rounding error is about twice as large.
 /// Others are direct sums without a matrix of patches.
 ///
-/// 16-bit convolutions (narrow_conv.hpp) round inputs and results, and sum in float.
+/// Convolutions of bfloat16 (bf16_conv.hpp, narrow_conv.hpp) sum in float and round each result once.
 ///
 /// \code
 /// const conv_shape shape = conv_shape::square(24, 40, 3, 1, 1);
@@ -27,6 +27,7 @@
 /// // Depthwise: in_channels = out_channels = groups; the weight is {3, 3, 1, groups}.
 /// \endcode
 
+#include <pufferfish/ops/conv/bf16_conv.hpp>
 #include <pufferfish/ops/conv/grouped_conv.hpp>
 #include <pufferfish/ops/conv/narrow_conv.hpp>
 #include <pufferfish/ops/conv/reference_conv.hpp>
@@ -75,6 +76,12 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y);
   } else if constexpr (detail::is_narrow<T>) {
+    if (bias == nullptr && detail::tiles_pay<T>(ctx, shape, x.shape(), y.shape())) {
+      return detail::tiled_conv_forward<T>(ctx, shape, x, w, y, moments);
+    }
+    if (detail::multiplies_pairs<T>(shape, shape.in_channels)) {
+      return detail::pair_conv_forward(ctx, shape, x, w, bias, y, moments);
+    }
     detail::narrow_conv_forward(ctx, shape, x, w, bias, y, moments,
                                 [&](const auto& from, const float* weight, const float* add, const auto& to) {
                                   conv_forward<float>(ctx, shape, from, weight, add, to);
@@ -107,6 +114,12 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_backward_input(ctx, shape, dy, w, dx, add);
   } else if constexpr (detail::is_narrow<T>) {
+    if (detail::tiles_pay<T>(ctx, detail::turned(shape), dy.shape(), dx.shape())) {
+      return detail::tiled_conv_backward_input<T>(ctx, shape, dy, w, dx, add);
+    }
+    if (detail::multiplies_pairs<T>(shape, shape.out_channels)) {
+      return detail::pair_conv_backward_input(ctx, shape, dy, w, dx, add);
+    }
     detail::narrow_conv_backward_input(ctx, shape, dy, w, dx, add,
                                        [&](const auto& from, const float* weight, const auto& to) {
                                          conv_backward_input<float>(ctx, shape, from, weight, to, add);
@@ -135,6 +148,14 @@ void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const t
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_backward_weight(ctx, shape, x, dy, dw, accumulate);
   } else if constexpr (detail::is_narrow<T>) {
+    if (detail::tiles_pay<T>(ctx, shape, x.shape(), dy.shape())) {
+      return detail::winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+    }
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      if (detail::pairs_pixels<T>(shape, dy.shape())) {
+        return detail::backward_weight<detail::bf16_pair>(ctx, shape, x, dy, dw, accumulate);
+      }
+    }
     detail::narrow_conv_backward_weight(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
       conv_backward_weight<float>(ctx, shape, from, gradient, dw, accumulate || !first);
     });

@@ -28,7 +28,8 @@ panel_cut cut_panels(index_t columns, bool segments, const kernel_table<T>& kern
 /// The forward correlation of a convolution; the caller sets its weight.
 template <class T>
 correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& x,
-                                   const tensor_view<T, 4>& y, const kernel_table<T>& kernels) {
+                                   const tensor_view<product_result_t<T>, 4>& y,
+                                   const kernel_table<T>& kernels) {
   const tap_axis rows = forward_axis(x.extent(1), y.extent(1), shape.kernel.height, shape.stride.height,
                                      shape.padding.height, shape.dilation.height);
   const tap_axis columns = forward_axis(x.extent(2), y.extent(2), shape.kernel.width, shape.stride.width,
@@ -56,8 +57,8 @@ correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<co
 /// The correlation that computes the input gradients of one phase (row and column modulo the stride).
 template <class T>
 correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& dy,
-                                    const tensor_view<T, 4>& dx, index_t row_phase, index_t column_phase,
-                                    const kernel_table<T>& kernels) {
+                                    const tensor_view<product_result_t<T>, 4>& dx, index_t row_phase,
+                                    index_t column_phase, const kernel_table<T>& kernels) {
   const tap_axis rows = backward_axis(dx.extent(1), dy.extent(1), shape.kernel.height, shape.stride.height,
                                       shape.padding.height, shape.dilation.height, row_phase);
   const tap_axis columns = backward_axis(dx.extent(2), dy.extent(2), shape.kernel.width, shape.stride.width,
@@ -156,24 +157,25 @@ template <class T, class After>
 void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_view<const T, 4>& from,
                   const T* w, bool transposed, const tensor_view<T, 4>& to, bool add,
                   const image_tasks& tasks, After&& after) {
-  const auto& kernels = conv_kernels<T>();
+  using C = parameter_t<T>;
+  const auto& kernels = conv_kernels<C>();
   const index_t in = transposed ? to.extent(3) : from.extent(3),
                 out = transposed ? from.extent(3) : to.extent(3);
   scratch_frame frame(ctx.scratch());
   const winograd_tiles tiles(to.extent(0), to.extent(1), to.extent(2));
-  constexpr index_t most = winograd_weight<T>::most_columns;
-  const auto weight_of = [&](index_t first, T* storage) {
-    return winograd_weight<T>(from.extent(3), {first, std::min(first + most, to.extent(3))}, kernels,
+  constexpr index_t most = winograd_weight<C>::most_columns;
+  const auto weight_of = [&](index_t first, C* storage) {
+    return winograd_weight<C>(from.extent(3), {first, std::min(first + most, to.extent(3))}, kernels,
                               storage);
   };
-  T* const storage = frame.take<T>(weight_of(0, nullptr).size());
-  T* scratch = nullptr;
+  C* const storage = frame.take<C>(weight_of(0, nullptr).size());
+  C* scratch = nullptr;
   for (index_t first = 0; first < to.extent(3); first += most) {
     const winograd_correlation<T> work{tiles,        padding,   from.data(),
                                        from.shape(), to.data(), to.shape(),
                                        add,          &kernels,  weight_of(first, storage)};
     transform_weight<T>(ctx, w, in, out, transposed, work.weight);
-    if (first == 0) scratch = frame.take<T>(work.scratch_size() * ctx.threads());
+    if (first == 0) scratch = frame.take<C>(work.scratch_size() * ctx.threads());
     ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
       const range images = tasks.image_range(task), lines = tasks.line_range(task);
       work.run(tiles_of(tiles, images, lines), scratch + worker * work.scratch_size());

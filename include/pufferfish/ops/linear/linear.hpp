@@ -21,7 +21,9 @@
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
 #include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/linear/narrow_product.hpp>
+#include <pufferfish/ops/linear/pair_product.hpp>
 #include <pufferfish/ops/linear/row_product.hpp>
+#include <pufferfish/ops/linear/weight_splits.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -98,29 +100,6 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   });
 }
 
-/// Number of parts into which the rows of a product x^T dy are split; few if the sums of a part are
-/// large. Depends on shapes alone, so that the result does not depend on the number of threads.
-template <class T>
-index_t weight_splits(index_t rows, index_t elements) {
-  constexpr index_t partial_bytes = index_t{4} << 20;
-  const index_t bytes = std::max<index_t>(1, elements * static_cast<index_t>(sizeof(T)));
-  return std::clamp<index_t>(std::clamp<index_t>(partial_bytes / bytes, 4, 16), 1,
-                             std::max<index_t>(1, rows / 256));
-}
-
-/// target += the `count` arrays of `elements` elements stored one after another in `sums`, in order.
-template <class T>
-void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* target, index_t elements) {
-  constexpr index_t chunk = 4096;
-  ctx.parallel_for(count > 0 ? (elements + chunk - 1) / chunk : 0, [&](index_t task, int) {
-    const index_t begin = task * chunk, end = std::min(begin + chunk, elements);
-    for (index_t part = 0; part < count; ++part) {
-      const T* from = sums + part * elements;
-      for (index_t i = begin; i < end; ++i) target[i] += from[i];
-    }
-  });
-}
-
 /// dw (+)= x^T dy for a tall x, split over the rows; dw is dense. before(first, count, worker) is called for
 /// each tile of rows before it is multiplied, for other work on the tile while it is in the cache. The tiles
 /// of different calls are disjoint and cover all rows; calls run in several threads, each with its own
@@ -175,6 +154,8 @@ void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, cons
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::product(ctx, x, w, y, false, bias);
   } else if constexpr (detail::is_narrow<T>) {
+    if (detail::multiplies_pairs<T>(x.extent(1)))
+      return detail::pair_rows(ctx, x, w, bias, y, moments, false);
     detail::narrow_rows(ctx, x, w, bias, y, moments, false,
                         [&](const auto&... block) { detail::multiply_rows<float>(ctx, block...); });
   } else {
@@ -194,6 +175,9 @@ void linear_backward_input(context<Device>& ctx, const tensor_view<const T, 2>& 
     linear_ops<Device>::product(ctx, dy, transpose(w), dx, add, no_bias);
   } else if constexpr (detail::is_narrow<T>) {
     moment_parts<T>* const no_moments = nullptr;
+    if (detail::multiplies_pairs<T>(dy.extent(1))) {
+      return detail::pair_rows<T>(ctx, dy, transpose(w), no_bias, dx, no_moments, add);
+    }
     detail::narrow_rows<T>(ctx, dy, transpose(w), no_bias, dx, no_moments, add, [&](const auto&... block) {
       detail::multiply_rows<float>(ctx, block..., nullptr, add);
     });
@@ -218,6 +202,7 @@ void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>&
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::weight_gradient(ctx, x, dy, dw, accumulate);
   } else if constexpr (detail::is_narrow<T>) {
+    if (detail::has_pairs<T>()) return detail::pair_weight_gradient(ctx, x, dy, dw, accumulate);
     detail::narrow_weight_gradient(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
       linear_backward_weight<float>(ctx, from, gradient, dw, accumulate || !first);
     });
