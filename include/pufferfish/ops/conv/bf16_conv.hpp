@@ -83,6 +83,7 @@ void pair_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const
   const image_tasks tasks{y.extent(0), y.extent(1), line,
                           shape.patch() * out * static_cast<index_t>(sizeof(T))};
   if (moments != nullptr) moments->start(tasks.count(), out);
+  report_conv<T>("conv_forward", shape, x.shape(), "direct sums of pairs");
   const auto& kernels = conv_kernels<bf16_pair>();
   scratch_frame frame(ctx.scratch());
   const float* const wide_bias = widened(ctx, frame, bias, out);
@@ -110,6 +111,7 @@ void tiled_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, cons
   const image_tasks tasks = tasks_of(winograd_tiles(y.extent(0), y.extent(1), y.extent(2)));
   const index_t out = y.extent(3);
   if (moments != nullptr) moments->start(tasks.count(), out);
+  report_conv<T>("conv_forward", shape, x.shape(), "Winograd tiles");
   run_by_tiles<T>(ctx, shape.padding, x, w, false, y, false, tasks,
                   [&](index_t task, index_t first, index_t count) {
                     if (moments != nullptr) moments->add(task, y.data() + first * out, count, out);
@@ -121,6 +123,7 @@ template <class T>
 void tiled_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
                                bool add) {
+  report_conv<T>("conv_backward_input", shape, dx.shape(), "Winograd tiles");
   const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
   run_by_tiles<T>(ctx, turned(shape).padding, dy, w, true, dx, add, tasks, [](index_t, index_t, index_t) {});
 }
@@ -131,6 +134,7 @@ template <class T>
 void pair_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
                               bool add) {
+  report_conv<T>("conv_backward_input", shape, dx.shape(), "direct sums of pairs");
   const auto& kernels = conv_kernels<bf16_pair>();
   const tensor_view<const bf16_pair, 4> gradients = as_pairs(dy);
   const index_t cells = shape.kernel.height * shape.kernel.width, in = shape.in_channels,

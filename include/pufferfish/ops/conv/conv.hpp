@@ -82,11 +82,14 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
     if (detail::multiplies_pairs<T>(shape, shape.in_channels)) {
       return detail::pair_conv_forward(ctx, shape, x, w, bias, y, moments);
     }
+    detail::report_conv<T>("conv_forward", shape, x.shape(), "widened to float");
     detail::narrow_conv_forward(ctx, shape, x, w, bias, y, moments,
                                 [&](const auto& from, const float* weight, const float* add, const auto& to) {
                                   conv_forward<float>(ctx, shape, from, weight, add, to);
                                 });
   } else if (shape.groups > 1) {
+    detail::report_conv<T>("conv_forward", shape, x.shape(),
+                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
     detail::grouped_forward<T>(
         ctx, shape, x, w, bias, y, moments,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight, const T* add,
@@ -120,11 +123,14 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
     if (detail::multiplies_pairs<T>(shape, shape.out_channels)) {
       return detail::pair_conv_backward_input(ctx, shape, dy, w, dx, add);
     }
+    detail::report_conv<T>("conv_backward_input", shape, dx.shape(), "widened to float");
     detail::narrow_conv_backward_input(ctx, shape, dy, w, dx, add,
                                        [&](const auto& from, const float* weight, const auto& to) {
                                          conv_backward_input<float>(ctx, shape, from, weight, to, add);
                                        });
   } else if (shape.groups > 1) {
+    detail::report_conv<T>("conv_backward_input", shape, dx.shape(),
+                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
     detail::grouped_backward_input<T>(
         ctx, shape, dy, w, dx, add,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight,
@@ -149,17 +155,22 @@ void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const t
     conv_ops<Device>::conv_backward_weight(ctx, shape, x, dy, dw, accumulate);
   } else if constexpr (detail::is_narrow<T>) {
     if (detail::tiles_pay<T>(ctx, shape, x.shape(), dy.shape())) {
+      detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "Winograd tiles");
       return detail::winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
     }
     if constexpr (std::is_same_v<T, bfloat16>) {
       if (detail::pairs_pixels<T>(shape, dy.shape())) {
+        detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "direct sums of pairs");
         return detail::backward_weight<detail::bf16_pair>(ctx, shape, x, dy, dw, accumulate);
       }
     }
+    detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "widened to float");
     detail::narrow_conv_backward_weight(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
       conv_backward_weight<float>(ctx, shape, from, gradient, dw, accumulate || !first);
     });
   } else if (shape.groups > 1) {
+    detail::report_conv<T>("conv_backward_weight", shape, x.shape(),
+                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
     detail::grouped_backward_weight<T>(ctx, shape, x, dy, dw, accumulate,
                                        [&](const conv_shape& one, const tensor_view<const T, 4>& from,
                                            const tensor_view<const T, 4>& gradient, T* to) {
