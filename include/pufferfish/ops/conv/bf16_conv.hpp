@@ -167,5 +167,23 @@ void pair_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape
   }
 }
 
+/// dw (+)= the weight gradient of a convolution for which pairs_pixels(): a product of copied pixels for 1x1
+/// kernels whose stride skips pixels, else direct sums of pairs of adjacent pixels.
+template <class T>
+void pair_conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
+                               const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, float* dw,
+                               bool accumulate) {
+  if (!skips_pixels(shape)) {
+    report_conv<T>("conv_backward_weight", shape, x.shape(), "direct sums of pairs");
+    return backward_weight<bf16_pair>(ctx, shape, x, dy, dw, accumulate);
+  }
+  report_conv<T>("conv_backward_weight", shape, x.shape(), "product of copied pixels");
+  scratch_frame frame(ctx.scratch());
+  const auto pixels = frame.take<T>(extents<4>{dy.extent(0), dy.extent(1), dy.extent(2), x.extent(3)});
+  read_pixels<T>(ctx, shape, x, pixels);
+  const tensor_view<float, 2> gradient(dw, {shape.in_channels, shape.out_channels});
+  linear_backward_weight<T>(ctx, as_rows<const T>(pixels), as_rows(dy), gradient, accumulate);
+}
+
 }  // namespace ops::detail
 PUFFERFISH_NAMESPACE_END

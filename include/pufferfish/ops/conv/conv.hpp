@@ -75,6 +75,9 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y);
+  } else if (shape.is_pointwise()) {
+    linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
+                      moments);
   } else if constexpr (detail::is_narrow<T>) {
     if (bias == nullptr && detail::tiles_pay<T>(ctx, shape, x.shape(), y.shape())) {
       return detail::tiled_conv_forward<T>(ctx, shape, x, w, y, moments);
@@ -94,9 +97,6 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
         ctx, shape, x, w, bias, y, moments,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight, const T* add,
             const tensor_view<T, 4>& to) { conv_forward<T>(ctx, one, from, weight, add, to); });
-  } else if (shape.is_pointwise()) {
-    linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
-                      moments);
   } else {
     const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), y.shape());
     if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
@@ -116,6 +116,8 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
   if (dx.empty()) return;
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_backward_input(ctx, shape, dy, w, dx, add);
+  } else if (shape.is_pointwise()) {
+    linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w), detail::as_rows(dx), add);
   } else if constexpr (detail::is_narrow<T>) {
     if (detail::tiles_pay<T>(ctx, detail::turned(shape), dy.shape(), dx.shape())) {
       return detail::tiled_conv_backward_input<T>(ctx, shape, dy, w, dx, add);
@@ -135,8 +137,6 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
         ctx, shape, dy, w, dx, add,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight,
             const tensor_view<T, 4>& to) { conv_backward_input<T>(ctx, one, from, weight, to, add); });
-  } else if (shape.is_pointwise()) {
-    linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w), detail::as_rows(dx), add);
   } else {
     detail::run_backward_input<T>(ctx, shape, dy, w, dx, add);
   }
@@ -153,16 +153,16 @@ void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const t
   detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_backward_weight(ctx, shape, x, dy, dw, accumulate);
+  } else if (shape.is_pointwise()) {
+    const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
+    linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
   } else if constexpr (detail::is_narrow<T>) {
     if (detail::tiles_pay<T>(ctx, shape, x.shape(), dy.shape())) {
       detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "Winograd tiles");
       return detail::winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
     }
-    if constexpr (std::is_same_v<T, bfloat16>) {
-      if (detail::pairs_pixels<T>(shape, dy.shape())) {
-        detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "direct sums of pairs");
-        return detail::backward_weight<detail::bf16_pair>(ctx, shape, x, dy, dw, accumulate);
-      }
+    if (detail::pairs_pixels<T>(shape, dy.shape())) {
+      return detail::pair_conv_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
     }
     detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "widened to float");
     detail::narrow_conv_backward_weight(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
@@ -176,9 +176,6 @@ void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const t
                                            const tensor_view<const T, 4>& gradient, T* to) {
                                          conv_backward_weight<T>(ctx, one, from, gradient, to, false);
                                        });
-  } else if (shape.is_pointwise()) {
-    const tensor_view<T, 2> gradient(dw, {shape.patch(), shape.out_channels});
-    linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
   } else {
     detail::run_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
   }

@@ -317,7 +317,7 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
   const index_t by_tiles =
       winograd_tiles::points * products + transform * (vectors(from[3]) + vectors(to[3]));
   // Direct sums of pairs of bfloat16 are twice as fast; the products of tiles are float.
-  const index_t slowdown = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0 ? 8 : 5;
+  const index_t slowdown = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0 ? 7 : 5;
   return slowdown * by_tiles * tiles.of_image() < 3 * lines * columns * products;
 }
 
