@@ -93,11 +93,9 @@ class pair_operand {
     });
   }
 
-  index_t columns() const { return columns_; }
   index_t panels() const { return panels_; }
-  /// The columns of panels first .. last - 1.
-  index_t first_column(index_t first) const { return std::min(columns_, first * kernels_.width()); }
-  row_cut cut(index_t rows) const { return {rows, depth_, panels_}; }
+  /// The first column of a panel; for the number of panels, the number of columns.
+  index_t first_column(index_t panel) const { return std::min(columns_, panel * kernels_.width()); }
 
   /// sums = a w for some rows of a and the columns of panels first .. last - 1, in the calling thread. sums:
   /// rows of a x these columns, dense.
