@@ -96,8 +96,8 @@ def delays(measured, a, folder):
     for of in RATES:
         lines += [f"### {of:g} Gbit/s", "", *everything(measured, a, of, kept)]
     lines += [f"These commands measure steps at {1e3 * FAR:g} ms, and all encoding and decoding. `bench/testbed` delays by "
-              "netem, or by a process of its own on a kernel without netem. They use the default plan of the exchange, because "
-              "`tune` stops after one length at this delay, from which no rate can be determined:", "", "```sh"]
+              "netem, or by a process of its own on a kernel without netem. They use the default plan of the exchange, so "
+              "that buckets and algorithms are the same at both rates:", "", "```sh"]
     for of in RATES:
         rate_text = f"{1e3 * of:g}mbit" if of < 1 else f"{of:g}gbit"
         lines += [f"bench/testbed --hosts 2 --rate {rate_text} --delay {1e3 * FAR:g}ms --no-ddp --only link step --runs 5 \\",

@@ -46,6 +46,18 @@ class bfloat16 {
 
 static_assert(sizeof(bfloat16) == 2 && std::is_trivially_copyable_v<bfloat16>);
 
+namespace detail {
+
+/// Two bfloat16 elements that are adjacent along the depth of a product. Products of pairs add both products
+/// to one float: sum += a.first b.first + a.second b.second.
+struct bf16_pair {
+  bfloat16 first, second;
+};
+
+static_assert(sizeof(bf16_pair) == 4 && alignof(bf16_pair) == 2);
+
+}  // namespace detail
+
 /// IEEE 754 binary16 (5 exponent bits, 10 mantissa bits), CUDA's `__half`: a format for storage and messages,
 /// not for arithmetic. Conversion from float rounds to nearest, ties to even, below 2^-14 to multiples of
 /// 2^-24. A magnitude of 65520 or more becomes infinity. A NaN stays a quiet NaN.

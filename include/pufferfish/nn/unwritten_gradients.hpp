@@ -66,7 +66,8 @@ class zero_before_step {
   void prepare(const parameter_store<T>& store, const stored_entry<parameter<T>>& entry, Zero&& zero) {
     if (!is_fresh(store)) return;
     if (entry.thing->gradient_origin() == gradient_source::spent) zero(entry.offset, entry.thing->size());
-    // The optimizer uses this source, and the next exchange does not take it for a write of its own step.
+    // With this origin the optimizer uses the gradient, and the next exchange counts it as an old one, which
+    // the exchange zeroes unless a layer has written it since.
     entry.thing->set_gradient_origin(gradient_source::exchange);
   }
 

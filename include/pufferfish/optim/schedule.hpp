@@ -166,7 +166,7 @@ struct switch_ramp {
     return start + (1.0 - start) * static_cast<double>(k + 1) / static_cast<double>(n);
   }
 
-  /// "from 0.1 over 500 steps", or "none".
+  /// The ramp in words, for logs: "from 0.1 over 500 steps", or "none".
   std::string describe() const {
     return steps <= 0
                ? "none"

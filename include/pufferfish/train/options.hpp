@@ -152,7 +152,8 @@ struct run_options {
   optimizer_options optimizer = sgd_options{0.9, 0.0, false, 1e-4, false};
   double clip_norm = 0.0;  ///< largest norm of the gradient of all parameters; 0: no clipping
   exchange_options exchange;
-  /// True: `tune` measures the interconnect before the first step (some seconds) and makes the exchange plan.
+  /// True: `tune` measures the interconnect before the first step and makes the exchange plan. This takes
+  /// about 3 s, longer on links with long delays (tune).
   bool tune_exchange = false;
   /// Ranks exchange their parameter changes after some local steps, instead of gradients in every step. They
   /// also exchange at the end of an epoch and before tests, checkpoints and the switch, which need equal

@@ -221,8 +221,9 @@ TEST_CASE("bf16: softmax cross entropy") {
 }
 
 TEST_CASE("bf16: products of rows") {
-  for (const extents<3>& s : {extents<3>{0, 3, 4}, extents<3>{1, 1, 1}, extents<3>{7, 33, 5},
-                              extents<3>{500, 64, 48}, extents<3>{9000, 40, 600}}) {
+  for (const extents<3>& s :
+       {extents<3>{0, 3, 4}, extents<3>{1, 1, 1}, extents<3>{7, 33, 5}, extents<3>{500, 64, 48},
+        extents<3>{9000, 40, 600}, extents<3>{3, 2, 2}, extents<3>{101, 34, 17}, extents<3>{25, 2100, 130}}) {
     CAPTURE(s[0]);
     const extents<2> in{s[0], s[1]}, matrix{s[1], s[2]}, out{s[0], s[2]};
     compare([&](auto type, cpu_context& ctx) {
@@ -246,6 +247,12 @@ TEST_CASE("bf16: convolutions") {
   compare_conv(conv_shape::square(3, 17, 3, 1, 1), {2, 9, 7, 3});
   compare_conv(conv_shape::square(32, 24, 3, 1, 1), {3, 16, 16, 32});
   compare_conv(conv_shape::square(16, 24, 3, 2, 1), {5, 9, 8, 16});
+  compare_conv(conv_shape::square(32, 40, 3, 1, 1), {9, 4, 5, 32});    // one pixel of many images
+  compare_conv(conv_shape::square(6, 70, 3, 1, 1), {2, 12, 17, 6});    // segments, and panels of two widths
+  compare_conv(conv_shape::square(130, 6, 3, 2, 1), {6, 7, 7, 130});   // phases of short lines
+  compare_conv(conv_shape::square(8, 10, 3, 1, 1), {1, 70, 40, 8});    // one image, in bands of lines
+  compare_conv(conv_shape::square(700, 34, 3, 1, 1), {2, 9, 9, 700});  // blocks of input channels
+  compare_conv(conv_shape::square(4, 6, 1, 3), {2, 7, 8, 4});          // phases without taps
   compare_conv(conv_shape::square(16, 9, 1), {3, 8, 8, 16});
   compare_conv(conv_shape::square(16, 24, 1, 2), {3, 8, 8, 16});
   compare_conv({5, 3, {2, 3}, {1, 2}, {1, 2}, {2, 1}}, {2, 9, 8, 5});
@@ -253,36 +260,57 @@ TEST_CASE("bf16: convolutions") {
   compare_conv(conv_shape::square(64, 8, 1), {80, 32, 32, 64});  // more than one block of images
 }
 
-TEST_CASE("bf16: low-rank convolutions and the moments of their output") {
-  const conv_shape down = conv_shape::square(16, 6, 3, 2, 1);
-  const extents<4> input{4, 9, 8, 16}, inner = down.output(input, "down");
+/// A low-rank convolution to 24 channels, `down` of which reads `input`, and the moments of its output.
+void compare_low_rank(const conv_shape& down, const extents<4>& input, bool keeps_inner) {
+  CAPTURE(down.describe());
+  CAPTURE(keeps_inner);
+  const index_t rank = down.out_channels;
+  const extents<4> inner = down.output(input, "down");
   extents<4> output = inner;
   output[3] = 24;
-  const extents<2> matrix{6, 24};
+  const extents<2> matrix{rank, 24}, rows{volume<4>(output) / 24, 24};
   compare([&](auto type, cpu_context& ctx) {
     using T = decltype(type);
-    const std::vector<T> x = numbers<T>(volume<4>(input), 1), w = numbers<T>(down.patch() * 6, 2),
-                         up = numbers<T>(6 * 24, 3), dy = numbers<T>(volume<4>(output), 4);
-    std::vector<T> t(static_cast<std::size_t>(volume<4>(inner))), y(dy.size()), dt(t.size());
+    const std::vector<T> x = numbers<T>(volume<4>(input), 1), w = numbers<T>(down.patch() * rank, 2),
+                         up = numbers<T>(rank * 24, 3), dy = numbers<T>(volume<4>(output), 4),
+                         bias = numbers<T>(24, 6), between = numbers<T>(volume<4>(inner), 5);
+    std::vector<T> t(between.size()), y(dy.size()), product(dy.size()), dt(t.size());
     std::vector<float> dup(up.size());
-    std::vector<double> moments(48);
+    std::vector<double> moments(48), mean(24), variance(24);
     scratch_frame frame(ctx.scratch());
     ops::moment_parts<T> parts(frame);
-    ops::low_rank_conv_forward<T>(ctx, down, view_of(x, input), w.data(), view_of(up, matrix), nullptr,
+    ops::low_rank_conv_forward<T>(ctx, down, view_of(x, input), w.data(), view_of(up, matrix), bias.data(),
                                   view_of(t, inner), view_of(y, output), &parts);
-    const extents<2> rows{volume<4>(output) / 24, 24};
-    std::vector<double> mean(24), variance(24);
     ops::batch_norm_statistics<T>(ctx, view_of(std::as_const(y), rows), mean.data(), variance.data());
     CHECK(parts.merge(moments.data(), moments.data() + 24) == rows[0]);
     for (std::size_t c = 0; c < 24; ++c) {
       CHECK(moments[c] == doctest::Approx(mean[c]).epsilon(1e-5));
       CHECK(moments[24 + c] == doctest::Approx(variance[c]).epsilon(1e-5));
     }
-    ops::low_rank_conv_backward_up<T>(ctx, view_of(numbers<T>(volume<4>(inner), 5), inner),
-                                      view_of(dy, output), view_of(up, matrix), view_of(dup, matrix), false,
-                                      view_of(dt, inner));
+    // y is the product of the rounded t, whether t is kept or not.
+    ops::linear_forward<T>(ctx, view_of(std::as_const(t), extents<2>{rows[0], rank}), view_of(up, matrix),
+                           bias.data(), view_of(product, rows));
+    if (!keeps_inner) {
+      ops::low_rank_conv_forward<T>(ctx, down, view_of(x, input), w.data(), view_of(up, matrix), bias.data(),
+                                    tensor_view<T, 4>(), view_of(y, output));
+    }
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      CHECK(static_cast<float>(y[i]) ==
+            doctest::Approx(static_cast<double>(static_cast<float>(product[i]))).epsilon(0.005));
+    }
+    ops::low_rank_conv_backward_up<T>(ctx, view_of(between, inner), view_of(dy, output), view_of(up, matrix),
+                                      view_of(dup, matrix), false, view_of(dt, inner));
     return results<T>{{t, dt}, {dup}};
   });
+}
+
+TEST_CASE("bf16: low-rank convolutions and the moments of their output") {
+  for (const bool keeps_inner : {true, false}) {
+    compare_low_rank(conv_shape::square(16, 6, 3, 2, 1), {4, 9, 8, 16}, keeps_inner);
+    compare_low_rank(conv_shape::square(16, 18, 3, 1, 1), {9, 10, 12, 16}, keeps_inner);
+    compare_low_rank(conv_shape::square(16, 18, 3, 1, 1), {9, 4, 4, 16}, keeps_inner);
+    compare_low_rank(conv_shape::square(16, 5, 3, 1, 1), {3, 6, 6, 16}, keeps_inner);  // an odd rank
+  }
 }
 
 }  // namespace

@@ -123,7 +123,7 @@ class onnx_walk {
     return {graph_.node("Reshape", name + ".image", {plain.name, shape}), plain.shape};
   }
   /// Returns x as a matrix [N][columns]; adds a node if x is an image. Throws shape_error for an image of
-  /// more than one pixel: see Flatten.
+  /// more than one pixel, which a network must flatten by a layer Flatten.
   onnx_value matrix(const std::string& name, const onnx_value& x) {
     if (x.rows) return x;
     if (x.shape[1] * x.shape[2] != 1) {

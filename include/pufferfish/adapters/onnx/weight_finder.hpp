@@ -145,7 +145,8 @@ class weight_finder {
     onnx_weight found{.role = onnx_role::conv, .groups = int_of(node, "group", 1)};
     const onnx::TensorProto* const w = constant(node, 1);
     if (w == nullptr) return found;
-    // Only the extents of floating-point constants are known to have a product.
+    // The product of the extents is computed below. It is known to fit in index_t only for floating-point
+    // constants, whose size byte_size() has checked.
     if (!floating_dtype(*w)) return {.reason = "no floating-point type"};
     if (w->dims_size() < 3) return {.reason = std::to_string(w->dims_size()) + " dimensions"};
     index_t elements = 1;

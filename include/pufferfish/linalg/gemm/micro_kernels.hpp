@@ -9,13 +9,17 @@
 /// = 0 .. depth - 1, the kernel adds the products of a broadcast element of each row of the left operand and
 /// a row of the right operand:
 ///   result[p] (+)= sum over t, k of left_t[p row_step + k depth_step] * right_t[k right_step ...].
+/// For pairs of bfloat16 (bf16_pair), an element is a pair, the product of two pairs is the sum of their two
+/// products, and the result is float.
 /// Both operands are read in place. A matrix product has one tap. A convolution has one tap for each element
 /// of its kernel that overlaps the image, so that padding is never multiplied. A weight gradient has one tap
 /// for each line of pixels.
 
 #include <cstddef>
+#include <type_traits>
 #include <utility>
 
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/linalg/isa.hpp>
 
@@ -40,6 +44,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// The type of a product's result for operands of T: T itself, float for pairs of bfloat16.
+template <class T>
+struct product_result {
+  using type = T;
+};
+template <>
+struct product_result<bf16_pair> {
+  using type = float;
+};
+template <class T>
+using product_result_t = typename product_result<T>::type;
+
 /// Addresses of the first element of the left and of the right operand for one tap. A tap is a position (dy,
 /// dx) of a convolution's kernel; a matrix product has one tap.
 template <class T>
@@ -60,7 +76,7 @@ struct block_arguments {
   index_t right_step;  ///< right operand: step from k to k + 1
   /// Segment kernels: step of the right operand from a tap to the next one on its right
   index_t column_step;
-  T* result;
+  product_result_t<T>* result;
   index_t result_step;  ///< step from row to row of the result
   index_t accumulate;   ///< nonzero: results are added to the old values
   /// Address that is prefetched during the computation, for data needed soon, and advanced by prefetch_step
@@ -154,10 +170,33 @@ constexpr kernel_table<T> make_kernel_table() {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/linalg/gemm/micro_kernels.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// The kernel table of an instruction set for which isa_available() is true.
+/// The kernels for pairs of bfloat16, or nullptr if this machine has none: they need AVX512_BF16 and
+/// assembly. Their products are those of the instruction vdpbf16ps: sums are in float, rounded to nearest;
+/// operands and sums below 2^-126 count as 0.
+inline const kernel_table<bf16_pair>* pair_kernels() {
+#if PUFFERFISH_KERNELS_ASSEMBLY && PUFFERFISH_KERNELS_AVX512
+  if (isa_available(isa::avx512) && __builtin_cpu_supports("avx512bf16")) {
+    return &micro_kernels_avx512::table<bf16_pair>;
+  }
+#endif
+  return nullptr;
+}
+
+/// True if products of T are computed in pairs: for bfloat16, if this machine has the kernels.
+template <class T>
+bool has_pairs() {
+  return std::is_same_v<T, bfloat16> && pair_kernels() != nullptr;
+}
+
+/// The kernel table of an instruction set for which isa_available() is true. For pairs of bfloat16, the
+/// caller must have checked pair_kernels(), which all instruction sets share.
 template <class T>
 const kernel_table<T>& kernels_for(isa target) {
-  return *PUFFERFISH_KERNEL(target, micro_kernels, table<T>);
+  if constexpr (std::is_same_v<T, bf16_pair>) {
+    return *pair_kernels();
+  } else {
+    return *PUFFERFISH_KERNEL(target, micro_kernels, table<T>);
+  }
 }
 
 }  // namespace detail

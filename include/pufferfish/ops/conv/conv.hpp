@@ -14,7 +14,7 @@
 /// it is less work, unless context_options::winograd is false; its rounding error is about twice as large.
 /// Others are direct sums without a matrix of patches.
 ///
-/// 16-bit convolutions (narrow_conv.hpp) round inputs and results, and sum in float.
+/// Convolutions of bfloat16 (bf16_conv.hpp, narrow_conv.hpp) sum in float and round each result once.
 ///
 /// \code
 /// const conv_shape shape = conv_shape::square(24, 40, 3, 1, 1);
@@ -27,6 +27,7 @@
 /// // Depthwise: in_channels = out_channels = groups; the weight is {3, 3, 1, groups}.
 /// \endcode
 
+#include <pufferfish/ops/conv/bf16_conv.hpp>
 #include <pufferfish/ops/conv/grouped_conv.hpp>
 #include <pufferfish/ops/conv/narrow_conv.hpp>
 #include <pufferfish/ops/conv/reference_conv.hpp>
@@ -74,19 +75,28 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y);
+  } else if (shape.is_pointwise()) {
+    linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
+                      moments);
   } else if constexpr (detail::is_narrow<T>) {
+    if (bias == nullptr && detail::tiles_pay<T>(ctx, shape, x.shape(), y.shape())) {
+      return detail::tiled_conv_forward<T>(ctx, shape, x, w, y, moments);
+    }
+    if (detail::multiplies_pairs<T>(shape, shape.in_channels)) {
+      return detail::pair_conv_forward(ctx, shape, x, w, bias, y, moments);
+    }
+    detail::report_conv<T>("conv_forward", shape, x.shape(), "widened to float");
     detail::narrow_conv_forward(ctx, shape, x, w, bias, y, moments,
                                 [&](const auto& from, const float* weight, const float* add, const auto& to) {
                                   conv_forward<float>(ctx, shape, from, weight, add, to);
                                 });
   } else if (shape.groups > 1) {
+    detail::report_conv<T>("conv_forward", shape, x.shape(),
+                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
     detail::grouped_forward<T>(
         ctx, shape, x, w, bias, y, moments,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight, const T* add,
             const tensor_view<T, 4>& to) { conv_forward<T>(ctx, one, from, weight, add, to); });
-  } else if (shape.is_pointwise()) {
-    linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
-                      moments);
   } else {
     const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), y.shape());
     if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
@@ -106,18 +116,27 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
   if (dx.empty()) return;
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_backward_input(ctx, shape, dy, w, dx, add);
+  } else if (shape.is_pointwise()) {
+    linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w), detail::as_rows(dx), add);
   } else if constexpr (detail::is_narrow<T>) {
+    if (detail::tiles_pay<T>(ctx, detail::turned(shape), dy.shape(), dx.shape())) {
+      return detail::tiled_conv_backward_input<T>(ctx, shape, dy, w, dx, add);
+    }
+    if (detail::multiplies_pairs<T>(shape, shape.out_channels)) {
+      return detail::pair_conv_backward_input(ctx, shape, dy, w, dx, add);
+    }
+    detail::report_conv<T>("conv_backward_input", shape, dx.shape(), "widened to float");
     detail::narrow_conv_backward_input(ctx, shape, dy, w, dx, add,
                                        [&](const auto& from, const float* weight, const auto& to) {
                                          conv_backward_input<float>(ctx, shape, from, weight, to, add);
                                        });
   } else if (shape.groups > 1) {
+    detail::report_conv<T>("conv_backward_input", shape, dx.shape(),
+                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
     detail::grouped_backward_input<T>(
         ctx, shape, dy, w, dx, add,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight,
             const tensor_view<T, 4>& to) { conv_backward_input<T>(ctx, one, from, weight, to, add); });
-  } else if (shape.is_pointwise()) {
-    linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w), detail::as_rows(dx), add);
   } else {
     detail::run_backward_input<T>(ctx, shape, dy, w, dx, add);
   }
@@ -134,19 +153,29 @@ void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const t
   detail::check_conv("conv_backward_weight", shape, x.shape(), dy.shape());
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_backward_weight(ctx, shape, x, dy, dw, accumulate);
+  } else if (shape.is_pointwise()) {
+    const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
+    linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
   } else if constexpr (detail::is_narrow<T>) {
+    if (detail::tiles_pay<T>(ctx, shape, x.shape(), dy.shape())) {
+      detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "Winograd tiles");
+      return detail::winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+    }
+    if (detail::pairs_pixels<T>(shape, dy.shape())) {
+      return detail::pair_conv_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+    }
+    detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "widened to float");
     detail::narrow_conv_backward_weight(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
       conv_backward_weight<float>(ctx, shape, from, gradient, dw, accumulate || !first);
     });
   } else if (shape.groups > 1) {
+    detail::report_conv<T>("conv_backward_weight", shape, x.shape(),
+                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
     detail::grouped_backward_weight<T>(ctx, shape, x, dy, dw, accumulate,
                                        [&](const conv_shape& one, const tensor_view<const T, 4>& from,
                                            const tensor_view<const T, 4>& gradient, T* to) {
                                          conv_backward_weight<T>(ctx, one, from, gradient, to, false);
                                        });
-  } else if (shape.is_pointwise()) {
-    const tensor_view<T, 2> gradient(dw, {shape.patch(), shape.out_channels});
-    linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
   } else {
     detail::run_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
   }

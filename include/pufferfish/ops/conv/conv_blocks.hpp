@@ -20,6 +20,7 @@ using pufferfish::detail::block_tap;
 using pufferfish::detail::kernel_list;
 using pufferfish::detail::kernel_table;
 using pufferfish::detail::moved;
+using pufferfish::detail::product_result_t;
 using pufferfish::detail::run_rows;
 
 /// The kernels for convolutions of T on this machine.
@@ -42,13 +43,15 @@ struct panel_cut {
 template <class T, class Run>
 void run_clipped(block_arguments<T>& whole, index_t width, index_t full, index_t rows, Run&& run) {
   if (width == full) return run(whole, rows);
-  constexpr index_t most_rows = 24, most_columns = 4 * 64 / static_cast<index_t>(sizeof(T));
-  alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
+  using result = product_result_t<T>;
+  constexpr index_t size = static_cast<index_t>(sizeof(result));
+  constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
+  alignas(64) result beside[static_cast<std::size_t>(most_rows * most_columns)];
   block_arguments<T> block = whole;
-  block.result_step = most_columns * static_cast<index_t>(sizeof(T));
+  block.result_step = most_columns * size;
   for (index_t first = 0; first < rows; first += most_rows) {
     const index_t count = std::min(most_rows, rows - first);
-    T* target = moved(whole.result, first * whole.result_step);
+    result* target = moved(whole.result, first * whole.result_step);
     for (index_t i = 0; i < count && block.accumulate != 0; ++i) {
       std::copy_n(moved(target, i * whole.result_step), width, beside + i * most_columns);
     }

@@ -44,12 +44,14 @@ inline image_steps dense_steps(const extents<4>& shape) {
 /// A correlation over a batch: input with any strides (channels contiguous), output dense NHWC.
 template <class T>
 struct correlation {
+  using result_type = product_result_t<T>;
+
   tap_axis rows, columns;
   index_t kernel_width;
   const T* input;
   index_t in_channels;
   image_steps in;
-  T* output;
+  result_type* output;
   index_t out_channels;
   image_steps out;
   const kernel_table<T>* kernels;
@@ -118,7 +120,7 @@ struct correlation {
   }
 
   // Output pixel `column` of output line `line`, channel 0.
-  T* pixel(index_t image, index_t line, index_t column) const {
+  result_type* pixel(index_t image, index_t line, index_t column) const {
     return output + image * out.image + (rows.out_first + line * rows.out_step) * out.line +
            (columns.out_first + column * columns.out_step) * out.pixel;
   }
@@ -156,8 +158,8 @@ struct correlation {
 
   bool overwrites(const range& channels) const { return channels.begin == 0 && !add; }
 
-  void zero(T* first, index_t count, index_t step) const {
-    for (index_t i = 0; i < count; ++i) std::fill_n(moved(first, i * step), out_channels, T{});
+  void zero(result_type* first, index_t count, index_t step) const {
+    for (index_t i = 0; i < count; ++i) std::fill_n(moved(first, i * step), out_channels, result_type{});
   }
 
   // One output pixel of many images. The images are the rows of the block.
@@ -165,7 +167,7 @@ struct correlation {
                    block_tap<T>* taps) const {
     const range row_taps = valid_rows(line);
     for (index_t column = 0; column < columns.outputs; ++column) {
-      T* result = pixel(images.begin, line, column);
+      result_type* result = pixel(images.begin, line, column);
       for (index_t panel = some.begin; panel < some.end; ++panel) {
         const range vectors = panels[panel];
         block_tap<T>* end = taps;
@@ -238,11 +240,12 @@ struct correlation {
       const index_t pieces = end / kernel.rows, steps = row_taps.length() * channels.length();
       const index_t bytes =
           (panel == 0 ? in.line : out.line / std::max<index_t>(1, panels.panels - 1)) * size;
-      const T* next = panel == 0 ? source(image, line, rows.taps - 1, 0, 0) + in.line
-                                 : pixel(image, line, 0) + out.line + (panel - 1) * bytes / size;
+      const void* next = source(image, line, rows.taps - 1, 0, 0) + in.line;
+      if (panel > 0) next = pixel(image, line, 0) + out.line + (panel - 1) * bytes / size;
       block.prefetch_step = bytes / (pieces * steps) + 1;
       for (index_t column = 0; column < end; column += kernel.rows) {
-        block.prefetch = moved(next, column / kernel.rows * steps * block.prefetch_step);
+        block.prefetch =
+            static_cast<const std::byte*>(next) + column / kernel.rows * steps * block.prefetch_step;
         const bool left = column + columns.offset < 0;
         const bool right = column + kernel.rows - 1 + columns.tap_offset(2) >= columns.inputs;
         block.left_shift = column * in.pixel * size;

@@ -6,6 +6,8 @@
 /// kernel it is the product X^T dY over all output pixels where that element is not on padding. Rows of the
 /// product are input channels, one element apart; pixels are its depth.
 ///
+/// Bfloat16 is multiplied in pairs of adjacent pixels (bf16_pair in linalg/gemm/micro_kernels.hpp).
+///
 /// A task computes the gradient of some images or lines, and of some input channels, chunk by chunk: the
 /// pixels of a chunk and their gradients are packed into slabs, and the products of all kernel elements read
 /// the same slabs. Sums are in T; the sums of tasks that share elements of the weight are added in order.
@@ -24,16 +26,20 @@ namespace ops::detail {
 /// too few output channels for good vectors: then the gradient does (`swapped`; the sum is [cells][out][in]).
 template <class T>
 struct weight_gradient {
+  using element = slab_element_t<T>;  // of the images
+  using result_type = product_result_t<T>;
+
   conv_shape shape;
   tap_axis rows, columns;
-  const T* input;
-  const T* gradient;
+  const element* input;
+  const element* gradient;
   const kernel_table<T>* kernels;
   bool swapped;
   const range* valid_rows;     ///< for each row tap: the output lines where it is not on padding
   const range* valid_columns;  ///< for each column tap: the output columns likewise
 
   static constexpr index_t size = static_cast<index_t>(sizeof(T));
+  static constexpr index_t element_size = static_cast<index_t>(sizeof(element));
   // Channels of a slab of the operand that gives rows: a multiple of the rows of every important kernel.
   static constexpr index_t block = 24;
   // Output pixels of a chunk, which are packed together, and of a part of a chunk. All
@@ -41,8 +47,8 @@ struct weight_gradient {
   static constexpr index_t chunk = 128;
   static constexpr index_t chunk_part = 128;
 
-  weight_gradient(const conv_shape& of, const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
-                  scratch_frame& frame)
+  weight_gradient(const conv_shape& of, const tensor_view<const element, 4>& x,
+                  const tensor_view<const element, 4>& dy, scratch_frame& frame)
       : shape(of),
         rows(forward_axis(x.extent(1), dy.extent(1), of.kernel.height, of.stride.height, of.padding.height,
                           of.dilation.height)),
@@ -67,11 +73,12 @@ struct weight_gradient {
   }
 
   /// sum += the products over the given images and output lines, for the given input channels.
-  void run(const range& images, const range& lines, const range& channels, T* sum, T* scratch,
+  void run(const range& images, const range& lines, const range& channels, result_type* sum, T* scratch,
            block_tap<T>* taps) const {
-    const slabs<T> inputs{scratch, chunk_inputs(), input_width(channels.length())};
+    const slabs<T> inputs{scratch, chunk_inputs(), input_width(channels.length()), columns.inputs,
+                          columns.in_step};
     const slabs<T> outputs{scratch + slabs<T>::size(inputs.rows, channels.length(), inputs.width),
-                           chunk_outputs(), output_width()};
+                           chunk_outputs(), output_width(), columns.outputs, 1};
     for (index_t image = images.begin; image < images.end; image += chunk_images()) {
       for (index_t line = lines.begin; line < lines.end; line += band()) {
         over_chunk({image, std::min(images.end, image + chunk_images())},
@@ -117,13 +124,13 @@ struct weight_gradient {
   // Prefetches the next chunk while a part is multiplied: in every call, one
   // cache line of each pixel of the corresponding part of the next chunk.
   struct prefetcher {
-    const T* input;
-    const T* gradient;
+    const element* input;
+    const element* gradient;
     index_t input_step, gradient_step, input_lines, lines;
     index_t call = 0;
 
     void use(block_arguments<T>& arguments) {
-      constexpr index_t line = 64 / size;
+      constexpr index_t line = 64 / element_size;
       const bool of_input = call < input_lines;
       arguments.prefetch = nullptr;
       if (call < lines)
@@ -141,13 +148,13 @@ struct weight_gradient {
     const bool banded = lines.length() < rows.outputs;
     const index_t image = chunk_images_.begin + images.begin + (banded ? 0 : chunk_images_.length());
     const index_t line = part.begin + (banded ? lines.length() : 0);
-    const index_t in_lines = (channels.length() * size + 63) / 64,
-                  out_lines = (shape.out_channels * size + 63) / 64;
+    const index_t in_lines = (channels.length() * element_size + 63) / 64,
+                  out_lines = (shape.out_channels * element_size + 63) / 64;
     return {input + (image * rows.inputs + line * rows.in_step) * columns.inputs * shape.in_channels +
                 channels.begin,
             gradient + (image * rows.outputs + line) * columns.outputs * shape.out_channels,
-            columns.in_step * shape.in_channels * size,
-            shape.out_channels * size,
+            columns.in_step * shape.in_channels * element_size,
+            shape.out_channels * element_size,
             in_lines,
             in_lines + out_lines};
   }
@@ -162,7 +169,7 @@ struct weight_gradient {
   // sum += the products over one chunk: packs the pixels and the gradients of the chunk into slabs, then
   // multiplies part by part. Lines of padding are not packed.
   void over_chunk(const range& images, const range& lines, const range& channels, const slabs<T>& inputs,
-                  const slabs<T>& outputs, T* sum, block_tap<T>* taps) const {
+                  const slabs<T>& outputs, result_type* sum, block_tap<T>* taps) const {
     const range in_lines = seen(lines);
     if (in_lines.length() <= 0) return;
     const index_t in_pixels = in_lines.length() * columns.inputs,
@@ -191,7 +198,7 @@ struct weight_gradient {
   // Images are numbered from the chunk's first; `lines` and `in_lines` are the packed lines of each image.
   void over_part(const range& images, const range& part, const range& lines, const range& in_lines,
                  const range& channels, const slabs<T>& inputs, const slabs<T>& outputs, prefetcher& ahead,
-                 T* sum, block_tap<T>* taps) const {
+                 result_type* sum, block_tap<T>* taps) const {
     const index_t most = images.length() * part.length();
     for (index_t cell = 0; cell < cells(); ++cell) {
       cell_taps(cell, images, part, lines, in_lines, inputs, outputs, taps + cell * most);
@@ -205,9 +212,9 @@ struct weight_gradient {
     const index_t left_first = swapped ? 0 : channels.begin, right_first = swapped ? channels.begin : 0;
     block_arguments<T> arguments{};
     arguments.row_step = size;
-    arguments.depth_step = left.width * (swapped ? 1 : columns.in_step) * size;
-    arguments.right_step = right.width * (swapped ? columns.in_step : 1) * size;
-    arguments.result_step = right_all * size;
+    arguments.depth_step = left.width * left.reach * slab_pixels<T> * size;
+    arguments.right_step = right.width * right.reach * slab_pixels<T> * size;
+    arguments.result_step = right_all * static_cast<index_t>(sizeof(result_type));
     arguments.accumulate = 1;
     for (index_t row = 0; row < left_channels; row += left.width) {
       for (index_t column = 0; column < right_channels; column += right.width) {
@@ -220,7 +227,8 @@ struct weight_gradient {
           if (count == 0) continue;
           arguments.taps = taps + cell * most;
           arguments.taps_end = arguments.taps + count;
-          arguments.depth = valid_columns[cell % columns.taps].length();
+          arguments.depth =
+              (valid_columns[cell % columns.taps].length() + slab_pixels<T> - 1) / slab_pixels<T>;
           ahead.use(arguments);
           arguments.left_shift = row * left.rows * size;
           arguments.result = sum + (cell * left_all + left_first + row) * right_all + right_first + column;
@@ -302,28 +310,31 @@ void clear(T* sum, index_t cells, index_t in, index_t out, const range& channels
 /// weight is cut into splits of the batch, each with a sum of its own, a large
 /// weight into groups of input channels. Both numbers depend on shapes alone.
 template <class T>
-void backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
-                     const tensor_view<const T, 4>& dy, T* dw, bool accumulate) {
+void backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
+                     const tensor_view<const slab_element_t<T>, 4>& x,
+                     const tensor_view<const slab_element_t<T>, 4>& dy, product_result_t<T>* dw,
+                     bool accumulate) {
+  using result_type = product_result_t<T>;
   scratch_frame frame(ctx.scratch());
   const weight_gradient<T> work(shape, x, dy, frame);
   const index_t out = shape.out_channels, in = shape.in_channels, cells = work.cells(),
                 dw_size = cells * in * out;
   const index_t batch = dy.extent(0), lines = dy.extent(1), pixels = batch * lines * dy.extent(2);
-  const index_t dw_bytes = dw_size * static_cast<index_t>(sizeof(T));
+  const index_t dw_bytes = dw_size * static_cast<index_t>(sizeof(result_type));
   // Splits are groups of images, or bands of lines where there are few images.
   const index_t splits = std::clamp<index_t>((index_t{5} << 20) / 2 / std::max<index_t>(1, dw_bytes), 1,
                                              std::clamp<index_t>(pixels / 512, 1, 16));
   const bool by_images = batch >= splits, direct = splits == 1 && !work.swapped;
   const index_t groups = std::clamp<index_t>(16 / splits, 1, std::max<index_t>(1, in / 64));
   const index_t largest_group = (in + groups - 1) / groups;
-  T* sums = direct ? dw : frame.take<T>(dw_size * splits);
+  result_type* sums = direct ? dw : frame.take<result_type>(dw_size * splits);
   const index_t scratch_size = work.scratch_size(largest_group), most_taps = work.scratch_taps();
   T* scratch = frame.take<T>(scratch_size * ctx.threads());
   auto* taps = frame.take<block_tap<T>>(most_taps * ctx.threads());
   ctx.parallel_for(splits * groups, [&](index_t task, int worker) {
     const index_t split = task % splits, first = task / splits * largest_group;
     const range channels{first, std::min(in, first + largest_group)};
-    T* sum = sums + split * dw_size;
+    result_type* sum = sums + split * dw_size;
     if (!direct || !accumulate) clear(sum, cells, in, out, channels, work.swapped);
     const range all_images{0, batch}, all_lines{0, lines};
     work.run(by_images ? part_of(all_images, split, splits) : all_images,

@@ -52,9 +52,14 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y);
   } else if constexpr (detail::is_narrow<T>) {
+    if (!t.is_null()) {
+      conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
+      return linear_forward<T>(ctx, detail::as_rows<const T>(t), up, bias, y_rows, moments);
+    }
+    // Start moments before taking scratch: the scratch is released on return, the moments must remain.
     if (moments != nullptr) detail::start_row_moments(y_rows, *moments);
     scratch_frame frame(ctx.scratch());
-    const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
+    const tensor_view<T, 4> kept = frame.take<T>(inner);
     conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), kept);
     linear_forward<T>(ctx, detail::as_rows<const T>(kept), up, bias, y_rows);
     if (moments != nullptr) detail::add_row_moments(ctx, y_rows, *moments);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include <pufferfish/linalg/kernel_report.hpp>
 #include <pufferfish/ops/conv/correlation_operands.hpp>
 #include <pufferfish/ops/conv/few_pixels.hpp>
 #include <pufferfish/ops/conv/image_tasks.hpp>
@@ -28,7 +29,8 @@ panel_cut cut_panels(index_t columns, bool segments, const kernel_table<T>& kern
 /// The forward correlation of a convolution; the caller sets its weight.
 template <class T>
 correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& x,
-                                   const tensor_view<T, 4>& y, const kernel_table<T>& kernels) {
+                                   const tensor_view<product_result_t<T>, 4>& y,
+                                   const kernel_table<T>& kernels) {
   const tap_axis rows = forward_axis(x.extent(1), y.extent(1), shape.kernel.height, shape.stride.height,
                                      shape.padding.height, shape.dilation.height);
   const tap_axis columns = forward_axis(x.extent(2), y.extent(2), shape.kernel.width, shape.stride.width,
@@ -56,8 +58,8 @@ correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<co
 /// The correlation that computes the input gradients of one phase (row and column modulo the stride).
 template <class T>
 correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& dy,
-                                    const tensor_view<T, 4>& dx, index_t row_phase, index_t column_phase,
-                                    const kernel_table<T>& kernels) {
+                                    const tensor_view<product_result_t<T>, 4>& dx, index_t row_phase,
+                                    index_t column_phase, const kernel_table<T>& kernels) {
   const tap_axis rows = backward_axis(dx.extent(1), dy.extent(1), shape.kernel.height, shape.stride.height,
                                       shape.padding.height, shape.dilation.height, row_phase);
   const tap_axis columns = backward_axis(dx.extent(2), dy.extent(2), shape.kernel.width, shape.stride.width,
@@ -156,24 +158,25 @@ template <class T, class After>
 void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_view<const T, 4>& from,
                   const T* w, bool transposed, const tensor_view<T, 4>& to, bool add,
                   const image_tasks& tasks, After&& after) {
-  const auto& kernels = conv_kernels<T>();
+  using C = parameter_t<T>;
+  const auto& kernels = conv_kernels<C>();
   const index_t in = transposed ? to.extent(3) : from.extent(3),
                 out = transposed ? from.extent(3) : to.extent(3);
   scratch_frame frame(ctx.scratch());
   const winograd_tiles tiles(to.extent(0), to.extent(1), to.extent(2));
-  constexpr index_t most = winograd_weight<T>::most_columns;
-  const auto weight_of = [&](index_t first, T* storage) {
-    return winograd_weight<T>(from.extent(3), {first, std::min(first + most, to.extent(3))}, kernels,
+  constexpr index_t most = winograd_weight<C>::most_columns;
+  const auto weight_of = [&](index_t first, C* storage) {
+    return winograd_weight<C>(from.extent(3), {first, std::min(first + most, to.extent(3))}, kernels,
                               storage);
   };
-  T* const storage = frame.take<T>(weight_of(0, nullptr).size());
-  T* scratch = nullptr;
+  C* const storage = frame.take<C>(weight_of(0, nullptr).size());
+  C* scratch = nullptr;
   for (index_t first = 0; first < to.extent(3); first += most) {
     const winograd_correlation<T> work{tiles,        padding,   from.data(),
                                        from.shape(), to.data(), to.shape(),
                                        add,          &kernels,  weight_of(first, storage)};
     transform_weight<T>(ctx, w, in, out, transposed, work.weight);
-    if (first == 0) scratch = frame.take<T>(work.scratch_size() * ctx.threads());
+    if (first == 0) scratch = frame.take<C>(work.scratch_size() * ctx.threads());
     ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
       const range images = tasks.image_range(task), lines = tasks.line_range(task);
       work.run(tiles_of(tiles, images, lines), scratch + worker * work.scratch_size());
@@ -184,16 +187,26 @@ void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_
   }
 }
 
+/// Reports the algorithm of a convolution's pass, whose images have the extents x and y (kernel_report.hpp).
+template <class T>
+void report_conv(const char* operation, const conv_shape& shape, const extents<4>& x, const char* algorithm) {
+  pufferfish::detail::report_kernel<T>(operation, algorithm, [&] {
+    return pufferfish::detail::message({shape.describe(), ", input ", x});
+  });
+}
+
 /// y = x * w, split into `tasks` (see forward_tasks); after(task, first, count) as in run_by_tiles.
 template <class T, class After>
 void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                  const T* w, const tensor_view<T, 4>& y, const image_tasks& tasks, After&& after) {
   if constexpr (has_winograd<T>) {
     if (winograd_pays<T>(ctx, shape, x.shape(), y.shape())) {
+      report_conv<T>("conv_forward", shape, x.shape(), "Winograd tiles");
       return run_by_tiles<T>(ctx, shape.padding, x, w, false, y, false, tasks, after);
     }
   }
   if (const auto& kernels = conv_kernels<T>(); few_pixels_pay<T>(shape, y.shape(), kernels)) {
+    report_conv<T>("conv_forward", shape, x.shape(), "few pixels, weight read in place");
     few_pixels_forward<T>(ctx, shape, x, w, y, kernels);
     const index_t pixels = joins_lines(shape, y.shape()) ? y.extent(1) * y.extent(2) : y.extent(2);
     for (index_t task = 0; task < tasks.count(); ++task) {
@@ -204,6 +217,8 @@ void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tenso
     return;
   }
   scratch_frame frame(ctx.scratch());
+  report_conv<T>("conv_forward", shape, x.shape(),
+                 joins_lines(shape, y.shape()) ? "direct sums, images as one line" : "direct sums");
   if (joins_lines(shape, y.shape())) {
     tensor_view<const T, 4> pixels = x;
     if (skips_pixels(shape)) {
@@ -254,11 +269,13 @@ void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, cons
   if constexpr (has_winograd<T>) {
     const conv_shape other = turned(shape);
     if (winograd_pays<T>(ctx, other, dy.shape(), dx.shape())) {
+      report_conv<T>("conv_backward_input", shape, dx.shape(), "Winograd tiles");
       const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
       return run_by_tiles<T>(ctx, other.padding, dy, w, true, dx, add, tasks,
                              [](index_t, index_t, index_t) {});
     }
   }
+  report_conv<T>("conv_backward_input", shape, dx.shape(), "direct sums");
   const auto& kernels = conv_kernels<T>();
   const index_t cells = shape.kernel.height * shape.kernel.width;
   scratch_frame frame(ctx.scratch());
@@ -297,9 +314,14 @@ void run_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, con
                          const tensor_view<const T, 4>& dy, T* dw, bool accumulate) {
   if constexpr (has_winograd<T>) {
     if (winograd_pays<T>(ctx, shape, x.shape(), dy.shape())) {
+      report_conv<T>("conv_backward_weight", shape, x.shape(), "Winograd tiles");
       return winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
     }
   }
+  report_conv<T>("conv_backward_weight", shape, x.shape(),
+                 is_thin(shape)        ? "kernel elements as rows of one product"
+                 : skips_pixels(shape) ? "product of copied pixels"
+                                       : "direct sums");
   if (is_thin(shape)) return thin_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
   if (skips_pixels(shape)) {
     scratch_frame frame(ctx.scratch());

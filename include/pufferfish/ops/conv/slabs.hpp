@@ -2,22 +2,38 @@
 #pragma once
 
 /// \file
-/// Internal: a copy of a matrix in slabs, each of which a micro-kernel reads from its beginning to its end.
+/// Internal: a copy of a matrix of pixels x channels in slabs, each of which a micro-kernel reads from its
+/// beginning to its end.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/view.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// A matrix cut into slabs of `width` columns, which are stored one after another, each [rows][width].
+using pufferfish::detail::bf16_pair;
+
+/// The elements of a matrix whose slabs have elements of T, and the number of pixels in an element: bf16_pair
+/// holds the same channel of two pixels.
+template <class T>
+using slab_element_t = std::conditional_t<std::is_same_v<T, bf16_pair>, bfloat16, T>;
+template <class T>
+inline constexpr index_t slab_pixels = std::is_same_v<T, bf16_pair> ? 2 : 1;
+
+/// A matrix cut into slabs of `width` columns, which are stored one after another, each [rows][width]. Its
+/// rows are pixels, in lines of `line` pixels. With pairs, row p holds pixel p and, second, the pixel `reach`
+/// later, or zeros if that is not in the same line. A kernel that reads every second row of these (`reach` =
+/// 1) or every (2 reach)-th row, from any row on, so reads all pixels of a correlation once.
 template <class T>
 struct slabs {
   T* data;
   index_t rows, width;
+  index_t line, reach;
 
   /// Elements of storage for a matrix of rows x columns.
   static index_t size(index_t rows, index_t columns, index_t width) {
@@ -28,17 +44,38 @@ struct slabs {
   index_t slab_size() const { return rows * width; }
 
   /// Copies `count` rows of `columns` elements, row stride `step`, to rows
-  /// first, first + 1, ... Missing columns of the last slab are set to zero.
-  void fill(index_t first, index_t count, const T* from, index_t step, index_t columns) const {
+  /// first, first + 1, ... Missing columns of the last slab are set to zero. With pairs, the rows are whole
+  /// lines.
+  void fill(index_t first, index_t count, const slab_element_t<T>* from, index_t step,
+            index_t columns) const {
     T* to = data + first * width;
-    // For these widths the copies have a constant size and are inlined.
-    if (width == 24) return copy_rows<24>(to, count, from, step, columns);
-    if (width == 32) return copy_rows<32>(to, count, from, step, columns);
-    if (width == 48) return copy_rows<48>(to, count, from, step, columns);
-    copy_rows<0>(to, count, from, step, columns);
+    if constexpr (slab_pixels<T> == 2) {
+      pair_rows(to, count, from, step, columns);
+    } else if (width == 24) {  // for these widths the copies have a constant size and are inlined
+      copy_rows<24>(to, count, from, step, columns);
+    } else if (width == 32) {
+      copy_rows<32>(to, count, from, step, columns);
+    } else if (width == 48) {
+      copy_rows<48>(to, count, from, step, columns);
+    } else {
+      copy_rows<0>(to, count, from, step, columns);
+    }
   }
 
  private:
+  void pair_rows(T* to, index_t count, const slab_element_t<T>* from, index_t step, index_t columns) const {
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, interleave<slab_element_t<T>>);
+    for (index_t i = 0; i < count; ++i, from += step, to += width) {
+      const bool alone = i % line + reach >= line;
+      T* target = to;
+      for (index_t column = 0; column < columns; column += width, target += slab_size()) {
+        const index_t here = std::min(width, columns - column);
+        kernel(from + column, alone ? nullptr : from + reach * step + column, target, here);
+        std::fill(target + here, target + width, T{});
+      }
+    }
+  }
+
   // fill() for slabs of Width columns, a compile-time constant, or of `width` columns if Width is 0.
   template <index_t Width>
   void copy_rows(T* to, index_t count, const T* from, index_t step, index_t columns) const {

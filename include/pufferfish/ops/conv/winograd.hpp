@@ -22,9 +22,10 @@ namespace ops::detail {
 
 using pufferfish::detail::sized_kernel;
 
-/// True for scalars that use Winograd. Not double, which is chosen for its small errors.
+/// True for scalars that use Winograd. Not double, which is chosen for its small errors. Of bfloat16, pixels
+/// are widened when they are transformed, and rounded once when they are written.
 template <class T>
-inline constexpr bool has_winograd = std::is_same_v<T, float>;
+inline constexpr bool has_winograd = std::is_same_v<parameter_t<T>, float>;
 
 /// The tiles of a batch of images: image by image, line by line.
 struct winograd_tiles {
@@ -134,8 +135,9 @@ struct winograd_weight {
 /// transformed to the output once.
 template <class T>
 struct winograd_correlation {
+  using C = parameter_t<T>;                   // of transformed pixels and products
   static constexpr index_t block_tiles = 48;  // a multiple of the rows of the widest kernels of each width
-  static constexpr index_t size = static_cast<index_t>(sizeof(T));
+  static constexpr index_t size = static_cast<index_t>(sizeof(C));
 
   winograd_tiles tiles;
   size2 padding;
@@ -144,24 +146,24 @@ struct winograd_correlation {
   T* output;
   extents<4> out;
   bool add;  ///< add to the output, instead of overwriting it
-  const kernel_table<T>* kernels;
-  winograd_weight<T> weight;
+  const kernel_table<C>* kernels;
+  winograd_weight<C> weight;
 
   /// Elements of scratch of a thread: transformed pixels and products of a block of tiles.
   index_t scratch_size() const {
-    return winograd_matrices<T>::size(block_tiles, weight.rows()) +
-           winograd_matrices<T>::size(block_tiles, weight.width());
+    return winograd_matrices<C>::size(block_tiles, weight.rows()) +
+           winograd_matrices<C>::size(block_tiles, weight.width());
   }
 
   /// Computes the outputs of some tiles.
-  void run(const range& some, T* scratch) const {
-    const winograd_matrices<T> products(scratch + winograd_matrices<T>::size(block_tiles, weight.rows()),
+  void run(const range& some, C* scratch) const {
+    const winograd_matrices<C> products(scratch + winograd_matrices<C>::size(block_tiles, weight.rows()),
                                         block_tiles, weight.width());
     for (index_t tile = some.begin; tile < some.end; tile += block_tiles) {
       const range block{tile, std::min(some.end, tile + block_tiles)};
       for (index_t number = 0; number < weight.blocks(); ++number) {
         const range channels{number * weight.block, std::min(in[3], (number + 1) * weight.block)};
-        const winograd_matrices<T> pixels(scratch, block_tiles, channels.length());
+        const winograd_matrices<C> pixels(scratch, block_tiles, channels.length());
         transform(block, channels, pixels);
         multiply(block.length(), number, pixels, products);
       }
@@ -171,7 +173,7 @@ struct winograd_correlation {
 
  private:
   // B^T d B of the input channels `channels` for the tiles of a block.
-  void transform(const range& block, const range& channels, const winograd_matrices<T>& pixels) const {
+  void transform(const range& block, const range& channels, const winograd_matrices<C>& pixels) const {
     const T* squares[winograd_tiles::points];
     for (index_t tile = block.begin; tile < block.end; ++tile) {
       winograd_tiles::place at = tiles[tile];
@@ -185,14 +187,14 @@ struct winograd_correlation {
 
   // products (+)= pixels times the weight's block `number`, 36 products of `rows` rows for each panel;
   // overwritten by the first block of channels.
-  void multiply(index_t rows, index_t number, const winograd_matrices<T>& pixels,
-                const winograd_matrices<T>& products) const {
+  void multiply(index_t rows, index_t number, const winograd_matrices<C>& pixels,
+                const winograd_matrices<C>& products) const {
     for (index_t panel = 0; panel < weight.panels.panels; ++panel) {
       const range vectors = weight.panels[panel];
-      const winograd_matrices<T> factors = weight.at(panel, number);
+      const winograd_matrices<C> factors = weight.at(panel, number);
       for (index_t point = 0; point < winograd_tiles::points; ++point) {
-        const block_tap<T> tap{pixels.row(point, 0), factors.row(point, 0)};
-        block_arguments<T> block{};
+        const block_tap<C> tap{pixels.row(point, 0), factors.row(point, 0)};
+        block_arguments<C> block{};
         block.taps = &tap;
         block.taps_end = &tap + 1;
         block.depth = pixels.columns;
@@ -211,7 +213,7 @@ struct winograd_correlation {
   }
 
   // A^T m A: transforms the products of the tiles of a block to the output.
-  void finish(const range& block, const winograd_matrices<T>& products) const {
+  void finish(const range& block, const winograd_matrices<C>& products) const {
     T* squares[winograd_tiles::edge * winograd_tiles::edge];
     for (index_t tile = block.begin; tile < block.end; ++tile) {
       point_at_square<winograd_tiles::edge>(output, out, tiles[tile], weight.columns.begin, squares);
@@ -225,14 +227,14 @@ struct winograd_correlation {
 /// the forward pass or, flipped and transposed, for the input gradient.
 template <class T>
 void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t out, bool transposed,
-                      const winograd_weight<T>& to) {
-  constexpr index_t rows = 8, widest = 4 * 64 / static_cast<index_t>(sizeof(T));
-  static_assert(winograd_weight<T>::block % rows == 0);
+                      const winograd_weight<parameter_t<T>>& to) {
+  constexpr index_t rows = 8, widest = 4 * 64 / static_cast<index_t>(sizeof(parameter_t<T>));
+  static_assert(winograd_weight<parameter_t<T>>::block % rows == 0);
   const index_t chunks = (to.depth + rows - 1) / rows;
   const auto& transforms = winograd_transforms<T>::here();
   ctx.parallel_for(to.panels.panels * chunks, [&](index_t task, int) {
     const index_t panel = task / chunks, begin = task % chunks * rows, end = std::min(to.depth, begin + rows);
-    const winograd_matrices<T> matrices = to.at(panel, begin / to.block);
+    const winograd_matrices<parameter_t<T>> matrices = to.at(panel, begin / to.block);
     const index_t first = to.columns.begin + to.panels[panel].begin * to.lanes,
                   filled = std::min(matrices.columns, to.columns.end - first);
     alignas(64) T turned[static_cast<std::size_t>(9 * rows * widest)];
@@ -245,14 +247,15 @@ void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t
       }
     }
     for (index_t k = begin; k < end; ++k) {
-      T* const row = matrices.row(0, k % to.block);
+      parameter_t<T>* const row = matrices.row(0, k % to.block);
       if (transposed) {
         transforms.weight(turned + (k - begin) * widest, rows * widest, filled, row, matrices.step);
       } else {
         transforms.weight(w + k * out + first, in * out, filled, row, matrices.step);
       }
       for (index_t point = 0; filled < matrices.columns && point < winograd_tiles::points; ++point) {
-        std::fill(row + point * matrices.step + filled, row + point * matrices.step + matrices.columns, T{});
+        std::fill(row + point * matrices.step + filled, row + point * matrices.step + matrices.columns,
+                  parameter_t<T>{});
       }
     }
   });
@@ -288,9 +291,9 @@ inline range tiles_of(const winograd_tiles& tiles, const range& images, const ra
 }
 
 /// True if Winograd's algorithm is less work than direct convolution for input extents `from` and output
-/// extents `to` (NHWC). Only for float, 3x3 kernels of stride 1 without dilation, padding 0 .. 2, at least 12
-/// tiles, and a context that allows it. For the input gradient pass the convolution that computes dx from dy.
-/// Depends on nothing else, in particular not on the number of threads.
+/// extents `to` (NHWC). Only for float and bfloat16, 3x3 kernels of stride 1 without dilation, padding 0 ..
+/// 2, at least 12 tiles, and a context that allows it. For the input gradient pass the convolution that
+/// computes dx from dy. Depends on nothing else, in particular not on the number of threads.
 template <class T>
 bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
                    const extents<4>& to) {
@@ -313,7 +316,9 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
   const index_t products = from[3] * ((to[3] + lanes - 1) / lanes);
   const index_t by_tiles =
       winograd_tiles::points * products + transform * (vectors(from[3]) + vectors(to[3]));
-  return 5 * by_tiles * tiles.of_image() < 3 * lines * columns * products;
+  // Direct sums of pairs of bfloat16 are twice as fast; the products of tiles are float.
+  const index_t slowdown = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0 ? 7 : 5;
+  return slowdown * by_tiles * tiles.of_image() < 3 * lines * columns * products;
 }
 
 }  // namespace ops::detail

@@ -50,20 +50,23 @@ struct winograd_points {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/conv/winograd.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// The transforms for the instruction set of this machine.
+/// The transforms for the instruction set of this machine. T: the type of pixels and weights; if it is
+/// bfloat16, the 36 products and the gradients of weights are float.
 template <class T>
 struct winograd_transforms {
+  using C = parameter_t<T>;
+
   /// B^T d B: 6 x 6 pixels (pixels[6 y + x], contiguous channels; null:
   /// padding) to 36 rows of `channels` elements, row stride `step`.
-  void (*input)(const T* const* pixels, index_t channels, T* to, index_t step);
+  void (*input)(const T* const* pixels, index_t channels, C* to, index_t step);
   /// A^T m A: 36 rows to 4 x 4 pixels (pixels[4 y + x]; null: not needed), overwritten or added to.
-  void (*output)(const T* from, index_t step, index_t channels, T* const* pixels, bool add);
+  void (*output)(const C* from, index_t step, index_t channels, T* const* pixels, bool add);
   /// A dy A^T: the gradients of 4 x 4 pixels (null: zero) to those of 36 products.
-  void (*gradient)(const T* const* pixels, index_t channels, T* to, index_t step);
+  void (*gradient)(const T* const* pixels, index_t channels, C* to, index_t step);
   /// G g G^T: nine rows of `count` weights, row stride `from_step`, to 36 rows.
-  void (*weight)(const T* from, index_t from_step, index_t count, T* to, index_t step);
+  void (*weight)(const T* from, index_t from_step, index_t count, C* to, index_t step);
   /// G^T du G: 36 rows of gradients to nine rows, overwritten or added to.
-  void (*weight_gradient)(const T* from, index_t step, index_t count, T* to, index_t to_step, bool add);
+  void (*weight_gradient)(const C* from, index_t step, index_t count, C* to, index_t to_step, bool add);
 
   /// The transforms for the widest instruction set of this machine, chosen once.
   static const winograd_transforms& here() {
@@ -72,7 +75,7 @@ struct winograd_transforms {
         PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_output<T>),
         PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_gradient<T>),
         PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_weight<T>),
-        PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_weight_gradient<T>)};
+        PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_weight_gradient<C>)};
     return chosen;
   }
 };

@@ -18,6 +18,7 @@ namespace ops::detail {
 /// batch.
 template <class T>
 struct winograd_weight_gradient {
+  using C = parameter_t<T>;                      // of the transforms and sums
   static constexpr index_t chunk = 48;           // tiles whose transforms stay in the second-level cache
   static constexpr index_t block_channels = 64;  // of input and of output; their sums stay there, too
 
@@ -27,9 +28,9 @@ struct winograd_weight_gradient {
   extents<4> in;
   const T* gradient;
   extents<4> out;
-  const kernel_table<T>* kernels;
+  const kernel_table<C>* kernels;
 
-  static constexpr index_t size = static_cast<index_t>(sizeof(T));
+  static constexpr index_t size = static_cast<index_t>(sizeof(C));
 
   static index_t blocks(index_t channels) { return (channels + block_channels - 1) / block_channels; }
   static range block(index_t channels, index_t number) {
@@ -40,19 +41,19 @@ struct winograd_weight_gradient {
   /// Elements of scratch of a thread: the transformed pixels and gradients of a chunk of tiles, and the 36
   /// sums.
   index_t scratch_size() const {
-    return winograd_matrices<T>::size(chunk, in_width()) + winograd_matrices<T>::size(chunk, out_width()) +
-           winograd_matrices<T>::size(in_width(), out_width());
+    return winograd_matrices<C>::size(chunk, in_width()) + winograd_matrices<C>::size(chunk, out_width()) +
+           winograd_matrices<C>::size(in_width(), out_width());
   }
 
   /// Computes the contribution of some tiles to a block of the weight gradient; dw is stored [9][in][out].
-  void run(const range& some, const range& from, const range& to, T* dw, bool add, T* scratch) const {
-    const winograd_matrices<T> pixels(scratch, chunk, from.length());
-    T* rest = scratch + winograd_matrices<T>::size(chunk, in_width());
-    const winograd_matrices<T> gradients(rest, chunk, whole_vectors(to.length()));
-    rest += winograd_matrices<T>::size(chunk, out_width());
-    const winograd_matrices<T> sums(rest, from.length(), gradients.columns);
+  void run(const range& some, const range& from, const range& to, C* dw, bool add, C* scratch) const {
+    const winograd_matrices<C> pixels(scratch, chunk, from.length());
+    C* rest = scratch + winograd_matrices<C>::size(chunk, in_width());
+    const winograd_matrices<C> gradients(rest, chunk, whole_vectors(to.length()));
+    rest += winograd_matrices<C>::size(chunk, out_width());
+    const winograd_matrices<C> sums(rest, from.length(), gradients.columns);
     if (gradients.columns > to.length()) {
-      std::fill_n(gradients.data, winograd_matrices<T>::size(chunk, gradients.columns), T{});
+      std::fill_n(gradients.data, winograd_matrices<C>::size(chunk, gradients.columns), C{});
     }
     for (index_t tile = some.begin; tile < some.end; tile += chunk) {
       const range here{tile, std::min(some.end, tile + chunk)};
@@ -73,8 +74,8 @@ struct winograd_weight_gradient {
 
   // The transforms of pixels, B^T d B for channels `from`, and gradients, A dy A^T for channels `to`, of some
   // tiles.
-  void transform(const range& some, const range& from, const range& to, const winograd_matrices<T>& pixels,
-                 const winograd_matrices<T>& gradients) const {
+  void transform(const range& some, const range& from, const range& to, const winograd_matrices<C>& pixels,
+                 const winograd_matrices<C>& gradients) const {
     const auto& transforms = winograd_transforms<T>::here();
     const T* squares[winograd_tiles::points];
     for (index_t tile = some.begin; tile < some.end; ++tile) {
@@ -89,14 +90,14 @@ struct winograd_weight_gradient {
   }
 
   // sums (+)= pixels^T gradients, 36 products over `depth` tiles with `rows` input channels.
-  void multiply(index_t depth, index_t rows, bool add, const winograd_matrices<T>& pixels,
-                const winograd_matrices<T>& gradients, const winograd_matrices<T>& sums) const {
+  void multiply(index_t depth, index_t rows, bool add, const winograd_matrices<C>& pixels,
+                const winograd_matrices<C>& gradients, const winograd_matrices<C>& sums) const {
     const panel_cut panels(sums.columns / kernels->lanes, kernels->widest_adjacent);
     for (index_t point = 0; point < winograd_tiles::points; ++point) {
       for (index_t panel = 0; panel < panels.panels; ++panel) {
         const index_t column = panels[panel].begin * kernels->lanes;
-        const block_tap<T> tap{pixels.row(point, 0), gradients.row(point, 0) + column};
-        block_arguments<T> block{};
+        const block_tap<C> tap{pixels.row(point, 0), gradients.row(point, 0) + column};
+        block_arguments<C> block{};
         block.taps = &tap;
         block.taps_end = &tap + 1;
         block.depth = depth;
@@ -116,22 +117,23 @@ struct winograd_weight_gradient {
 /// if these are few, into splits of the tiles, each with its own sum. The cut depends on shapes alone.
 template <class T>
 void winograd_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
-                              const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
-                              bool accumulate) {
+                              const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
+                              parameter_t<T>* dw, bool accumulate) {
+  using C = parameter_t<T>;
   const winograd_weight_gradient<T> work{{dy.extent(0), dy.extent(1), dy.extent(2)},
                                          shape.padding,
                                          x.data(),
                                          x.shape(),
                                          dy.data(),
                                          dy.shape(),
-                                         &conv_kernels<T>()};
+                                         &conv_kernels<C>()};
   const index_t in = shape.in_channels, out = shape.out_channels, dw_size = 9 * in * out;
   const index_t in_blocks = work.blocks(in), blocks = in_blocks * work.blocks(out);
   const index_t splits =
       std::clamp<index_t>(16 / blocks, 1, std::max<index_t>(1, work.tiles.count() / work.chunk));
   scratch_frame frame(ctx.scratch());
-  T* const sums = splits == 1 ? dw : frame.take<T>(dw_size * splits);
-  T* const scratch = frame.take<T>(work.scratch_size() * ctx.threads());
+  C* const sums = splits == 1 ? dw : frame.take<C>(dw_size * splits);
+  C* const scratch = frame.take<C>(work.scratch_size() * ctx.threads());
   const range all{0, work.tiles.count()};
   ctx.parallel_for(splits * blocks, [&](index_t task, int worker) {
     const index_t split = task % splits, block = task / splits;
@@ -139,7 +141,7 @@ void winograd_backward_weight(context<device::cpu>& ctx, const conv_shape& shape
              work.block(out, block / in_blocks), sums + split * dw_size, splits == 1 && accumulate,
              scratch + worker * work.scratch_size());
   });
-  if (splits > 1) add_sums<T>(ctx, sums, splits, 9, in, out, false, accumulate, dw);
+  if (splits > 1) add_sums<C>(ctx, sums, splits, 9, in, out, false, accumulate, dw);
 }
 
 }  // namespace ops::detail

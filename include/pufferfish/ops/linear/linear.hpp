@@ -19,9 +19,12 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
+#include <pufferfish/linalg/kernel_report.hpp>
 #include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/linear/narrow_product.hpp>
+#include <pufferfish/ops/linear/pair_product.hpp>
 #include <pufferfish/ops/linear/row_product.hpp>
+#include <pufferfish/ops/linear/weight_splits.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -60,6 +63,14 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
   }
 }
 
+/// Reports the algorithm of a product of matrices of the extents a and b (kernel_report.hpp).
+template <class T>
+void report_product(const char* algorithm, const extents<2>& a, const extents<2>& b) {
+  pufferfish::detail::report_kernel<T>("product", algorithm, [&] {
+    return pufferfish::detail::message({a, " times ", b});
+  });
+}
+
 /// True if a product of `rows` rows pays for a copy of its weight in panels. (Measured: from 960 x 128 x 512
 /// to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time of the product without a copy.)
 inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96 && depth >= 32; }
@@ -72,7 +83,10 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
                    moment_parts<T>* moments = nullptr, bool add = false) {
   const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
-  if (moments == nullptr && pays_to_copy_weight(rows, depth)) return row_product<T>(ctx, x, w, y, add, bias);
+  if (moments == nullptr && pays_to_copy_weight(rows, depth)) {
+    report_product<T>("rows in place, weight in panels", x.shape(), w.shape());
+    return row_product<T>(ctx, x, w, y, add, bias);
+  }
   // Wide products use tiles with enough rows to pay for packing them.
   const index_t tile =
       std::max<index_t>(tile_rows<T>(depth, columns), columns >= 192 && rows >= 384 ? 192 : 24);
@@ -83,6 +97,7 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   const auto operand =
       gemm_operand<T>::prepare(w, frame.take<T>(gemm_operand<T>::storage_size(depth, columns)), rows);
   const bool packed = operand.pays_to_pack(std::min(tile, rows));
+  report_product<T>(packed ? "both operands in panels" : "rows in place", x.shape(), w.shape());
   const index_t left_size = packed ? (operand.left_storage_size() + 15) / 16 * 16 : 0;
   T* left = frame.take<T>(left_size * ctx.threads());
   ctx.parallel_for(tiles, [&](index_t task, int worker) {
@@ -95,29 +110,6 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
     }
     add_bias(result, bias);
     if (moments != nullptr) moments->add(task, result.data(), count, result.stride(0));
-  });
-}
-
-/// Number of parts into which the rows of a product x^T dy are split; few if the sums of a part are
-/// large. Depends on shapes alone, so that the result does not depend on the number of threads.
-template <class T>
-index_t weight_splits(index_t rows, index_t elements) {
-  constexpr index_t partial_bytes = index_t{4} << 20;
-  const index_t bytes = std::max<index_t>(1, elements * static_cast<index_t>(sizeof(T)));
-  return std::clamp<index_t>(std::clamp<index_t>(partial_bytes / bytes, 4, 16), 1,
-                             std::max<index_t>(1, rows / 256));
-}
-
-/// target += the `count` arrays of `elements` elements stored one after another in `sums`, in order.
-template <class T>
-void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* target, index_t elements) {
-  constexpr index_t chunk = 4096;
-  ctx.parallel_for(count > 0 ? (elements + chunk - 1) / chunk : 0, [&](index_t task, int) {
-    const index_t begin = task * chunk, end = std::min(begin + chunk, elements);
-    for (index_t part = 0; part < count; ++part) {
-      const T* from = sums + part * elements;
-      for (index_t i = begin; i < end; ++i) target[i] += from[i];
-    }
   });
 }
 
@@ -175,6 +167,10 @@ void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, cons
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::product(ctx, x, w, y, false, bias);
   } else if constexpr (detail::is_narrow<T>) {
+    if (detail::multiplies_pairs<T>(x.extent(1))) {
+      detail::report_product<T>("pairs", x.shape(), w.shape());
+      return detail::pair_rows(ctx, x, w, bias, y, moments, false);
+    }
     detail::narrow_rows(ctx, x, w, bias, y, moments, false,
                         [&](const auto&... block) { detail::multiply_rows<float>(ctx, block...); });
   } else {
@@ -194,6 +190,10 @@ void linear_backward_input(context<Device>& ctx, const tensor_view<const T, 2>& 
     linear_ops<Device>::product(ctx, dy, transpose(w), dx, add, no_bias);
   } else if constexpr (detail::is_narrow<T>) {
     moment_parts<T>* const no_moments = nullptr;
+    if (detail::multiplies_pairs<T>(dy.extent(1))) {
+      detail::report_product<T>("pairs", dy.shape(), transpose(w).shape());
+      return detail::pair_rows<T>(ctx, dy, transpose(w), no_bias, dx, no_moments, add);
+    }
     detail::narrow_rows<T>(ctx, dy, transpose(w), no_bias, dx, no_moments, add, [&](const auto&... block) {
       detail::multiply_rows<float>(ctx, block..., nullptr, add);
     });
@@ -218,13 +218,20 @@ void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>&
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::weight_gradient(ctx, x, dy, dw, accumulate);
   } else if constexpr (detail::is_narrow<T>) {
+    if (detail::has_pairs<T>()) {
+      detail::report_product<T>("pairs of rows", transpose(x).shape(), dy.shape());
+      return detail::pair_weight_gradient(ctx, x, dy, dw, accumulate);
+    }
     detail::narrow_weight_gradient(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
       linear_backward_weight<float>(ctx, from, gradient, dw, accumulate || !first);
     });
   } else {
     // Wide gradients pay for a packed copy of x. With very many rows the copy would take too much memory.
     constexpr index_t wide = 512, most_rows = 8192;
-    if (dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows) {
+    const bool packs = dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows;
+    detail::report_product<T>(packs ? "both operands in panels" : "sums of parts of the rows",
+                              transpose(x).shape(), dy.shape());
+    if (packs) {
       return wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
     }
     detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});

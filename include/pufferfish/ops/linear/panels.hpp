@@ -49,6 +49,8 @@ void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
 template <class T>
 class panel_kernels {
  public:
+  using result_type = pufferfish::detail::product_result_t<T>;
+
   explicit panel_kernels(isa target = widest_isa())
       : table_(&pufferfish::detail::kernels_for<T>(target)),
         copy_(PUFFERFISH_KERNEL(target, panels, copy_panel<T>)),
@@ -84,8 +86,8 @@ class panel_kernels {
   /// c (+)= a b for one panel of b: `depth` rows, row stride right_step. a: `count` rows, strides
   /// row_step and depth_step; c: `columns` <= width() columns, row stride c_step. Strides in elements.
   void multiply(const T* a, index_t row_step, index_t depth_step, index_t count, const T* b,
-                index_t right_step, index_t depth, T* c, index_t c_step, index_t columns, bool accumulate,
-                const prefetch& soon = {}) const {
+                index_t right_step, index_t depth, result_type* c, index_t c_step, index_t columns,
+                bool accumulate, const prefetch& soon = {}) const {
     constexpr index_t size = static_cast<index_t>(sizeof(T));
     const index_t lanes = table_->lanes, vectors = (columns + lanes - 1) / lanes;
     const auto& list = row_step == 1 ? table_->adjacent[vectors - 1] : table_->strided[vectors - 1];
@@ -98,7 +100,7 @@ class panel_kernels {
     if (columns % lanes == 0) return pufferfish::detail::run_rows(list, block, count);
     // If the last vector exceeds the result, the block is computed in a temporary array, then copied.
     constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
-    alignas(64) T beside[static_cast<std::size_t>(most_rows * most_columns)];
+    alignas(64) result_type beside[static_cast<std::size_t>(most_rows * most_columns)];
     block.result_step = most_columns * size;
     block.accumulate = 0;
     for (index_t row = 0; row < count; row += most_rows) {
@@ -107,8 +109,8 @@ class panel_kernels {
       block.result = beside;
       pufferfish::detail::run_rows(list, block, here);
       for (index_t i = 0; i < here; ++i) {
-        T* const to = c + (row + i) * c_step;
-        const T* const from = beside + i * most_columns;
+        result_type* const to = c + (row + i) * c_step;
+        const result_type* const from = beside + i * most_columns;
         for (index_t j = 0; j < columns; ++j) to[j] = accumulate ? to[j] + from[j] : from[j];
       }
     }
@@ -116,7 +118,7 @@ class panel_kernels {
 
   /// The same for many rows: while a block of rows is computed, the next rows of c are prefetched.
   void multiply_rows(const T* a, index_t row_step, index_t depth_step, index_t count, const T* b,
-                     index_t right_step, index_t depth, T* c, index_t c_step, index_t columns,
+                     index_t right_step, index_t depth, result_type* c, index_t c_step, index_t columns,
                      bool accumulate) const {
     for (index_t row = 0; row < count; row += rows_) {
       if (row + rows_ < count) {

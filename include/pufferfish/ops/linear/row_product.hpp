@@ -35,8 +35,10 @@ struct row_cut {
 template <class T>
 class row_tile {
  public:
-  row_tile(const panel_kernels<T>& kernels, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
-           bool add)
+  using result_type = typename panel_kernels<T>::result_type;
+
+  row_tile(const panel_kernels<T>& kernels, const tensor_view<const T, 2>& a,
+           const tensor_view<result_type, 2>& c, bool add)
       : kernels_(kernels), a_(a), c_(c), blocks_(a.extent(1), 1024), add_(add) {}
 
   /// right: the panel. The next panel follows it in memory, unless this is the last one.
@@ -57,7 +59,7 @@ class row_tile {
           fetch = {soon, line_bytes};
           soon += steps * line_bytes / static_cast<index_t>(sizeof(T));
         }
-        T* const to = c_.data() + row * c_.stride(0) + column;
+        result_type* const to = c_.data() + row * c_.stride(0) + column;
         if (row + here < a_.extent(0)) {
           prefetch_block(to + here * c_.stride(0), c_.stride(0),
                          std::min(kernels_.rows(), a_.extent(0) - row - here), columns);
@@ -73,7 +75,7 @@ class row_tile {
 
   const panel_kernels<T>& kernels_;
   tensor_view<const T, 2> a_;
-  tensor_view<T, 2> c_;
+  tensor_view<result_type, 2> c_;
   depth_blocks blocks_;
   bool add_;
 };

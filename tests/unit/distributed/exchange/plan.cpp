@@ -106,7 +106,7 @@ TEST_CASE("what is measured becomes a plan: the fastest of each length, buckets 
                         bytes > 10000 && bytes < 100000 ? t : 2 * t}});
   }
   const tune_options options;
-  const exchange_plan plan = detail::plan_from(lengths, 4, options);
+  const exchange_plan plan = detail::plan_from(lengths, 4, options.latency_share);
   CHECK(plan.rules == std::vector<exchange_rule>{{8192 + 4096, algorithm::library},
                                                  {65536 + 32768, algorithm::recursive_doubling},
                                                  {no_end, algorithm::ring}});
@@ -117,14 +117,14 @@ TEST_CASE("what is measured becomes a plan: the fastest of each length, buckets 
   for (auto& length : lengths) {
     for (double& t : length.seconds) t += 950e-6;
   }
-  const exchange_plan slow = detail::plan_from(lengths, 4, options);
+  const exchange_plan slow = detail::plan_from(lengths, 4, options.latency_share);
   CHECK(slow.buckets.bytes > 20 * 950e-6 / second_a_byte);
   CHECK(slow.buckets.first_bytes == 1 << 20);
-  CHECK(detail::plan_from({}, 4, options) == default_plan(4));
+  CHECK(detail::plan_from({}, 4, options.latency_share) == default_plan(4));
   // Times without a slope, and none at all.
   for (const double t : {1e-3, 0.0}) {
-    const exchange_plan flat =
-        detail::plan_from({{1024, {t, t, t}}, {2048, {t, t, t}}, {4096, {t / 2, t, t}}}, 2, options);
+    const exchange_plan flat = detail::plan_from(
+        {{1024, {t, t, t}}, {2048, {t, t, t}}, {4096, {t / 2, t, t}}}, 2, options.latency_share);
     CHECK(plan_from_text(to_text(flat), "x") == flat);
   }
 }

@@ -9,12 +9,50 @@ namespace {
 using namespace test;
 using namespace pufferfish::detail;
 
+/// The product of two elements of operands, and operands with random elements.
+template <class T>
+double product(const T& a, const T& b) {
+  return static_cast<double>(a) * static_cast<double>(b);
+}
+double product(const bf16_pair& a, const bf16_pair& b) {
+  return product(a.first, b.first) + product(a.second, b.second);
+}
+template <class T>
+void fill_operand(std::vector<T>& to, const random_stream& stream) {
+  fill_normal<T>(to, 1.0, stream);
+}
+void fill_operand(std::vector<bf16_pair>& to, const random_stream& stream) {
+  std::vector<float> drawn(2 * to.size());
+  fill_normal<float>(drawn, 1.0, stream);
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] = {bfloat16(drawn[2 * i]), bfloat16(drawn[2 * i + 1])};
+}
+
+/// The tables of T that this machine has: one for each instruction set, at most one for pairs.
+template <class T, class Check>
+void for_each_table(Check&& check) {
+  if constexpr (std::is_same_v<T, bf16_pair>) {
+    if (pair_kernels() == nullptr) {
+      MESSAGE("skipped: this machine, or this build, has no kernels for pairs of bfloat16");
+      return;
+    }
+    check(*pair_kernels());
+  } else {
+    for (const isa target : all_isas) {
+      if (!isa_available(target)) continue;
+      CAPTURE(to_string(target));
+      check(kernels_for<T>(target));
+    }
+  }
+}
+
 /// A block's operands in memory of their own, with room between everything, and its result by definition.
 template <class T>
 struct block_case {
+  using result_type = product_result_t<T>;
   static constexpr index_t size = static_cast<index_t>(sizeof(T));
   index_t rows, vectors, lanes, taps, depth, row_step, depth_step, columns;
-  std::vector<T> left, right, result, expected;
+  std::vector<T> left, right;
+  std::vector<result_type> result, expected;
   std::vector<block_tap<T>> tap_list;
   block_arguments<T> arguments{};
 
@@ -32,9 +70,9 @@ struct block_case {
     right.resize(static_cast<std::size_t>(taps * right_size + 8));
     result.resize(static_cast<std::size_t>(rows * columns + 16));
     std::uint64_t stream = static_cast<std::uint64_t>(pick(0, 1 << 20));
-    fill_normal<T>(left, 1.0, {1, stream});
-    fill_normal<T>(right, 1.0, {2, stream});
-    fill_normal<T>(result, 1.0, {3, stream});
+    fill_operand(left, {1, stream});
+    fill_operand(right, {2, stream});
+    fill_normal<result_type>(result, 1.0, {3, stream});
     for (index_t t = 0; t < taps; ++t)
       tap_list.push_back({left.data() + t * left_size, right.data() + t * right_size});
     arguments.taps = tap_list.data();
@@ -53,15 +91,14 @@ struct block_case {
     expected = result;
     for (index_t p = 0; p < rows; ++p) {
       for (index_t j = 0; j < vectors * lanes; ++j) {
-        T& cell = expected[static_cast<std::size_t>(1 + p * columns + j)];
+        result_type& cell = expected[static_cast<std::size_t>(1 + p * columns + j)];
         double sum = arguments.accumulate != 0 ? static_cast<double>(cell) : 0.0;
         for (const block_tap<T>& tap : tap_list) {
           for (index_t k = 0; k < depth; ++k) {
-            sum += static_cast<double>(tap.left[2 + p * row_step + k * depth_step]) *
-                   static_cast<double>(tap.right[3 + k * columns + j]);
+            sum += product(tap.left[2 + p * row_step + k * depth_step], tap.right[3 + k * columns + j]);
           }
         }
-        cell = static_cast<T>(sum);
+        cell = static_cast<result_type>(sum);
       }
     }
   }
@@ -78,7 +115,7 @@ struct block_case {
 
 template <class T>
 constexpr double tolerance() {
-  return sizeof(T) == 4 ? 2e-5 : 1e-13;
+  return sizeof(T) == 4 ? 4e-5 : 1e-13;
 }
 
 template <class T>
@@ -106,15 +143,12 @@ void check_lists(picker& pick, const kernel_table<T>& table, const kernel_list<T
 }
 
 TEST_CASE_TEMPLATE("micro-kernels: blocks against their definition, on every instruction set", T, float,
-                   double) {
+                   double, bf16_pair) {
   picker pick(3);
-  for (const isa target : all_isas) {
-    if (!isa_available(target)) continue;
-    CAPTURE(to_string(target));
-    const kernel_table<T>& table = kernels_for<T>(target);
+  for_each_table<T>([&](const kernel_table<T>& table) {
     check_lists<T>(pick, table, table.strided, table.widest_strided, false);
     check_lists<T>(pick, table, table.adjacent, table.widest_adjacent, true);
-  }
+  });
 }
 
 /// A row segment under three taps, by definition: pixel p sees columns p - 1, p, p + 1.
@@ -125,16 +159,17 @@ void check_segment(picker& pick, const kernel_table<T>& table, index_t vectors, 
   const index_t size = static_cast<index_t>(sizeof(T)), rows = kernel.rows, channels = pick(1, 20);
   const index_t columns = vectors * table.lanes, lines = pick(1, 3), line = (rows + 2) * channels;
   std::vector<T> x(static_cast<std::size_t>(lines * line)),
-      w(static_cast<std::size_t>(lines * 3 * channels * columns)),
-      y(static_cast<std::size_t>(rows * columns));
+      w(static_cast<std::size_t>(lines * 3 * channels * columns));
+  using result_type = product_result_t<T>;
+  std::vector<result_type> y(static_cast<std::size_t>(rows * columns));
   const auto stream = static_cast<std::uint64_t>(pick(0, 1 << 20));
-  fill_normal<T>(x, 1.0, {1, stream});
-  fill_normal<T>(w, 1.0, {2, stream});
-  fill_normal<T>(y, 1.0, {3, stream});
+  fill_operand(x, {1, stream});
+  fill_operand(w, {2, stream});
+  fill_normal<result_type>(y, 1.0, {3, stream});
   const bool accumulate = pick(0, 1) == 1, mirrored = pick(0, 1) == 1;
   std::vector<block_tap<T>> taps;
-  std::vector<T> expected = y;
-  if (!accumulate) expected.assign(y.size(), T{});
+  std::vector<result_type> expected = y;
+  if (!accumulate) expected.assign(y.size(), result_type{});
   for (index_t l = 0; l < lines; ++l) {
     const T* weight = w.data() + l * 3 * channels * columns;
     taps.push_back({x.data() + l * line + channels, weight + (mirrored ? 2 * channels * columns : 0)});
@@ -143,9 +178,9 @@ void check_segment(picker& pick, const kernel_table<T>& table, index_t vectors, 
         if ((p == 0 && t == 0 && !left) || (p == rows - 1 && t == 2 && !right)) continue;
         for (index_t k = 0; k < channels; ++k) {
           for (index_t j = 0; j < columns; ++j) {
-            expected[static_cast<std::size_t>(p * columns + j)] +=
-                x[static_cast<std::size_t>(l * line + (p + t) * channels + k)] *
-                weight[((mirrored ? 2 - t : t) * channels + k) * columns + j];
+            expected[static_cast<std::size_t>(p * columns + j)] += static_cast<result_type>(
+                product(x[static_cast<std::size_t>(l * line + (p + t) * channels + k)],
+                        weight[((mirrored ? 2 - t : t) * channels + k) * columns + j]));
           }
         }
       }
@@ -171,12 +206,9 @@ void check_segment(picker& pick, const kernel_table<T>& table, index_t vectors, 
 }
 
 TEST_CASE_TEMPLATE("micro-kernels: row segments against their definition, on every instruction set", T, float,
-                   double) {
+                   double, bf16_pair) {
   picker pick(4);
-  for (const isa target : all_isas) {
-    if (!isa_available(target)) continue;
-    CAPTURE(to_string(target));
-    const kernel_table<T>& table = kernels_for<T>(target);
+  for_each_table<T>([&](const kernel_table<T>& table) {
     for (index_t vectors = 1; vectors <= table.widest_segment; ++vectors) {
       for (int edges = 0; edges < 4; ++edges) {
         CAPTURE(vectors);
@@ -184,7 +216,7 @@ TEST_CASE_TEMPLATE("micro-kernels: row segments against their definition, on eve
         for (int round = 0; round < 5; ++round) check_segment<T>(pick, table, vectors, edges);
       }
     }
-  }
+  });
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Which algorithm and which kernels an operation has used on the CPU: with the environment variable
+/// PUFFERFISH_KERNEL_REPORT=1, a program prints a line on its standard error when it first runs an operation
+/// with a shape, such as
+///
+/// \code
+/// pufferfish: conv_forward<float>, convolution 64 -> 64, kernel 3x3, ..., input [8 x 32 x 32 x 64]: Winograd
+/// tiles, avx512 \endcode
+
+#include <cstdio>
+#include <cstdlib>
+#include <initializer_list>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/core/scalar.hpp>
+#include <pufferfish/linalg/isa.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Whether operations are reported: whether PUFFERFISH_KERNEL_REPORT was 1 at the first call. Tests change it.
+inline bool& reports_kernels() {
+  static bool wanted = [] {
+    const char* const value = std::getenv("PUFFERFISH_KERNEL_REPORT");
+    return value != nullptr && std::string_view(value) == "1";
+  }();
+  return wanted;
+}
+
+/// Prints the parts as a line, unless the same line has been printed before. Any thread may call this.
+PUFFERFISH_COLD inline void print_once(std::initializer_list<message_part> parts) {
+  static std::mutex mutex;
+  static std::set<std::string> printed;
+  const std::string line = message(parts);
+  const std::lock_guard lock(mutex);
+  if (printed.insert(line).second) std::fprintf(stderr, "pufferfish: %s\n", line.c_str());
+}
+
+/// "float", "double" or "bfloat16".
+template <class T>
+constexpr const char* scalar_name() {
+  return sizeof(T) == 2 ? "bfloat16" : sizeof(T) == 4 ? "float" : "double";
+}
+
+/// Reports an operation on elements of T: its name, its shape in words, and the algorithm that it uses.
+/// describe() returns the shape as a text; it is called only if a report is wanted.
+template <class T, class Describe>
+void report_kernel(const char* operation, const char* algorithm, Describe&& describe) {
+  if (!reports_kernels()) return;
+  print_once({operation, "<", scalar_name<T>(), ">, ", describe(), ": ", algorithm, ", ", kernel_name()});
+}
+
+}  // namespace detail
+PUFFERFISH_NAMESPACE_END

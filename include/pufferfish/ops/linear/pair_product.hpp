@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: products of rows of bfloat16 by kernels that multiply pairs of elements (bf16_pair in
+/// linalg/gemm/micro_kernels.hpp), twice as many products per instruction as the float kernels. Rows of
+/// activations are read in place, as pairs of adjacent elements. The weight is copied to panels of pairs of
+/// its rows. Sums are float; each result is rounded once.
+
+#include <algorithm>
+
+#include <pufferfish/ops/linear/narrow_product.hpp>
+#include <pufferfish/ops/linear/row_product.hpp>
+#include <pufferfish/ops/linear/weight_splits.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+using pufferfish::detail::bf16_pair;
+using pufferfish::detail::has_pairs;
+
+/// True if products of rows of T are computed in pairs: has_pairs(), and the depth is even, so that no pair
+/// reaches into the next row.
+template <class T>
+bool multiplies_pairs(index_t depth) {
+  return depth > 0 && depth % 2 == 0 && has_pairs<T>();
+}
+
+/// The elements of x as pairs along its last axis, whose extent is even; other strides must be even, too.
+template <class T, std::size_t N>
+tensor_view<const bf16_pair, N> as_pairs(const tensor_view<const T, N>& x) {
+  extents<N> shape = x.shape(), strides{};
+  shape[N - 1] /= 2;
+  for (std::size_t i = 0; i + 1 < N; ++i) strides[i] = x.stride(i) / 2;
+  strides[N - 1] = 1;
+  return {reinterpret_cast<const bf16_pair*>(x.data()), shape, strides};
+}
+
+/// Copies rows of T to pairs of adjacent rows, in the calling thread: to[i] = {row 2 i, row 2 i + 1}; the row
+/// after the last one counts as zeros. to: (rows + 1) / 2 rows of `columns` pairs, row stride to_stride.
+template <class T>
+void pair_up_rows(const T* from, index_t row_stride, index_t rows, index_t columns, bf16_pair* to,
+                  index_t to_stride) {
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, interleave<T>);
+  for (index_t row = 0; row < rows; row += 2, from += 2 * row_stride, to += to_stride) {
+    kernel(from, row + 1 < rows ? from + row_stride : nullptr, to, columns);
+  }
+}
+
+/// Pairs of adjacent rows of a dense matrix of `rows` (an even number) x `columns` elements, in scratch:
+/// [rows / 2][columns].
+template <class T>
+bf16_pair* paired_rows(context<device::cpu>& ctx, scratch_frame& frame, const T* w, index_t rows,
+                       index_t columns) {
+  auto* const pairs = frame.take<bf16_pair>(rows / 2 * columns);
+  for_row_chunks(ctx, rows / 2, columns, [&](index_t begin, index_t end) {
+    pair_up_rows(w + 2 * begin * columns, columns, 2 * (end - begin), columns, pairs + begin * columns,
+                 columns);
+  });
+  return pairs;
+}
+
+/// y = sums + bias, or with `add` y += sums + bias, for rows x columns float sums; each result is rounded
+/// once. bias: `columns` elements or nullptr. Runs in the calling thread.
+template <class T>
+void round_rows(const float* sums, index_t rows, index_t columns, const float* bias, bool add, T* y,
+                index_t y_stride) {
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, round_sums<T>);
+  for (index_t row = 0; row < rows; ++row) {
+    kernel(sums + row * columns, bias, add, y + row * y_stride, columns);
+  }
+}
+
+/// The right operand of products of pairs: a matrix K x N in panels of pairs of rows, [panel][K / 2][width].
+template <class T>
+class pair_operand {
+ public:
+  /// w: K x N for an even K, dense rows or dense columns. The copy is in `frame`.
+  pair_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& w)
+      : depth_(w.extent(0) / 2),
+        columns_(w.extent(1)),
+        panels_(kernels_.right_panels(columns_)),
+        data_(frame.take<bf16_pair>(panels_ * panel_size())) {
+    scratch_frame temporary(ctx.scratch());
+    tensor_view<const bf16_pair, 2> pairs;
+    if (w.stride(1) == 1) {
+      pairs = {paired_rows(ctx, temporary, w.data(), w.extent(0), columns_), {depth_, columns_}};
+    } else {
+      pairs = transpose(as_pairs(transpose(w)));
+    }
+    ctx.parallel_for(panels_, [&](index_t panel, int) {
+      kernels_.copy_right(pairs, panel * kernels_.width(), data_ + panel * panel_size());
+    });
+  }
+
+  index_t panels() const { return panels_; }
+  /// The first column of a panel; for the number of panels, the number of columns.
+  index_t first_column(index_t panel) const { return std::min(columns_, panel * kernels_.width()); }
+
+  /// sums = a w for some rows of a and the columns of panels first .. last - 1, in the calling thread. sums:
+  /// rows of a x these columns, dense.
+  void multiply(const tensor_view<const T, 2>& a, index_t first, index_t last, float* sums) const {
+    const index_t begin = first_column(first);
+    const row_tile<bf16_pair> tile(kernels_, as_pairs(a), {sums, {a.extent(0), first_column(last) - begin}},
+                                   false);
+    for (index_t panel = first; panel < last; ++panel) {
+      tile.multiply(panel * kernels_.width() - begin, data_ + panel * panel_size(), panel == first,
+                    panel + 1 == panels_);
+    }
+  }
+
+ private:
+  index_t panel_size() const { return depth_ * kernels_.width(); }
+
+  panel_kernels<bf16_pair> kernels_;
+  index_t depth_, columns_, panels_;
+  bf16_pair* data_;
+};
+
+/// y = x w + bias for bfloat16, or with `add` y += x w + bias; multiplies_pairs() is true for the depth.
+/// `moments`, unless nullptr, receives the column moments of the rounded y. The tasks depend on shapes alone,
+/// so bits do not depend on the number of threads.
+template <class T>
+void pair_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& w,
+               const T* bias, const tensor_view<T, 2>& y, moment_parts<T>* moments, bool add) {
+  const index_t rows = y.extent(0), columns = y.extent(1);
+  row_cut cut(rows, w.extent(0) / 2, panel_kernels<bf16_pair>().right_panels(columns));
+  if (moments != nullptr) {
+    cut.groups = 1;  // a part of the moments needs whole rows
+    moments->start(cut.tiles, columns);
+  }
+  if (y.empty()) return;
+  scratch_frame frame(ctx.scratch());
+  const float* const wide_bias = widened(ctx, frame, bias, columns);
+  const pair_operand<T> operand(ctx, frame, w);
+  float* const storage = frame.take<float>(cut.tile * columns * ctx.threads());
+  ctx.parallel_for(cut.tiles * cut.groups, [&](index_t task, int worker) {
+    const index_t begin = task / cut.groups * cut.tile, count = std::min(cut.tile, rows - begin);
+    const index_t group = task % cut.groups, first = operand.panels() * group / cut.groups,
+                  last = operand.panels() * (group + 1) / cut.groups;
+    const index_t column = operand.first_column(first), width = operand.first_column(last) - column;
+    float* const sums = storage + worker * cut.tile * columns;
+    operand.multiply(x.slice(0, begin, count), first, last, sums);
+    T* const result = y.data() + begin * y.stride(0);
+    round_rows(sums, count, width, wide_bias == nullptr ? nullptr : wide_bias + column, add, result + column,
+               y.stride(0));
+    if (moments != nullptr) moments->add(task, result, count, y.stride(0));
+  });
+}
+
+/// Computes dw (+)= x^T dy for bfloat16, from pairs of adjacent rows of x and of dy, which are copied one
+/// tile of rows after the other; has_pairs() is true and dw is not empty. The rows are split as weight_splits
+/// says, and the sums of the parts are added in order.
+template <class T>
+void pair_weight_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                          const tensor_view<const T, 2>& dy, const tensor_view<float, 2>& dw,
+                          bool accumulate) {
+  constexpr index_t tile = 256;
+  const panel_kernels<bf16_pair> kernels;
+  const index_t rows = x.extent(0), in = x.extent(1), out = dy.extent(1), size = in * out;
+  // Kernels read whole vectors of the right operand.
+  const index_t right_stride = (out + kernels.lanes() - 1) / kernels.lanes() * kernels.lanes();
+  const index_t left_size = tile / 2 * in, right_size = tile / 2 * right_stride;
+  const index_t splits = weight_splits<float>(rows, size);
+  scratch_frame frame(ctx.scratch());
+  float* const partials = frame.take<float>(size * (splits - 1));
+  auto* const storage = frame.take<bf16_pair>((left_size + right_size) * ctx.threads());
+  ctx.parallel_for(splits, [&](index_t split, int worker) {
+    const index_t begin = rows * split / splits, end = rows * (split + 1) / splits;
+    float* const sum = split == 0 ? dw.data() : partials + (split - 1) * size;
+    bool add = split == 0 && accumulate;
+    if (begin == end && !add) std::fill_n(sum, size, 0.0F);
+    bf16_pair* const left = storage + worker * (left_size + right_size);
+    bf16_pair* const right = left + left_size;
+    for (index_t first = begin; first < end; first += tile, add = true) {
+      const index_t count = std::min(tile, end - first);
+      pair_up_rows(x.data() + first * x.stride(0), x.stride(0), count, in, left, in);
+      pair_up_rows(dy.data() + first * dy.stride(0), dy.stride(0), count, out, right, right_stride);
+      for (index_t column = 0; column < out; column += kernels.width()) {
+        kernels.multiply_rows(left, 1, in, in, right + column, right_stride, (count + 1) / 2, sum + column,
+                              out, std::min(kernels.width(), out - column), add);
+      }
+    }
+  });
+  add_in_order(ctx, partials, splits - 1, dw.data(), size);
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END
