@@ -78,7 +78,7 @@ class owned_handle {
     const auto turn = call_lock();
     MPI_Comm_free(&comm_);
   }
-  /// The duplicate.
+  /// Handle of the duplicate. The object still owns the handle, which the caller must not free.
   MPI_Comm get() const { return comm_; }
 
  private:

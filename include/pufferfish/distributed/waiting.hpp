@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: times, and waiting for messages while other threads compute.
+/// Internal: clocks of wall and processor time in milliseconds, and pauses between polls for messages.
 
 #include <chrono>
 #include <cstdint>

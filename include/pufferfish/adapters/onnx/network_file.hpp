@@ -90,9 +90,9 @@ void write_onnx(const std::string& path, const network<T>& net, const onnx_optio
 /// file or external data that cannot be read; also the value_error and shape_error of write_onnx. After an
 /// error the network is unchanged.
 ///
-/// \\code
+/// \code
 /// read_onnx("net.onnx", net, {.image = {32, 32, 3}});   // images of 32 x 32 pixels, 3 channels
-/// \\endcode
+/// \endcode
 template <class T>
 void read_onnx(const std::string& path, network<T>& net, const onnx_options<T>& options) {
   net.on_host([&](any_layer<T>&) { detail::read_bindings(detail::onnx_graph_of(net, options), path); });

@@ -290,10 +290,10 @@ void read_onnx(const std::string& path, model<lstm_lm<T>>& net) {
 /// Fills a Transformer from a file that write_onnx has written with onnx_part::whole. Errors are those of
 /// read_onnx of a network; after an error the model is unchanged.
 ///
-/// \\code
+/// \code
 /// write_onnx("whole.onnx", net);
 /// read_onnx("whole.onnx", other);   // other: a model<transformer<float>> of the same options
-/// \\endcode
+/// \endcode
 template <class T>
 void read_onnx(const std::string& path, model<transformer<T>>& net) {
   net.on_host([&](transformer<T>& root) {

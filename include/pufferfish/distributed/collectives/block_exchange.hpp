@@ -110,11 +110,11 @@ void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
 /// equally long, and the errors of start_send and start_receive. Collective. A rank sends the bytes of `out`
 /// except its own block, which is copied. Lengths that do not match between a sender and a receiver are not
 /// detected.
-/// \\code
+/// \code
 ///   const std::vector<std::size_t> lengths(static_cast<std::size_t>(comm.size()), 8);
 ///   rank_blocks out(lengths), in(lengths);     // fill out[r] for each rank r
 ///   exchange_blocks(comm, out, in);            // in[r] is what rank r had in out[this rank]
-/// \\endcode
+/// \endcode
 template <class C>
 void exchange_blocks(C& comm, const rank_blocks& out, rank_blocks& in) {
   detail::check_communicator<C>();
