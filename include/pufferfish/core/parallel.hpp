@@ -32,6 +32,7 @@ namespace detail {
 /// start(), then work() on every worker, then rethrow() on the thread that started it.
 class task_list {
  public:
+  /// Function that runs a task; its arguments are the object, the task and the worker.
   using invoke = void (*)(void*, index_t, int);
 
   /// Sets the tasks of a run: call(object, task, worker) for task = 0 .. tasks - 1.
@@ -77,10 +78,12 @@ class task_list {
     ~scope() { current_ = before_; }
 
    private:
+    // The list of the task that encloses the scope: a task may run the tasks of another pool.
     const task_list* before_;
   };
 
  private:
+  // The list of which this thread is running a task; nullptr: none.
   static inline thread_local const task_list* current_ = nullptr;
   std::atomic<index_t> next_{0};
   index_t tasks_ = 0;
@@ -95,9 +98,11 @@ class task_list {
 /// Runs a task list on a team of OpenMP threads.
 class thread_team {
  public:
+  /// Advice at the end of the error text for runs in a forked process.
   static constexpr const char* advice =
       "fork before the first pass, since OpenMP starts its threads only once";
 
+  /// Starts no thread: OpenMP does so in the first run.
   explicit thread_team(int threads) : threads_(threads) {}
   /// Number of threads, the calling one included.
   int size() const { return threads_; }
@@ -123,6 +128,7 @@ class thread_team {
 /// Threads that this pool starts; they sleep between runs.
 class thread_team {
  public:
+  /// Advice at the end of the error text for runs in a forked process.
   static constexpr const char* advice = "make a new one after fork";
 
   // Delegates to the default constructor, so that the destructor ends the threads already started if a later
@@ -154,6 +160,8 @@ class thread_team {
   /// Runs the list on all threads; the calling thread is worker 0. Returns when all threads are done with the
   /// list.
   void run(task_list& list) {
+    // The release in wake() makes list_ visible to the helpers, and the acquire of active_ makes the results
+    // of their tasks visible here.
     list_ = &list;
     active_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
     wake();
@@ -167,6 +175,7 @@ class thread_team {
  private:
   thread_team() = default;
 
+  // Starts a generation, for which the helpers wait.
   void wake() {
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();

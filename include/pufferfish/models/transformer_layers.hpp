@@ -37,6 +37,7 @@ class stack_memory {
  private:
   context<Device>* ctx_;
   extents<2> shape_;
+  // In inference: the last activation, and the one before it.
   tensor_view<T, 2> blocks_[2];
 };
 
@@ -126,6 +127,7 @@ struct decoder_layer {
     gradient.through(ctx, [&](const auto& dy, const auto& dx) { slf_attn.backward(ctx, dy, dx); });
   }
 
+  /// Calls f(name, part) for the parts in execution order.
   template <class F>
   void for_each_part(F&& f) {
     f("slf_attn", slf_attn);
@@ -164,10 +166,11 @@ struct slot_costs final : layer_visitor<T, Device> {
 
 /// Adds the cost of a stack whose layers see `tokens` tokens, and `memory` tokens of the encoder's output: of
 /// each slot, then of the part itself: its norm over `width` features, and products of queries, keys and
-/// values.
+/// values. With m keys per query these are tokens m (key width + value width) multiply-adds.
 template <class T, class Device, class Layers>
 void add_stack_cost(const Layers& layers, const std::string& stack, index_t width, index_t tokens,
                     index_t memory, model_cost& cost) {
+  // Visits are not const, but slot_costs changes nothing.
   for_each_part(const_cast<Layers&>(layers), stack, [&](const std::string& name, auto& part) {
     const bool cross = name.ends_with("enc_attn");
     slot_costs<T, Device> slots(tokens, memory, cross, cost);

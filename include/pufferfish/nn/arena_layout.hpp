@@ -21,6 +21,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// state_buffer<T>; the object belongs to a layer.
 template <class Thing>
 struct stored_entry {
+  /// Name of the tensor in its model, such as "layer1.0.conv1.weight".
   std::string name;
   Thing* thing;
   index_t offset;
@@ -46,6 +47,7 @@ class layout_count {
   layout_count(const layout_count&) = delete;
   layout_count(layout_count&& other) noexcept : value_(other.value_++) {}
   layout_count& operator=(const layout_count&) = delete;
+  /// The count becomes larger than both counts, so that users of either layout detect the change.
   layout_count& operator=(layout_count&& other) noexcept {
     value_ = std::max(value_, other.value_++) + 1;
     return *this;
@@ -68,6 +70,7 @@ class layout_count {
 template <class T>
 class arena_layout final : public state_visitor<T> {
  public:
+  /// The entries of the two arenas, with ascending offsets.
   std::vector<stored_entry<parameter<T>>> parameters;
   std::vector<stored_entry<state_buffer<T>>> buffers;
   index_t parameter_size = 0, buffer_size = 0;  ///< elements of the arenas
@@ -86,6 +89,7 @@ class arena_layout final : public state_visitor<T> {
     buffer_size = place(buffers);
   }
 
+  /// Records a parameter; offsets are assigned when all are known. Throws state_error if it was moved from.
   void on_parameter(const std::string& name, parameter<T>& p) override {
     if (p.is_moved_from()) moved_from("parameter_store: the layer of " + name);
     parameters.push_back({name, &p, 0});
@@ -104,6 +108,8 @@ class arena_layout final : public state_visitor<T> {
   /// misaligns all that follow for the 16-byte vector loads of a device.
   index_t device_lead() const {
     constexpr index_t vector = 16 / static_cast<index_t>(sizeof(T));
+    // gain[k]: number of elements of the parameters that are aligned if the arena starts k elements after a
+    // boundary.
     std::array<index_t, static_cast<std::size_t>(vector)> gain{};
     for (const auto& entry : parameters) {
       gain[static_cast<std::size_t>((vector - entry.offset % vector) % vector)] += entry.thing->size();

@@ -68,6 +68,7 @@ struct channel_affine {
   index_t channels() const { return static_cast<index_t>(scale.size()); }
 
   /// to = from with row r scaled by the scale of channel first + r. [out][in][height][width], any strides.
+  /// `to` may be `from`.
   template <class T>
   void apply(index_t first, const tensor_view<const T, 4>& from, const tensor_view<T, 4>& to) const {
     for (index_t r = 0; r < from.extent(0); ++r) {
@@ -91,7 +92,8 @@ struct channel_affine {
   }
 };
 
-/// Number of output channels of a layer whose channels are the rows of its matrices; 0 for other layers.
+/// Number of output channels of a layer whose channels are the rows of its matrices; 0 for other layers. The
+/// rows of several matrices are counted together, as those of a convolution with groups.
 template <class T, class Device>
 index_t foldable_channels(any_layer<T, Device>& layer) {
   const auto parts = layer.low_rank();
@@ -111,6 +113,7 @@ index_t foldable_channels(any_layer<T, Device>& layer) {
 template <class T, class Device>
 any_layer<T, Device> folded(any_layer<T, Device>& layer, const channel_affine& norm) {
   using P = parameter_t<T>;
+  // The result has a bias even if `layer` has none, because of the shift.
   any_layer<T, Device> result = layer.twin(layer.ranks(), true);
   const low_rank_parts<P> from = layer.low_rank(), to = result.low_rank();
   index_t row = 0;
@@ -184,12 +187,14 @@ class settled_check final : public layer_visitor<T, Device> {
 template <class T, class Device>
 class batch_norm_folder final : public layer_visitor<T, Device> {
  public:
+  /// Fills `report`, which must outlive the object.
   explicit batch_norm_folder(batch_norm_folding& report) : report_(report) {}
 
   // Folds from the first layer on; a layer takes all batch norms that follow it directly.
   void on_sequence(const std::string& prefix, Sequential<T, Device>& layers) override {
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const std::string name = join_name(prefix, layers.name(i));
+      // The LowRankConv that results can take the batch norms after it, too.
       if (auto* inner = layers[i].template target<LowRankNormConv<T, Device>>()) {
         layers[i] = any_layer<T, Device>(folded(*inner));
         report_.folded.push_back({join_name(name, "bn"), name});

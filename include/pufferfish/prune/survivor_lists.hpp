@@ -19,6 +19,12 @@ namespace detail {
 /// order. A tensor without pruned elements is copied as a whole; every other tensor has a 32-bit index for
 /// each survivor. For masks that prune 50 to 90 % of single weights, index lists gather 8 to 2 times as fast
 /// as lists of runs, and as fast as vectors of 8 elements that are permuted by the bits of the mask.
+///
+///     const survivor_lists kept(mask, 0, store.size());
+///     std::vector<float> sent(static_cast<std::size_t>(kept.survivors()));
+///     kept.gather(ctx, store.gradients().data(), sent.data());
+///     ...                                    // sum of `sent` over the ranks
+///     kept.scatter(ctx, sent.data(), 1.0F / ranks, store.gradients().data());  // means, and zeros elsewhere
 class survivor_lists {
  public:
   /// Builds the lists for elements begin .. end - 1. Throws value_error unless `begin` and `end` are

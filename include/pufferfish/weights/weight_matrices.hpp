@@ -69,6 +69,9 @@ struct weight_task {
 /// layer, packed projections, groups) is cut into blocks of rows. With statistics, everything that is
 /// independent of the rank is computed once, in the constructor. Holds all elements of the weight as T; the
 /// decision of the task must outlive the object.
+///
+///     const weight_matrices<float> matrices(file, {place, decision}, policy);
+///     const factors<float> made = matrices.make(0, rank_ratio{0.25});  // of the first part
 template <class T>
 class weight_matrices {
  public:
@@ -102,6 +105,8 @@ class weight_matrices {
         own.output_scale.assign(
             from, from + static_cast<std::ptrdiff_t>(decision_.embedding ? decision_.cols : decision_.rows));
       }
+      // Statistics are about outputs. Those of an embedding are the columns of its table, so the transposed
+      // table is truncated.
       truncations_.emplace_back(
           decision_.embedding ? transpose(part(p)) : part(p), &seen, own,
           bias.empty() ? std::span<const T>() : std::span<const T>(bias).subspan(first, count), how());
@@ -125,6 +130,7 @@ class weight_matrices {
     const index_t rank = choose_rank(rank_of, one.rows(), one.cols(), one.spectrum(), one.squared_norm());
     factors<T> made = one.template make<T>(rank);
     if (!decision_.embedding) return made;
+    // The truncation is that of the transposed table: table = (up down)^T = down^T up^T.
     factors<T> turned;
     turned.down = tensor<T, 2>(transpose(tensor_view<const T, 2>(made.up)));
     turned.up = tensor<T, 2>(transpose(tensor_view<const T, 2>(made.down)));
@@ -136,6 +142,7 @@ class weight_matrices {
   /// the parts. It is predicted from statistics; without these, it is the component's share of ||A||_F^2 of
   /// all parts together. Throws value_error, naming the weight, for an element that is not finite.
   std::vector<double> gains() const {
+    // In a budget the parts are one rank group, so the gains of their components number i are added.
     std::vector<double> sums(static_cast<std::size_t>(std::min(decision_.rows, decision_.cols)));
     double norm2 = 0.0;
     for (index_t p = 0; p < decision_.parts; ++p) {

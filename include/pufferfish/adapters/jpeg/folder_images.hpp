@@ -175,6 +175,7 @@ class folder_batches final : public image_batches<T, Device> {
         [&](index_t height, index_t width) {
           if (at_random)
             return random_window(height, width, augment.smallest_area, augment.flip, random, sample);
+          // The mirror image uses the same random number as in random_window.
           image_window window = central_window(height, width, share);
           window.flipped = augment.flip && random.below(64 * static_cast<std::uint64_t>(sample) + 63, 2) == 1;
           return window;
@@ -224,6 +225,7 @@ class folder_images final : public image_source<T, Device> {
   /// The files, their labels and the names of the classes.
   const image_folder& folder() const { return folder_; }
 
+  /// Extents of all images together, [files][size][size][3].
   extents<4> images() const override {
     return {static_cast<index_t>(folder_.files.size()), options_.size, options_.size, 3};
   }
@@ -260,6 +262,8 @@ class folder_images final : public image_source<T, Device> {
                             detail::hexadecimal(names.digest())});
   }
 
+  /// Returns the batches of one rank, with threads of their own. This object must outlive the result. Throws
+  /// value_error for a smallest_area outside of (0, 1], for pad_crop and for reflect.
   std::unique_ptr<image_batches<T, Device>> batches(loader_options options) const override {
     return std::make_unique<detail::folder_batches<T, Device>>(folder_, options_, std::move(options));
   }

@@ -79,6 +79,8 @@ inline onnx_tensor write_lstm(onnx_exporter& to, const std::string& path, const 
   const std::int64_t hidden = m.options.hidden_size();
   return write_lstm_layers(
       to, path, m, x, [&](std::int64_t l, const std::string& name, const std::string& input) {
+        // Adds a tensor of the layer with its gates in ONNX's order, and returns its name. `which`: 0 and 1
+        // for the weights, 2 and 3 for the biases, of the input and the hidden side.
         const auto add = [&](const char* part, std::int64_t which) {
           const std::string own = join_name(path, part + ("_l" + std::to_string(l)));
           const Tensor all = module_traits<torch::nn::LSTMImpl>::tensor(m, l, which);
@@ -112,6 +114,8 @@ inline onnx_tensor write_low_rank_lstm(onnx_exporter& to, const std::string& pat
       to, path, m, x, [&](std::int64_t l, const std::string& name, const std::string& input) {
         const std::string suffix = "_l" + std::to_string(l);
         const auto own = [&](const std::string& part) { return join_name(path, part); };
+        // A layer has eight pairs of factors: the four gates of the input side, then those of the hidden
+        // side.
         low_rank_parts<float> parts;
         for (std::size_t i = 0; i < 8; ++i) {
           const factor_tensors& one = factors[static_cast<std::size_t>(8 * l) + i];
@@ -125,6 +129,8 @@ inline onnx_tensor write_low_rank_lstm(onnx_exporter& to, const std::string& pat
         const auto list = [&](const char* part, std::int64_t value) {
           return pufferfish::detail::onnx_list(graph, name + part, {value});
         };
+        // The state of zeros is [1][batch][hidden]. The batch may be free in the model, so it is taken from
+        // the input when the model runs.
         const std::string batch = graph.node(
             "Gather", name + ".batch", {graph.node("Shape", name + ".shape", {input}), list(".one", 1)});
         const std::string shape =

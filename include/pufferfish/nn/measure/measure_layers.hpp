@@ -70,8 +70,8 @@ class timed_scope {
   index_t first_;
 };
 
-/// Median time of each of several passes, in milliseconds. Each iteration runs every pass once, so that a
-/// slower phase of the machine slows all of them.
+/// Median time of each of several passes, in milliseconds; of an even number of times, the mean of the two in
+/// the middle. Each iteration runs every pass once, so that a slower phase of the machine slows all of them.
 template <class Device>
 std::vector<double> time_passes(context<Device>& ctx, const timing_options& options,
                                 const std::vector<std::function<void()>>& passes) {
@@ -183,6 +183,7 @@ class embedding_passes {
     tokens_.from_host(drawn);
   }
 
+  /// Runs the passes of `net`, a network of the embedding alone.
   void run(const network<T, Device>& net) {
     const token_layer<T, Device>& table = *net.root().tokens();
     const auto matrix = [](const tensor_view<T, 4>& v) {
@@ -197,6 +198,7 @@ class embedding_passes {
   }
 
  private:
+  // The first `count` tokens, in the memory of the device.
   std::span<const std::int32_t> tokens(index_t count) const {
     return {tokens_.data(), static_cast<std::size_t>(count)};
   }
@@ -309,6 +311,7 @@ layer_times measure_layers(const model<Root, Device>& net, const std::vector<lay
   net.read_on_host([&](const Root&) {
     const auto found = detail::find_slots(net);
     const std::vector<layer_choice> choices = select_candidates(found.layers, policy, "measure_layers");
+    // Results by timing_key, for layers that do the same work as an earlier one.
     std::map<std::string, layer_time> known;
     for (std::size_t i = 0; i < choices.size(); ++i) {
       if (!choices[i].factorize()) continue;
