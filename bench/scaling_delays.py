@@ -46,11 +46,11 @@ def delay_text(delay):
 
 
 def step_on_test_bed(measured, predictor, s, ranks, rate, delay):
-    """Milliseconds, of the last such run; None if there is none."""
-    found = [r["ms_per_step"] for g in measured.groups if g.link is not None
+    """Milliseconds of the last such run, and of them those that the exchange exposes; "-" if there is none."""
+    found = [f'{r["ms_per_step"]:,.0f} ({r["exposed_ms"]:,.0f})' for g in measured.groups if g.link is not None
              and math.isclose(g.nominal, 1e3 * rate) and math.isclose(g.delay, delay, abs_tol=1e-9) for r in g.steps
              if (r["row"], r["mode"], r["ranks"], r["batch"]) == (s.name, s.mode, ranks, predictor.case.batch)]
-    return found[-1] if found else None
+    return found[-1] if found else "-"
 
 
 def everything(measured, a, rate, kept):
@@ -62,7 +62,7 @@ def everything(measured, a, rate, kept):
         kept += rows if delay else []
         on_test_bed = [step_on_test_bed(measured, predictor, s, RANKS[0], rate, delay) for s in predictor.systems]
         heads += [f"{delay_text(delay)}: {RANKS[0]} ranks, measured", *(f"{ranks}" for ranks in RANKS)]
-        columns.append(["-" if ms is None else f"{ms:,.0f}" for ms in on_test_bed])
+        columns.append(on_test_bed)
         columns += [[milliseconds(r) for r in rows if r["ranks"] == ranks] for ranks in RANKS]
     return table(heads, zip([s.title for s in predictor.systems], *columns))
 
@@ -90,9 +90,11 @@ def delays(measured, a, folder):
     kept, ranks, rate = [], 64, 1
     lines = ["## Links with delay", "",
              f"Milliseconds a step. `--delay {1e3 * FAR:g}ms` delays every message by this time, one way, as `bench/testbed "
-             "--delay` does. Columns with the word measured have steps on the test bed, \"-\" where no such run is in the files "
-             "above. All other columns are predictions: computing and the update are measured, encoding and decoding too where no "
-             ">= stands; bytes, messages and waiting are the model's.", ""]
+             "--delay` does. Columns with the word measured have steps on the test bed, in brackets the part that the exchange "
+             "exposes, \"-\" where no such run is in the files above. Where another machine has measured, its computing takes "
+             "another time than the predictions'; the exposed parts remain comparable. All other columns are predictions: "
+             "computing and the update are measured, encoding and decoding too where no >= stands; bytes, messages and waiting "
+             "are the model's.", ""]
     for of in RATES:
         lines += [f"### {of:g} Gbit/s", "", *everything(measured, a, of, kept)]
     lines += [f"These commands measure steps at {1e3 * FAR:g} ms, and all encoding and decoding. `bench/testbed` delays by "
