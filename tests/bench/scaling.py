@@ -665,8 +665,8 @@ class Files(unittest.TestCase):
         measured, predictor = records.Measured([self.write(rows)]), self.predictor()
         of = {(name, delay): delays.step_on_test_bed(measured, predictor, System(name, "hybrid"), 2, 1, delay)
               for name in ("signum", "efsign") for delay in (0.0, 0.1, 0.05)}
-        self.assertEqual((of["signum", 0.1], of["signum", 0.05], of["efsign", 0.1]), (77.0, None, None))
-        self.assertGreater(of["signum", 0.0], 200)
+        self.assertEqual((of["signum", 0.1], of["signum", 0.05], of["efsign", 0.1]), ("77 (4)", "-", "-"))
+        self.assertGreater(int(of["signum", 0.0].split(" ")[0]), 200)
 
     def test_by_bucket(self):
         words = ["--systems", "signum", "--ranks", "2", "--rate", "0.1", "--plan", "measured"]

@@ -7,8 +7,12 @@
 /// with a shape, such as
 ///
 /// \code
-/// pufferfish: conv_forward<float>, convolution 64 -> 64, kernel 3x3, ..., input [8 x 32 x 32 x 64]: Winograd
-/// tiles, avx512 \endcode
+/// pufferfish: product<float>, [200 x 40] times [40 x 8]: rows in place, weight in panels, avx512
+/// \endcode
+///
+/// Convolutions and products report; the second factor of a float low-rank convolution, which is multiplied
+/// in the same tasks, does not. A 16-bit operation that is computed in float reports the float operation,
+/// too.
 
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +29,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Whether operations are reported: whether PUFFERFISH_KERNEL_REPORT was 1 at the first call. Tests change it.
+/// Whether operations are reported: whether PUFFERFISH_KERNEL_REPORT was 1 at the first call. Tests change
+/// it.
 inline bool& reports_kernels() {
   static bool wanted = [] {
     const char* const value = std::getenv("PUFFERFISH_KERNEL_REPORT");

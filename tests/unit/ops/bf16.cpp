@@ -223,7 +223,8 @@ TEST_CASE("bf16: softmax cross entropy") {
 TEST_CASE("bf16: products of rows") {
   for (const extents<3>& s :
        {extents<3>{0, 3, 4}, extents<3>{1, 1, 1}, extents<3>{7, 33, 5}, extents<3>{500, 64, 48},
-        extents<3>{9000, 40, 600}, extents<3>{3, 2, 2}, extents<3>{101, 34, 17}, extents<3>{25, 2100, 130}}) {
+        extents<3>{9000, 40, 600}, extents<3>{5, 4, 0}, extents<3>{5, 0, 4}, extents<3>{300, 64, 1100},
+        extents<3>{3, 2, 2}, extents<3>{101, 34, 17}, extents<3>{25, 2100, 130}}) {
     CAPTURE(s[0]);
     const extents<2> in{s[0], s[1]}, matrix{s[1], s[2]}, out{s[0], s[2]};
     compare([&](auto type, cpu_context& ctx) {
@@ -257,6 +258,7 @@ TEST_CASE("bf16: convolutions") {
   compare_conv(conv_shape::square(16, 24, 1, 2), {3, 8, 8, 16});
   compare_conv({5, 3, {2, 3}, {1, 2}, {1, 2}, {2, 1}}, {2, 9, 8, 5});
   compare_conv({6, 12, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 3}, {2, 6, 7, 6});
+  compare_conv({64, 64, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 2}, {8, 16, 16, 64});  // tiles, but for the groups
   compare_conv(conv_shape::square(64, 8, 1), {80, 32, 32, 64});  // more than one block of images
 }
 

@@ -5,9 +5,8 @@
 /// Internal: the fast forms of convolutions of bfloat16 with one group. The others widen blocks of images
 /// (narrow_conv.hpp).
 ///
-/// - By tiles (winograd.hpp), where winograd_pays(): pixels are widened when they are transformed, and
-/// rounded
-///   when they are written. No kernel for pairs is needed.
+/// - By tiles (winograd.hpp), where winograd_pays(): pixels are widened when they are transformed,
+///   and rounded when they are written. No kernel for pairs is needed.
 /// - In pairs (ops/linear/pair_product.hpp), as direct sums (direct_conv.hpp). Pixels are read in place, as
 ///   pairs of adjacent channels. Each task computes float sums in scratch, and rounds them once.
 
@@ -23,13 +22,6 @@ namespace ops::detail {
 template <class T>
 bool multiplies_pairs(const conv_shape& shape, index_t channels) {
   return shape.groups == 1 && multiplies_pairs<T>(channels);
-}
-
-/// True if a convolution is computed by tiles: one group, and winograd_pays().
-template <class T>
-bool tiles_pay(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
-               const extents<4>& to) {
-  return shape.groups == 1 && winograd_pays<T>(ctx, shape, from, to);
 }
 
 /// True if a weight gradient is computed from pairs of adjacent pixels of a line: has_pairs(), one group, and
@@ -66,13 +58,6 @@ void run_pair_correlation(context<device::cpu>& ctx, const correlation<bf16_pair
   });
 }
 
-/// Copies the input of a correlation of pairs by pixels, if its blocks are one pixel of many images.
-inline void copy_short_lines(context<device::cpu>& ctx, correlation<bf16_pair>& work, const extents<4>& shape,
-                             scratch_frame& frame) {
-  if (!work.by_images) return;
-  use_pixel_major(ctx, work, shape, frame.take<bf16_pair>(pixel_major_size(work, shape)));
-}
-
 /// y = x * w + bias, rounded once, for an even number of input channels and one group. The moments are those
 /// of the rounded y.
 template <class T>
@@ -93,7 +78,9 @@ void pair_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const
   const bf16_pair* const weight = paired_rows(ctx, frame, w, shape.patch(), out);
   work.weight = pack_weight<bf16_pair>(ctx, weight, cells, in, out, false, pixels, work.panels, kernels,
                                        frame.take<bf16_pair>(packed_weight_size(cells, in, out, kernels)));
-  copy_short_lines(ctx, work, pairs.shape(), frame);
+  if (work.by_images) {
+    use_pixel_major(ctx, work, pairs.shape(), frame.take<bf16_pair>(pixel_major_size(work, pairs.shape())));
+  }
   run_pair_correlation(ctx, work, tasks,
                        [&](index_t task, const range& images, const range& lines, const float* sums) {
                          const index_t first = (images.begin * tasks.lines + lines.begin) * line,
@@ -118,71 +105,40 @@ void tiled_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, cons
                   });
 }
 
-/// dx (+)= the input gradient by tiles, rounded once.
-template <class T>
-void tiled_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
-                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
-                               bool add) {
-  report_conv<T>("conv_backward_input", shape, dx.shape(), "Winograd tiles");
-  const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
-  run_by_tiles<T>(ctx, turned(shape).padding, dy, w, true, dx, add, tasks, [](index_t, index_t, index_t) {});
-}
-
-/// dx (+)= the input gradient, rounded once, for an even number of output channels and one group: one phase
-/// of pixels (row and column modulo the stride) after the other.
+/// dx (+)= the input gradient, rounded once, for an even number of output channels and one group.
 template <class T>
 void pair_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
                               bool add) {
   report_conv<T>("conv_backward_input", shape, dx.shape(), "direct sums of pairs");
-  const auto& kernels = conv_kernels<bf16_pair>();
-  const tensor_view<const bf16_pair, 4> gradients = as_pairs(dy);
-  const index_t cells = shape.kernel.height * shape.kernel.width, in = shape.in_channels,
-                depth = shape.out_channels / 2;
-  const auto* const weight = reinterpret_cast<const bf16_pair*>(w);
-  for (index_t row = 0; row < std::min(shape.stride.height, dx.extent(1)); ++row) {
-    for (index_t column = 0; column < std::min(shape.stride.width, dx.extent(2)); ++column) {
-      scratch_frame frame(ctx.scratch());
-      auto work = backward_correlation<bf16_pair>(
-          shape, gradients, tensor_view<float, 4>(nullptr, dx.shape()), row, column, kernels);
-      const tap_axis rows = work.rows, columns = work.columns;  // positions in dx
-      work.weight =
-          pack_weight<bf16_pair>(ctx, weight, cells, in, depth, true, 0, work.panels, kernels,
-                                 frame.take<bf16_pair>(packed_weight_size(cells, depth, in, kernels)));
-      copy_short_lines(ctx, work, gradients.shape(), frame);
-      run_pair_correlation(
-          ctx, work, tasks_of(work, dx.extent(0)),
-          [&](index_t, const range& images, const range& lines, const float* sums) {
-            for (index_t image = images.begin; image < images.end; ++image) {
-              for (index_t line = lines.begin; line < lines.end; ++line, sums += columns.outputs * in) {
-                const index_t to =
-                    (image * dx.extent(1) + rows.out_first + line * rows.out_step) * dx.extent(2) +
-                    columns.out_first;
-                round_rows(sums, columns.outputs, in, nullptr, add, dx.data() + to * in,
-                           columns.out_step * in);
+  const index_t in = shape.in_channels;
+  const tensor_view<float, 4> sums_of_dx(nullptr, dx.shape());
+  for_each_phase<bf16_pair>(
+      ctx, shape, as_pairs(dy), reinterpret_cast<const bf16_pair*>(w), sums_of_dx,
+      [&](const correlation<bf16_pair>& work) {
+        const tap_axis &rows = work.rows, &columns = work.columns;
+        run_pair_correlation(
+            ctx, work, tasks_of(work, dx.extent(0)),
+            [&](index_t, const range& images, const range& lines, const float* sums) {
+              for (index_t image = images.begin; image < images.end; ++image) {
+                for (index_t line = lines.begin; line < lines.end; ++line, sums += columns.outputs * in) {
+                  const index_t in_line = image * dx.extent(1) + rows.out_first + line * rows.out_step;
+                  T* const to = dx.data() + (in_line * dx.extent(2) + columns.out_first) * in;
+                  round_rows(sums, columns.outputs, in, nullptr, add, to, columns.out_step * in);
+                }
               }
-            }
-          });
-    }
-  }
+            });
+      });
 }
 
-/// dw (+)= the weight gradient of a convolution for which pairs_pixels(): a product of copied pixels for 1x1
-/// kernels whose stride skips pixels, else direct sums of pairs of adjacent pixels.
+/// dw (+)= the weight gradient of a convolution for which pairs_pixels().
 template <class T>
 void pair_conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, float* dw,
                                bool accumulate) {
-  if (!skips_pixels(shape)) {
-    report_conv<T>("conv_backward_weight", shape, x.shape(), "direct sums of pairs");
-    return backward_weight<bf16_pair>(ctx, shape, x, dy, dw, accumulate);
-  }
-  report_conv<T>("conv_backward_weight", shape, x.shape(), "product of copied pixels");
-  scratch_frame frame(ctx.scratch());
-  const auto pixels = frame.take<T>(extents<4>{dy.extent(0), dy.extent(1), dy.extent(2), x.extent(3)});
-  read_pixels<T>(ctx, shape, x, pixels);
-  const tensor_view<float, 2> gradient(dw, {shape.in_channels, shape.out_channels});
-  linear_backward_weight<T>(ctx, as_rows<const T>(pixels), as_rows(dy), gradient, accumulate);
+  if (skips_pixels(shape)) return copied_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+  report_conv<T>("conv_backward_weight", shape, x.shape(), "direct sums of pairs");
+  backward_weight<bf16_pair>(ctx, shape, x, dy, dw, accumulate);
 }
 
 }  // namespace ops::detail

@@ -79,7 +79,7 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
     linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
                       moments);
   } else if constexpr (detail::is_narrow<T>) {
-    if (bias == nullptr && detail::tiles_pay<T>(ctx, shape, x.shape(), y.shape())) {
+    if (bias == nullptr && detail::winograd_pays<T>(ctx, shape, x.shape(), y.shape())) {
       return detail::tiled_conv_forward<T>(ctx, shape, x, w, y, moments);
     }
     if (detail::multiplies_pairs<T>(shape, shape.in_channels)) {
@@ -119,8 +119,8 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
   } else if (shape.is_pointwise()) {
     linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w), detail::as_rows(dx), add);
   } else if constexpr (detail::is_narrow<T>) {
-    if (detail::tiles_pay<T>(ctx, detail::turned(shape), dy.shape(), dx.shape())) {
-      return detail::tiled_conv_backward_input<T>(ctx, shape, dy, w, dx, add);
+    if (detail::winograd_pays<T>(ctx, detail::turned(shape), dy.shape(), dx.shape())) {
+      return detail::tiled_backward_input<T>(ctx, shape, dy, w, dx, add);
     }
     if (detail::multiplies_pairs<T>(shape, shape.out_channels)) {
       return detail::pair_conv_backward_input(ctx, shape, dy, w, dx, add);
@@ -157,7 +157,7 @@ void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const t
     const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
     linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
   } else if constexpr (detail::is_narrow<T>) {
-    if (detail::tiles_pay<T>(ctx, shape, x.shape(), dy.shape())) {
+    if (detail::winograd_pays<T>(ctx, shape, x.shape(), dy.shape())) {
       detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "Winograd tiles");
       return detail::winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
     }

@@ -45,6 +45,7 @@ inline image_steps dense_steps(const extents<4>& shape) {
 template <class T>
 struct correlation {
   using result_type = product_result_t<T>;
+  static_assert(sizeof(T) == sizeof(result_type), "one size is used for steps of both");
 
   tap_axis rows, columns;
   index_t kernel_width;

@@ -241,7 +241,8 @@ inline conv_shape turned(const conv_shape& shape) {
           shape.kernel,
           shape.stride,
           {2 - shape.padding.height, 2 - shape.padding.width},
-          shape.dilation};
+          shape.dilation,
+          shape.groups};
 }
 
 /// Work on rows of the output while they are in the cache: adds the
@@ -261,25 +262,18 @@ struct output_finish {
   }
 };
 
-/// dx (+)= the input gradient (formula: reference::conv_backward_input); dx is not empty. Direct sums are
-/// computed one phase of pixels (row and column modulo the stride) after the other.
-template <class T>
-void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
-                        const T* w, const tensor_view<T, 4>& dx, bool add) {
-  if constexpr (has_winograd<T>) {
-    const conv_shape other = turned(shape);
-    if (winograd_pays<T>(ctx, other, dy.shape(), dx.shape())) {
-      report_conv<T>("conv_backward_input", shape, dx.shape(), "Winograd tiles");
-      const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
-      return run_by_tiles<T>(ctx, other.padding, dy, w, true, dx, add, tasks,
-                             [](index_t, index_t, index_t) {});
-    }
-  }
-  report_conv<T>("conv_backward_input", shape, dx.shape(), "direct sums");
+/// Prepares the correlations of an input gradient by direct sums, one phase of pixels (row and column modulo
+/// the stride) after the other, and calls run(work) for each. Weights and copies of dy are shared by the
+/// phases where these read the same. For pairs of bfloat16, dy and w hold pairs of output channels, and dx
+/// gives the extents only.
+template <class T, class Run>
+void for_each_phase(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
+                    const T* w, const tensor_view<product_result_t<T>, 4>& dx, Run&& run) {
   const auto& kernels = conv_kernels<T>();
-  const index_t cells = shape.kernel.height * shape.kernel.width;
+  const index_t cells = shape.kernel.height * shape.kernel.width, in = shape.in_channels,
+                depth = dy.extent(3);
   scratch_frame frame(ctx.scratch());
-  T* storage = frame.take<T>(packed_weight_size(cells, shape.out_channels, shape.in_channels, kernels));
+  T* storage = frame.take<T>(packed_weight_size(cells, depth, in, kernels));
   index_t panels = 0, block = 0;
   T* gradients = nullptr;
   for (index_t row = 0; row < std::min(shape.stride.height, dx.extent(1)); ++row) {
@@ -288,11 +282,9 @@ void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, cons
       // A phase with fewer pixels may be cut into other panels than the previous phase: repack the weight.
       if (row + column == 0 || work.panels.panels != panels) {
         panels = work.panels.panels;
-        pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, true, 0, work.panels, kernels,
-                       storage);
+        pack_weight<T>(ctx, w, cells, in, depth, true, 0, work.panels, kernels, storage);
       }
-      work.weight = {storage, shape.out_channels, shape.in_channels, 0, cells, kernels.lanes};
-      work.add = add;
+      work.weight = {storage, depth, in, 0, cells, kernels.lanes};
       if (work.by_images) {
         // All phases that read the copy in blocks of the same depth share it.
         if (gradients == nullptr || work.block_depth() != block) {
@@ -303,9 +295,49 @@ void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, cons
           point_to_pixel_major(work, dy.shape(), gradients);
         }
       }
-      run_correlation(ctx, work, tasks_of(work, dx.extent(0)), [](index_t, index_t, index_t) {});
+      run(work);
     }
   }
+}
+
+/// dx (+)= the input gradient by Winograd tiles, for a convolution whose turned() form winograd_pays().
+template <class T>
+void tiled_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
+                          const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                          bool add) {
+  report_conv<T>("conv_backward_input", shape, dx.shape(), "Winograd tiles");
+  const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
+  run_by_tiles<T>(ctx, turned(shape).padding, dy, w, true, dx, add, tasks, [](index_t, index_t, index_t) {});
+}
+
+/// dx (+)= the input gradient (formula: reference::conv_backward_input); dx is not empty.
+template <class T>
+void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
+                        const T* w, const tensor_view<T, 4>& dx, bool add) {
+  if constexpr (has_winograd<T>) {
+    if (winograd_pays<T>(ctx, turned(shape), dy.shape(), dx.shape())) {
+      return tiled_backward_input<T>(ctx, shape, dy, w, dx, add);
+    }
+  }
+  report_conv<T>("conv_backward_input", shape, dx.shape(), "direct sums");
+  for_each_phase<T>(ctx, shape, dy, w, dx, [&](correlation<T>& work) {
+    work.add = add;
+    run_correlation(ctx, work, tasks_of(work, dx.extent(0)), [](index_t, index_t, index_t) {});
+  });
+}
+
+/// dw (+)= the weight gradient of a convolution with skips_pixels(): a product of copies of the pixels that
+/// it reads.
+template <class T>
+void copied_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
+                            const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
+                            parameter_t<T>* dw, bool accumulate) {
+  report_conv<T>("conv_backward_weight", shape, x.shape(), "product of copied pixels");
+  scratch_frame frame(ctx.scratch());
+  const auto pixels = frame.take<T>(extents<4>{dy.extent(0), dy.extent(1), dy.extent(2), x.extent(3)});
+  read_pixels<T>(ctx, shape, x, pixels);
+  const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.in_channels, shape.out_channels});
+  linear_backward_weight<T>(ctx, as_rows<const T>(pixels), as_rows(dy), gradient, accumulate);
 }
 
 /// dw (+)= the weight gradient (formula: reference::conv_backward_weight).
@@ -318,18 +350,10 @@ void run_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, con
       return winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
     }
   }
+  if (skips_pixels(shape)) return copied_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
   report_conv<T>("conv_backward_weight", shape, x.shape(),
-                 is_thin(shape)        ? "kernel elements as rows of one product"
-                 : skips_pixels(shape) ? "product of copied pixels"
-                                       : "direct sums");
+                 is_thin(shape) ? "kernel elements as rows of one product" : "direct sums");
   if (is_thin(shape)) return thin_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
-  if (skips_pixels(shape)) {
-    scratch_frame frame(ctx.scratch());
-    const auto pixels = frame.take<T>(extents<4>{dy.extent(0), dy.extent(1), dy.extent(2), x.extent(3)});
-    read_pixels<T>(ctx, shape, x, pixels);
-    const tensor_view<T, 2> gradient(dw, {shape.in_channels, shape.out_channels});
-    return linear_backward_weight<T>(ctx, as_rows<const T>(pixels), as_rows(dy), gradient, accumulate);
-  }
   backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
 }
 

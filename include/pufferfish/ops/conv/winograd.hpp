@@ -291,13 +291,14 @@ inline range tiles_of(const winograd_tiles& tiles, const range& images, const ra
 }
 
 /// True if Winograd's algorithm is less work than direct convolution for input extents `from` and output
-/// extents `to` (NHWC). Only for float and bfloat16, 3x3 kernels of stride 1 without dilation, padding 0 ..
-/// 2, at least 12 tiles, and a context that allows it. For the input gradient pass the convolution that
-/// computes dx from dy. Depends on nothing else, in particular not on the number of threads.
+/// extents `to` (NHWC). Only for float and bfloat16, one group, 3x3 kernels of stride 1 without dilation,
+/// padding 0 .. 2, at least 12 tiles, and a context that allows it. For the input gradient pass the
+/// convolution that computes dx from dy. For bfloat16 also depends on whether this machine multiplies pairs;
+/// not on the number of threads.
 template <class T>
 bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
                    const extents<4>& to) {
-  const bool fits = shape.kernel == size2{3, 3} && shape.stride == size2{1, 1} &&
+  const bool fits = shape.groups == 1 && shape.kernel == size2{3, 3} && shape.stride == size2{1, 1} &&
                     shape.dilation == size2{1, 1} && shape.padding.height <= 2 && shape.padding.width <= 2 &&
                     shape.padding.height >= 0 && shape.padding.width >= 0;
   if (!fits || !has_winograd<T> || !ctx.winograd()) return false;

@@ -158,8 +158,8 @@ inline void check_linear(const char* what, const extents<2>& x, const extents<2>
 /// y_mn = sum_k x_mk w_kn + b_n. x: M x K, w: K x N, y: M x N, dense; bias: N elements or nullptr. y is
 /// overwritten and overlaps no input. `moments`, unless nullptr, receives the mean and variance of y's
 /// columns while the rows are in the cache; see moment_parts. A device ignores it (collects_moments). M = 0
-/// and K = 0 are allowed (an empty sum is 0). Sums as in wide_product. Throws shape_error if the shapes do
-/// not fit.
+/// and K = 0 are allowed (an empty sum is 0). Sums as in wide_product; those of bfloat16 are float, and
+/// numbers below 2^-126 may count as 0 in them. Throws shape_error if the shapes do not fit.
 template <class T, class Device>
 void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& w,
                     const T* bias, const tensor_view<T, 2>& y, moment_parts<T>* moments = nullptr) {
@@ -208,7 +208,8 @@ PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_input);
 ///
 /// On the CPU, the sum over rows is split into parts that are added in order. Scratch: up to 15 partial sums
 /// of the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least 512 and M at most
-/// 8192. A device takes no scratch; sums of 16-bit factors are not rounded to 16 bits.
+/// 8192; for bfloat16 multiplied in pairs, 128 (K + 48) pairs for each thread. A device takes no scratch;
+/// sums of 16-bit factors are not rounded to 16 bits.
 template <class T, class Device>
 void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                             const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,

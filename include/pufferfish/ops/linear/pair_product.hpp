@@ -81,15 +81,8 @@ class pair_operand {
         columns_(w.extent(1)),
         panels_(kernels_.right_panels(columns_)),
         data_(frame.take<bf16_pair>(panels_ * panel_size())) {
-    scratch_frame temporary(ctx.scratch());
-    tensor_view<const bf16_pair, 2> pairs;
-    if (w.stride(1) == 1) {
-      pairs = {paired_rows(ctx, temporary, w.data(), w.extent(0), columns_), {depth_, columns_}};
-    } else {
-      pairs = transpose(as_pairs(transpose(w)));
-    }
     ctx.parallel_for(panels_, [&](index_t panel, int) {
-      kernels_.copy_right(pairs, panel * kernels_.width(), data_ + panel * panel_size());
+      copy_panel(w, panel * kernels_.width(), data_ + panel * panel_size());
     });
   }
 
@@ -111,6 +104,16 @@ class pair_operand {
 
  private:
   index_t panel_size() const { return depth_ * kernels_.width(); }
+
+  // Pairs of rows of w, columns first .. first + width() - 1; zeros after the last column.
+  void copy_panel(const tensor_view<const T, 2>& w, index_t first, bf16_pair* to) const {
+    if (w.stride(1) != 1) return kernels_.copy_right(transpose(as_pairs(transpose(w))), first, to);
+    const index_t width = kernels_.width(), columns = std::min(width, columns_ - first);
+    pair_up_rows(w.data() + first, columns_, 2 * depth_, columns, to, width);
+    for (index_t k = 0; k < depth_ && columns < width; ++k) {
+      std::fill(to + k * width + columns, to + (k + 1) * width, bf16_pair{});
+    }
+  }
 
   panel_kernels<bf16_pair> kernels_;
   index_t depth_, columns_, panels_;
@@ -150,35 +153,41 @@ void pair_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, cons
 
 /// Computes dw (+)= x^T dy for bfloat16, from pairs of adjacent rows of x and of dy, which are copied one
 /// tile of rows after the other; has_pairs() is true and dw is not empty. The rows are split as weight_splits
-/// says, and the sums of the parts are added in order.
+/// says, and the sums of the parts are added in order; a large dw is cut into groups of columns instead.
 template <class T>
 void pair_weight_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<float, 2>& dw,
                           bool accumulate) {
-  constexpr index_t tile = 256;
+  constexpr index_t tile = 256, tasks = 16;
   const panel_kernels<bf16_pair> kernels;
   const index_t rows = x.extent(0), in = x.extent(1), out = dy.extent(1), size = in * out;
-  // Kernels read whole vectors of the right operand.
-  const index_t right_stride = (out + kernels.lanes() - 1) / kernels.lanes() * kernels.lanes();
-  const index_t left_size = tile / 2 * in, right_size = tile / 2 * right_stride;
-  const index_t splits = weight_splits<float>(rows, size);
+  const index_t splits = weight_splits<float>(rows, size), panels = kernels.right_panels(out);
+  const index_t groups = std::clamp<index_t>(tasks / splits, 1, panels);
+  const index_t left_size = tile / 2 * in, right_size = tile / 2 * kernels.width();
   scratch_frame frame(ctx.scratch());
   float* const partials = frame.take<float>(size * (splits - 1));
   auto* const storage = frame.take<bf16_pair>((left_size + right_size) * ctx.threads());
-  ctx.parallel_for(splits, [&](index_t split, int worker) {
+  ctx.parallel_for(splits * groups, [&](index_t task, int worker) {
+    const index_t split = task % splits, group = task / splits;
     const index_t begin = rows * split / splits, end = rows * (split + 1) / splits;
+    const index_t first_column = panels * group / groups * kernels.width(),
+                  last_column = std::min(out, panels * (group + 1) / groups * kernels.width());
     float* const sum = split == 0 ? dw.data() : partials + (split - 1) * size;
     bool add = split == 0 && accumulate;
-    if (begin == end && !add) std::fill_n(sum, size, 0.0F);
+    for (index_t i = 0; i < in && begin == end && !add; ++i) {
+      std::fill(sum + i * out + first_column, sum + i * out + last_column, 0.0F);
+    }
     bf16_pair* const left = storage + worker * (left_size + right_size);
     bf16_pair* const right = left + left_size;
     for (index_t first = begin; first < end; first += tile, add = true) {
       const index_t count = std::min(tile, end - first);
       pair_up_rows(x.data() + first * x.stride(0), x.stride(0), count, in, left, in);
-      pair_up_rows(dy.data() + first * dy.stride(0), dy.stride(0), count, out, right, right_stride);
-      for (index_t column = 0; column < out; column += kernels.width()) {
-        kernels.multiply_rows(left, 1, in, in, right + column, right_stride, (count + 1) / 2, sum + column,
-                              out, std::min(kernels.width(), out - column), add);
+      for (index_t column = first_column; column < last_column; column += kernels.width()) {
+        const index_t columns = std::min(kernels.width(), last_column - column);
+        pair_up_rows(dy.data() + first * dy.stride(0) + column, dy.stride(0), count, columns, right,
+                     kernels.width());
+        kernels.multiply_rows(left, 1, in, in, right, kernels.width(), (count + 1) / 2, sum + column, out,
+                              columns, add);
       }
     }
   });

@@ -50,6 +50,7 @@ template <class T>
 class panel_kernels {
  public:
   using result_type = pufferfish::detail::product_result_t<T>;
+  static_assert(sizeof(T) == sizeof(result_type), "both operands and the result have steps in elements");
 
   explicit panel_kernels(isa target = widest_isa())
       : table_(&pufferfish::detail::kernels_for<T>(target)),

@@ -26,7 +26,7 @@ struct row_cut {
   row_cut(index_t rows, index_t depth, index_t panels)
       : tile(std::clamp<index_t>(65536 / std::max<index_t>(1, depth) / 24 * 24, 24, 96)),
         tiles((rows + tile - 1) / tile),
-        groups(std::clamp<index_t>(16 / std::max<index_t>(1, tiles), 1, panels)) {}
+        groups(std::clamp<index_t>(16 / std::max<index_t>(1, tiles), 1, std::max<index_t>(1, panels))) {}
 };
 
 /// Product of a tile of rows of the left operand with panels of the right operand, one block of the depth at
