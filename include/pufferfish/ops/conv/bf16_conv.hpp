@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include <pufferfish/ops/conv/input_gradient.hpp>
 #include <pufferfish/ops/conv/run_conv.hpp>
 #include <pufferfish/ops/linear/pair_product.hpp>
 

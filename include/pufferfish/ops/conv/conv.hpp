@@ -29,6 +29,7 @@
 
 #include <pufferfish/ops/conv/bf16_conv.hpp>
 #include <pufferfish/ops/conv/grouped_conv.hpp>
+#include <pufferfish/ops/conv/input_gradient.hpp>
 #include <pufferfish/ops/conv/narrow_conv.hpp>
 #include <pufferfish/ops/conv/reference_conv.hpp>
 #include <pufferfish/ops/conv/run_conv.hpp>

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the gradient of a convolution's input, for one group, by Winograd tiles where they are less
+/// work, else by direct sums, one phase of pixels (row and column modulo the stride) after the other.
+
+#include <algorithm>
+
+#include <pufferfish/ops/conv/run_conv.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+namespace ops::detail {
+
+/// The correlation that computes the input gradients of one phase (row and column modulo the stride).
+template <class T>
+correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& dy,
+                                    const tensor_view<product_result_t<T>, 4>& dx, index_t row_phase,
+                                    index_t column_phase, const kernel_table<T>& kernels) {
+  const tap_axis rows = backward_axis(dx.extent(1), dy.extent(1), shape.kernel.height, shape.stride.height,
+                                      shape.padding.height, shape.dilation.height, row_phase);
+  const tap_axis columns = backward_axis(dx.extent(2), dy.extent(2), shape.kernel.width, shape.stride.width,
+                                         shape.padding.width, shape.dilation.width, column_phase);
+  const bool segments = segments_fit(columns);
+  const bool by_images = lines_too_short(columns.outputs, dx.extent(0));
+  return {rows,
+          columns,
+          shape.kernel.width,
+          dy.data(),
+          dy.extent(3),
+          dense_steps(dy.shape()),
+          dx.data(),
+          dx.extent(3),
+          dense_steps(dx.shape()),
+          &kernels,
+          segments && !by_images,
+          by_images,
+          false,
+          0,
+          cut_panels(dx.extent(3), segments && !by_images, kernels),
+          {}};
+}
+
+/// The convolution that computes dx from dy, for a kernel of 3x3 and stride 1.
+inline conv_shape turned(const conv_shape& shape) {
+  return {shape.out_channels,
+          shape.in_channels,
+          shape.kernel,
+          shape.stride,
+          {2 - shape.padding.height, 2 - shape.padding.width},
+          shape.dilation,
+          shape.groups};
+}
+
+/// Prepares the correlations of an input gradient by direct sums, one phase of pixels (row and column modulo
+/// the stride) after the other, and calls run(work) for each. Weights and copies of dy are shared by the
+/// phases where these read the same. For pairs of bfloat16, dy and w hold pairs of output channels, and dx
+/// gives the extents only.
+template <class T, class Run>
+void for_each_phase(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
+                    const T* w, const tensor_view<product_result_t<T>, 4>& dx, Run&& run) {
+  const auto& kernels = conv_kernels<T>();
+  const index_t cells = shape.kernel.height * shape.kernel.width, in = shape.in_channels,
+                depth = dy.extent(3);
+  scratch_frame frame(ctx.scratch());
+  T* storage = frame.take<T>(packed_weight_size(cells, depth, in, kernels));
+  index_t panels = 0, block = 0;
+  T* gradients = nullptr;
+  for (index_t row = 0; row < std::min(shape.stride.height, dx.extent(1)); ++row) {
+    for (index_t column = 0; column < std::min(shape.stride.width, dx.extent(2)); ++column) {
+      auto work = backward_correlation<T>(shape, dy, dx, row, column, kernels);
+      // A phase with fewer pixels may be cut into other panels than the previous phase: repack the weight.
+      if (row + column == 0 || work.panels.panels != panels) {
+        panels = work.panels.panels;
+        pack_weight<T>(ctx, w, cells, in, depth, true, 0, work.panels, kernels, storage);
+      }
+      work.weight = {storage, depth, in, 0, cells, kernels.lanes};
+      if (work.by_images) {
+        // All phases that read the copy in blocks of the same depth share it.
+        if (gradients == nullptr || work.block_depth() != block) {
+          block = work.block_depth();
+          gradients = frame.take<T>(pixel_major_size(work, dy.shape()));
+          use_pixel_major(ctx, work, dy.shape(), gradients);
+        } else {
+          point_to_pixel_major(work, dy.shape(), gradients);
+        }
+      }
+      run(work);
+    }
+  }
+}
+
+/// dx (+)= the input gradient by Winograd tiles, for a convolution whose turned() form winograd_pays().
+template <class T>
+void tiled_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
+                          const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                          bool add) {
+  report_conv<T>("conv_backward_input", shape, dx.shape(), "Winograd tiles");
+  const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
+  run_by_tiles<T>(ctx, turned(shape).padding, dy, w, true, dx, add, tasks, [](index_t, index_t, index_t) {});
+}
+
+/// dx (+)= the input gradient (formula: reference::conv_backward_input); dx is not empty.
+template <class T>
+void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
+                        const T* w, const tensor_view<T, 4>& dx, bool add) {
+  if constexpr (has_winograd<T>) {
+    if (winograd_pays<T>(ctx, turned(shape), dy.shape(), dx.shape())) {
+      return tiled_backward_input<T>(ctx, shape, dy, w, dx, add);
+    }
+  }
+  report_conv<T>("conv_backward_input", shape, dx.shape(), "direct sums");
+  for_each_phase<T>(ctx, shape, dy, w, dx, [&](correlation<T>& work) {
+    work.add = add;
+    run_correlation(ctx, work, tasks_of(work, dx.extent(0)), [](index_t, index_t, index_t) {});
+  });
+}
+
+}  // namespace ops::detail
+PUFFERFISH_NAMESPACE_END
