@@ -54,9 +54,9 @@ constexpr index_t reflected(index_t p, index_t n) { return p < 0 ? -p : p >= n ?
 
 }  // namespace detail
 
-/// Mean and standard deviation of each channel over all pixels of a set (the training set), in units of 0 ..
-/// 255. The sums are exact; a deviation of 0 becomes 1. Throws an error for an empty or contradictory set, of
-/// the type that the constructor of loader throws.
+/// Mean and standard deviation of each channel over all pixels of a set (the training set), for bytes from 0
+/// to 255. The sums are exact; a deviation of 0 becomes 1. Throws an error for an empty or contradictory set,
+/// of the type that the constructor of loader throws.
 inline normalization measure_normalization(const image_set& set) {
   detail::check_image_set(set, "measure_normalization");
   const auto channels = static_cast<std::size_t>(set.channels);

@@ -33,8 +33,9 @@ struct atomo_tail {
 ///     M_0 = infinity,  M_(k+1) = (sum of all |w_i| <= M_k) / (s - number of |w_i| > M_k),
 ///
 /// which ends when the number of |w_i| > M_k stays the same. M_k decreases, and no atom saturates that the
-/// published rule would not saturate. Few iterations are needed in practice; n weights need at most min(n, s)
-/// + 1. Source: Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS 2018), algorithm 1.
+/// published rule would not saturate. Few iterations are needed in practice; n weights need at most
+/// min(n, s) + 1 iterations. Source: Wang, Sievert, Liu, Charles, Papailiopoulos and Wright, ATOMO (NeurIPS
+/// 2018), algorithm 1.
 ///
 ///     atomo_saturation search(sparsity, total, atoms);
 ///     while (!search.found()) search.refine(tail(search.level()));  // tail: the atomo_tail of a level

@@ -51,8 +51,9 @@ PUFFERFISH_HOST_DEVICE constexpr random_block random_block_at(const random_key& 
   return {{c0, c1, c2, c3}};
 }
 
-/// The 32 random bits at a position of a stream: random_stream::word on the host. Position 32 g + 16 h + 2 i
-/// + l has word 2 h + l of block 8 g + i, so one block serves the positions 32 g + 2 i + {0, 1, 16, 17}.
+/// The 32 random bits at a position of a stream: random_stream::word on the host. Position
+/// 32 g + 16 h + 2 i + l has word 2 h + l of block 8 g + i, so one block serves the positions 32 g + 2 i +
+/// {0, 1, 16, 17}.
 PUFFERFISH_HOST_DEVICE constexpr std::uint32_t random_word(const random_key& key, std::uint64_t position) {
   return random_block_at(key, position / 32 * 8 + position % 16 / 2)
       .words[position / 16 % 2 * 2 + position % 2];

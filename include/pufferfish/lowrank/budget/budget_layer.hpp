@@ -103,8 +103,8 @@ constexpr const char* to_string(budget_reason reason) {
 
 namespace detail {
 
-/// Cost of one more rank of a group: count (rows + cols + extra_parameters) parameters, count (products (rows
-/// + cols) + lookups rows) multiply-adds, and ms_per_rank milliseconds.
+/// Cost of one more rank of a group: count (rows + cols + extra_parameters) parameters,
+/// count (products (rows + cols) + lookups rows) multiply-adds, and ms_per_rank milliseconds.
 inline network_cost cost_per_rank(const budget_group& group) {
   const auto count = static_cast<double>(group.count), rows = static_cast<double>(group.size.rows);
   const double sides = rows + static_cast<double>(group.size.cols);

@@ -99,8 +99,8 @@ struct norm_buffers {
 };
 
 /// Makes a batch norm that has the statistics of `probe` and is the identity in inference: weight =
-/// sqrt(running_var + eps), bias = running_mean, so that (x - running_mean) / sqrt(running_var + eps) weight
-/// + bias = x up to rounding.
+/// sqrt(running_var + eps), bias = running_mean, so that the result
+/// (x - running_mean) / sqrt(running_var + eps) weight + bias is x up to rounding.
 template <class T>
 BatchNorm<T> settled_norm(moment_probe<T>& probe) {
   using P = parameter_t<T>;

@@ -59,10 +59,10 @@ struct attention_dropout {
 
 namespace ops {
 
-/// Operands of attention. With d = depth(), head h of q and k consists of columns h * d .. h * d + d - 1 of
-/// heads * d columns. With e = value_depth(), head h of v consists of columns h * e .. h * e + e - 1 of heads
-/// * e columns; e may differ from d. A row is a token; `queries` and `keys` tell which rows form a sequence.
-/// q, k and v may be columns of one matrix. All memory belongs to the caller and is on the context's device.
+/// Operands of attention. With d = depth(), head h of q and k consists of columns h d .. h d + d - 1 of heads
+/// d columns. With e = value_depth(), head h of v consists of columns h e .. h e + e - 1 of heads e columns;
+/// e may differ from d. A row is a token; `queries` and `keys` tell which rows form a sequence. q, k and v
+/// may be columns of one matrix. All memory belongs to the caller and is on the context's device.
 template <class T>
 struct attention_input {
   tensor_view<const T, 2> q;  ///< q, k, v: rows contiguous, any row stride
