@@ -29,7 +29,7 @@ cp "$root/tests/docs/gpu_program.cpp" "$scratch/program.cpp"
 cd "$scratch"
 
 # [build]
-nvcc -std=c++20 -O3 -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 \
+nvcc -std=c++20 -O3 -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a \
   --expt-relaxed-constexpr --extended-lambda -Iinclude -c kernels.cu -o kernels.o
 g++ -std=c++20 -O2 -Iinclude -isystem /usr/local/cuda/include program.cpp kernels.o \
   -L/usr/local/cuda/lib64 -lcudart -lcublas -lcublasLt -o program

@@ -15,6 +15,8 @@
 #include <pufferfish/gpu/kernels/comm/exchange.cuh>
 #include <pufferfish/gpu/kernels/conv/conv.cuh>
 #include <pufferfish/gpu/kernels/conv/grouped_conv.cuh>
+#include <pufferfish/gpu/kernels/conv/halo_conv.cuh>
+#include <pufferfish/gpu/kernels/conv/halo_weight.cuh>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.cuh>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv_gradient.cuh>
 #include <pufferfish/gpu/kernels/copy/elements.cuh>

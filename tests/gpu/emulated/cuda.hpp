@@ -145,6 +145,29 @@ void mma(float (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]
 void load_matrices(std::uint32_t (&words)[4], const void* row, bool transposed,
                    const site& where = site::current());
 
+/// A matrix of blocks of 8 x 8 numbers in shared memory; see block_matrix in warpgroup.cuh.
+struct blocks {
+  const unsigned char* first;
+  int across, along;
+};
+struct group_slot {
+  float* sums;
+  int columns;
+  blocks left, right;
+  bool left_across, right_across;  ///< whether the rows of the blocks are across the depth
+  const std::uint32_t* words;      ///< the left operand in registers, or null
+};
+template <class T>
+void group_multiply(void* const* slots);  // __nv_bfloat16, __half
+
+/// The twin of the products in warpgroup.cuh. Each warp computes its own 16 of the 64 rows.
+template <class T>
+void group_mma(float* sums, int columns, const blocks& left, bool left_across, const std::uint32_t* words,
+               const blocks& right, bool right_across, const site& where = site::current()) {
+  group_slot slot{sums, columns, left, right, left_across, right_across, words};
+  warp_exchange(0xffffffffU, &slot, group_multiply<T>, where);
+}
+
 }  // namespace emulated_device
 
 // ---------------------------------------------------------------------------------------------------------

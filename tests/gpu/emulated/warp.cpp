@@ -101,6 +101,64 @@ template void multiply<__half>(void* const*);
 
 namespace {
 
+// Number `inner` of row `row` (across the depth) of an operand whose depth is 16.
+template <class T>
+double in_blocks(const blocks& m, bool rows_across, int row, int k) {
+  const unsigned char* block = m.first + row / 8 * m.across + k / 8 * m.along;
+  const int line = rows_across ? k % 8 : row % 8, inner = rows_across ? row % 8 : k % 8;
+  T value;
+  std::memcpy(&value, block + line * 16 + inner * 2, sizeof(value));
+  return static_cast<double>(static_cast<float>(value));
+}
+
+}  // namespace
+
+template <class T>
+void group_multiply(void* const* slots) {
+  const auto* first = static_cast<const group_slot*>(slots[0]);
+  const int warp = thread_of_block() / 32 % 4;
+  double a[16][16], b[64][16];
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto* s = static_cast<const group_slot*>(slots[lane]);
+    if (s == nullptr) misuse("a product by a warp that is not whole", site::current());
+    for (const blocks& m : {s->left, s->right}) {
+      if (reinterpret_cast<std::uintptr_t>(m.first) % 16 != 0 || m.across % 16 != 0 || m.along % 16 != 0) {
+        misuse("a matrix of a warp group at an address or stride that is no multiple of 16", site::current());
+      }
+    }
+    if (s->right.first != first->right.first || s->left.first != first->left.first) {
+      misuse("lanes of a warp group multiply different matrices", site::current());
+    }
+    if (s->words == nullptr) continue;
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane / 4 + i % 2 * 8, k = i / 2 * 8 + lane % 4 * 2;
+      a[row][k] = number<T>(s->words[i], 0);
+      a[row][k + 1] = number<T>(s->words[i], 1);
+    }
+  }
+  for (int k = 0; k < 16; ++k) {
+    for (int row = 0; row < 16 && first->words == nullptr; ++row) {
+      a[row][k] = in_blocks<T>(first->left, first->left_across, warp * 16 + row, k);
+    }
+    for (int column = 0; column < first->columns; ++column) {
+      b[column][k] = in_blocks<T>(first->right, first->right_across, column, k);
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    const auto* s = static_cast<const group_slot*>(slots[lane]);
+    for (int i = 0; i < s->columns / 2; ++i) {
+      const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      double sum = static_cast<double>(s->sums[i]);
+      for (int k = 0; k < 16; ++k) sum += a[row][k] * b[column][k];
+      s->sums[i] = truncated(sum);
+    }
+  }
+}
+template void group_multiply<__nv_bfloat16>(void* const*);
+template void group_multiply<__half>(void* const*);
+
+namespace {
+
 struct matrices_slot {
   const void* row;
   std::uint32_t* words;

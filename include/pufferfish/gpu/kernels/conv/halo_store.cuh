@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: stores the sums of a warp group as pixels of 16-bit channels.
+
+#include <pufferfish/gpu/kernels/gemm/warpgroup.cuh>
+#include <pufferfish/gpu/kernels/launch.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Two numbers of 16 bits in a word, the first one in the lower half.
+template <class T>
+__device__ inline std::uint32_t packed(float first, float second) {
+  const element_run<T, 2> pair{{static_cast<T>(first), static_cast<T>(second)}};
+  std::uint32_t word;
+  memcpy(&word, &pair, sizeof(word));
+  return word;
+}
+
+/// Exchanges words among four neighbouring lanes: words[i] of lane q becomes words[q] of lane i.
+__device__ inline void transpose_words(std::uint32_t (&words)[4], int q) {
+  const auto exchange = [&](int a, int b, int distance) {
+    const bool second = (q & distance) != 0;
+    const std::uint32_t sent = second ? words[a] : words[b];
+    const std::uint32_t got = __shfl_xor_sync(all_lanes, sent, distance);
+    words[a] = second ? got : words[a];
+    words[b] = second ? words[b] : got;
+  };
+  exchange(0, 1, 1);
+  exchange(2, 3, 1);
+  exchange(0, 2, 2);
+  exchange(1, 3, 2);
+}
+
+/// Where a warp group stores a block of 8 x 8 pixels, as rows of `columns` channels. Row r of the sums is
+/// pixel r % 8 of line r / 8.
+template <class T>
+struct block_target {
+  T* out;             ///< the first channel to store of the block's first pixel
+  const T* bias;      ///< a number for each channel to store, or null
+  int height, width;  ///< lines and pixels of the block that exist
+  int line, columns;  ///< elements from a line of the image to the next one, and from a pixel to the next one
+  bool add;           ///< whether the sums are added to the old values
+
+  /// Stores all columns. All lanes of the group call it.
+  template <int Columns>
+  __device__ void store(group_sums<T, Columns>& sums, int thread) const {
+    const int q = thread % 4, pixel = thread / 4 % 8;
+    if (bias != nullptr) {
+#pragma unroll
+      for (int j = 0; j < Columns / 8; ++j) {
+        for (int i = 0; i < 4; ++i) sums.values[4 * j + i] += static_cast<float>(bias[8 * j + 2 * q + i % 2]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = thread / warp_threads * 2 + half;
+      const bool inside = row < height && pixel < width;
+      T* const to = out + row * line + pixel * columns;
+      if (add && inside) {
+#pragma unroll
+        for (int j = 0; j < Columns / 8; ++j) {
+          element_run<T, 2> old;
+          memcpy(&old, to + 8 * j + 2 * q, sizeof(old));
+          sums.values[4 * j + 2 * half] += static_cast<float>(old.values[0]);
+          sums.values[4 * j + 2 * half + 1] += static_cast<float>(old.values[1]);
+        }
+      }
+      store_row(sums, half, to, inside, q);
+    }
+  }
+
+ private:
+  // 16 bytes at a time; 8 bytes if there are only 16 columns.
+  template <int Columns>
+  __device__ static void store_row(const group_sums<T, Columns>& sums, int half, T* to, bool inside, int q) {
+    const auto word = [&](int j) {
+      return packed<T>(sums.values[4 * j + 2 * half], sums.values[4 * j + 2 * half + 1]);
+    };
+    if constexpr (Columns == 16) {
+      const bool second = q % 2 != 0;
+      const std::uint32_t first_word = word(0), second_word = word(1);
+      const std::uint32_t got = __shfl_xor_sync(all_lanes, second ? first_word : second_word, 1);
+      const element_run<std::uint32_t, 2> run{{second ? got : first_word, second ? second_word : got}};
+      store_global(to + q % 2 * 8 + q / 2 * 4, run, inside);
+    } else {
+#pragma unroll
+      for (int j = 0; j < Columns / 8; j += 4) {
+        std::uint32_t words[4] = {word(j), word(j + 1), word(j + 2), word(j + 3)};
+        transpose_words(words, q);
+        const element_run<std::uint32_t, 4> run{{words[0], words[1], words[2], words[3]}};
+        store_global(to + (j + q) * 8, run, inside);
+      }
+    }
+  }
+};
+
+PUFFERFISH_KERNELS_END

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// The gradient of the weight of 3 x 3 taps from blocks of pixels that are copied once for all taps. A thread
+/// block computes 64 input channels by 16, 32 or 64 output channels of all taps: warp group g has the taps of
+/// row g. The 64 pixels of a block are the depth of its products.
+
+#include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
+#include <pufferfish/gpu/kernels/conv/halo_tiles.cuh>
+#include <pufferfish/gpu/kernels/conv/slice_sum.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Arguments of `halo_weight_gradient`. `size`: elements of the gradient; `add`: whether a single slice is
+/// added to the old values of `out`.
+template <class T>
+struct halo_gradient {
+  const T* in;
+  const T* gradient;
+  float* out;
+  conv_geometry geometry;
+  block_grid blocks;
+  index_t size;
+  int slices;
+  bool add;
+};
+
+/// Grid: x counts tiles, of all output channels of 64 input channels first; y counts slices: slice b has the
+/// blocks of pixels blocks b / slices .. blocks (b + 1) / slices - 1. Dynamic shared memory: `slots` times
+/// `at_once` pairs of a tile of x with its border and one of dy.
+template <class T, int Columns>
+static __global__ void __launch_bounds__(plans::halo_weight_groups* group_threads, 1)
+    halo_weight_gradient(grid_dependency earlier, halo_gradient<T> work) {
+  earlier.wait();
+#if !defined(PUFFERFISH_WARP_GROUPS)
+  absent_mark();
+#else
+  constexpr int threads = plans::halo_weight_groups * group_threads, slots = plans::halo_weight_slots;
+  constexpr int at_once = plans::halo_weight_blocks;
+  constexpr int side = plans::halo_side + plans::halo_border, rows = plans::halo_weight_rows;
+  using inputs = pixel_tiles<T, side, rows, threads>;
+  using gradients = pixel_tiles<T, plans::halo_side, Columns, threads>;
+  static_assert(inputs::bytes == plans::halo_tile_bytes(rows));
+  static_assert(gradients::bytes == plans::block_tile_bytes(Columns));
+  const conv_geometry& g = work.geometry;
+  const int thread = block_thread(), group = warp_group(), own = thread % group_threads;
+  const int column_tiles = g.out_channels / Columns;
+  const int first_row = static_cast<int>(blockIdx.x) / column_tiles * rows;
+  const int first_column = static_cast<int>(blockIdx.x) % column_tiles * Columns;
+  const block_grid& all = work.blocks;
+  const int slice = static_cast<int>(blockIdx.y);
+  const auto begin = [&](int of) {
+    return static_cast<int>(static_cast<index_t>(all.blocks) * of / work.slices);
+  };
+  const int first = begin(slice), last = begin(slice + 1), units = ceil_div(last - first, at_once);
+
+  unsigned char* const memory = dynamic_shared<unsigned char>();
+  constexpr int pair_bytes = inputs::bytes + gradients::bytes, slot_bytes = at_once * pair_bytes;
+  inputs xs(work.in, g.in_height, g.in_width, g.in_channels, thread);
+  gradients dys(work.gradient, g.out_height, g.out_width, g.out_channels, thread);
+  const auto copy = [&](int slot, int unit) {
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      const int block = first + unit * at_once + i;
+      const pixel_block at = all.at(block < last ? block : 0);
+      unsigned char* const tile = memory + slot * slot_bytes + i * pair_bytes;
+      xs.find(at.image, at.y - g.padding_height, at.x - g.padding_width, block < last);
+      xs.copy(tile, first_row);
+      dys.find(at.image, at.y, at.x, block < last);
+      dys.copy(tile + inputs::bytes, first_column);
+    }
+  };
+#pragma unroll
+  for (int unit = 0; unit < slots - 1; ++unit) {
+    if (unit < units) copy(unit, unit);
+    commit_copies();
+  }
+  array_of<group_sums<T, Columns>, 3> sums;
+#pragma unroll
+  for (int tap = 0; tap < 3; ++tap) sums[tap].clear();
+  int slot = 0, to = slots - 1;
+  for (int unit = 0; unit < units; ++unit) {
+    wait_for_copies<slots - 2>();
+    publish_to_products();
+    __syncthreads();  // this unit's tiles have arrived, and all warps are done with the unit before
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < at_once; ++i) {
+      // Lines of 8 pixels are blocks whose rows are across the depth.
+      const unsigned char* const tile = memory + slot * slot_bytes + i * pair_bytes;
+      const block_matrix x(tile + group * side * 16, inputs::plane, side * 16);
+      const block_matrix dy(tile + inputs::bytes, gradients::plane, plans::halo_side * 16);
+#pragma unroll
+      for (int line = 0; line < plans::halo_side; line += 2) {
+#pragma unroll
+        for (int tap = 0; tap < 3; ++tap) {
+          sums[tap].template add<dense::width, dense::width>(x.at((line * side + tap) * 16),
+                                                             dy.at(line * plans::halo_side * 16));
+        }
+      }
+    }
+    end_products();
+    if (unit + slots - 1 < units) copy(to, unit + slots - 1);
+    commit_copies();
+    wait_for_products();
+    to = slot;
+    slot = slot + 1 == slots ? 0 : slot + 1;
+  }
+
+  float* const out = work.out + (work.slices > 1 ? slice * work.size : 0);
+  const int row = first_row + own / warp_threads * 16 + own / 4 % 8, column = first_column + own % 4 * 2;
+#pragma unroll
+  for (int tap = 0; tap < 3; ++tap) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* const to_row =
+          out + (static_cast<index_t>(group * 3 + tap) * g.in_channels + row + half * 8) * g.out_channels +
+          column;
+#pragma unroll
+      for (int j = 0; j < Columns / 8; ++j) {
+        element_run<float, 2> run{
+            {sums[tap].values[4 * j + 2 * half], sums[tap].values[4 * j + 2 * half + 1]}};
+        if (work.add) {
+          run.values[0] += to_row[8 * j];
+          run.values[1] += to_row[8 * j + 1];
+        }
+        to_row[8 * j] = run.values[0];
+        to_row[8 * j + 1] = run.values[1];
+      }
+    }
+  }
+#endif
+}
+
+/// Grid: (tiles of input channels times tiles of output channels, slices).
+template <class T>
+void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const halo_plan& plan, const T* x,
+                          const T* dy, float* dw, bool accumulate, float* partials) {
+  const launch_site site(stream);
+  const index_t size = static_cast<index_t>(g.patch()) * g.out_channels;
+  const halo_gradient<T> work{x,
+                              dy,
+                              plan.slices > 1 ? partials : dw,
+                              g,
+                              block_grid::of(g.images, g.out_height, g.out_width),
+                              size,
+                              plan.slices,
+                              accumulate && plan.slices == 1};
+  const auto start = [&](auto columns) {
+    launch(site,
+           {{static_cast<unsigned>(g.in_channels / plans::halo_weight_rows * (g.out_channels / columns)),
+             static_cast<unsigned>(plan.slices)},
+            plans::halo_weight_groups * group_threads,
+            static_cast<std::size_t>(plan.shared_bytes)},
+           halo_weight_gradient<T, columns>, work);
+  };
+  if (plan.columns == 16) {
+    start(std::integral_constant<int, 16>());
+  } else if (plan.columns == 32) {
+    start(std::integral_constant<int, 32>());
+  } else {
+    start(std::integral_constant<int, 64>());
+  }
+  if (plan.slices > 1) {
+    add_slices(site, plan.slices, size, target_of<float>(dw, nullptr, partials, accumulate, g.out_channels));
+  }
+}
+
+#define PUFFERFISH_INSTANTIATE(T)                                                                       \
+  template void halo_backward_weight<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*, \
+                                        const T*, float*, bool, float*);
+PUFFERFISH_INSTANTIATE(__nv_bfloat16)
+PUFFERFISH_INSTANTIATE(__half)
+#undef PUFFERFISH_INSTANTIATE
+
+PUFFERFISH_KERNELS_END
