@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-#include "support.hpp"
+#include "conv_cases.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
@@ -12,8 +13,9 @@ using namespace gpu_test;
 namespace {
 
 // Whole vectors and not, one block and many, channels that no block of threads has a multiple of.
-constexpr pf::extents<2> shapes[] = {{1, 1},     {2, 3},    {33, 16},  {300, 64}, {1000, 20}, {129, 512},
-                                     {50, 1032}, {37, 257}, {9000, 8}, {4100, 3}, {3, 4}};
+constexpr pf::extents<2> shapes[] = {{1, 1},     {2, 3},     {33, 16},  {300, 64}, {1000, 20},
+                                     {129, 512}, {50, 1032}, {37, 257}, {9000, 8}, {4100, 3},
+                                     {3, 4},     {600, 16},  {2049, 8}};
 
 using mask_word = pf::ops::relu_mask<float>::word;
 
@@ -109,6 +111,69 @@ TEST_CASE("gpu batch norm: statistics, also of small deviations from a large mea
       }
       CHECK(batches.fetched()[0] == 43.0F);
     });
+  }
+}
+
+TEST_CASE_TEMPLATE("gpu batch norm: statistics and normalization in one call", T, float, pf::gpu::bf16) {
+  constexpr pf::extents<2> sizes[] = {{2, 8},    {33, 16},  {300, 64}, {513, 8},  {2048, 16}, {2049, 8},
+                                      {4096, 8}, {4097, 8}, {8192, 8}, {8193, 8}, {40, 12}};
+  pf::cpu_context host;
+  const double rounding = sizeof(T) == 2 ? 8e-3 : 1e-5;
+  for (const auto& shape : sizes) {
+    for (const int variant : {0, 1, 2, 3}) {
+      CAPTURE(shape[0]);
+      CAPTURE(shape[1]);
+      CAPTURE(variant);
+      const bool addend = variant & 1, relu = variant & 2;
+      const index_t size = shape[0] * shape[1], channels = shape[1];
+      stored<T> x(size, 1), other(size, 2), y(size, 3);
+      // A large mean, and a first row that is far from it.
+      for (index_t i = 0; i < size; ++i) {
+        const T value(static_cast<float>(x.narrow.host_data()[i]) + (i < channels ? 30.0F : 16.0F));
+        x.narrow.host_data()[i] = value;
+        x.wide.host_data()[i] = static_cast<float>(value);
+      }
+      twin<T> narrow(x.narrow.host());
+      auto weight = random_twin<float>(channels, 5), bias = random_twin<float>(channels, 6);
+      twin<float> statistics(2 * channels), batches(1, 4.0F), means(channels, 0.5F),
+          variances(channels, 2.0F);
+      std::vector<double> mean(static_cast<std::size_t>(channels)), variance(mean.size());
+      pf::ops::reference::batch_norm_statistics<float>(x.wide.host_view(shape), mean.data(), variance.data());
+      pf::ops::batch_norm_use_batch<float>(host, mean.data(), variance.data(), channels, shape[0], 1e-5, 0.1,
+                                           statistics.host_data(), means.host_data(), variances.host_data(),
+                                           batches.host_data());
+      pf::ops::reference::batch_norm_apply<float>(
+          x.wide.host_view(shape), statistics.host_data(), statistics.host_data() + channels,
+          weight.host_data(), bias.host_data(),
+          addend ? other.wide.host_view(shape) : pf::tensor_view<float, 2>(), relu, y.wide.host_view(shape));
+
+      twin<mask_word> mask(pf::ops::relu_mask<T>::size(shape));
+      pf::ops::norm_epilogue<T> epilogue;
+      if (addend) epilogue.addend = other.narrow.device_view(shape);
+      epilogue.relu = relu;
+      if (relu) epilogue.mask.words = mask.device_data();
+      twin<float> found(2 * channels), found_means(channels, 0.5F), found_variances(channels, 2.0F),
+          found_batches(1, 4.0F);
+      pf::ops::batch_norm_forward<T>(gpu_context(), narrow.device_view(shape), 1e-5, 0.1, found.device_data(),
+                                     found_means.device_data(), found_variances.device_data(),
+                                     found_batches.device_data(), weight.device_data(), bias.device_data(),
+                                     y.narrow.device_view(shape), epilogue);
+      CHECK(y.error() < rounding);
+      CHECK(difference(found.fetched(), statistics.host(), 1.0) < 1e-5);
+      CHECK(difference(found_means.fetched(), means.host(), 1.0) < 1e-6);
+      CHECK(difference(found_variances.fetched(), variances.host(), 1.0) < 1e-5);
+      CHECK(found_batches.fetched()[0] == 5.0F);
+      if (!relu) continue;
+      const std::vector<bool> bits = bits_of(mask.fetched(), size);
+      const std::vector<T> results = y.narrow.fetched();
+      bool same = true;
+      for (std::size_t i = 0; i < bits.size(); ++i) {
+        // A positive number may round to 0 as it is stored, but no bit is set for a negative one.
+        same = same && (bits[i] || !(static_cast<float>(results[i]) > 0.0F));
+      }
+      CHECK(same);
+      CHECK(std::count(bits.begin(), bits.end(), true) > 0);
+    }
   }
 }
 

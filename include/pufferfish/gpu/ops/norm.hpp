@@ -60,14 +60,32 @@ struct norm_ops<device::gpu> {
                                const parameter_t<T>* weight, const parameter_t<T>* bias,
                                const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue) {
     const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, x.extent(0), x.extent(1)};
-    const gpu::kernels::norm_tail<T> tail{epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data(),
-                                          epilogue.relu,
-                                          epilogue.relu ? gpu::detail::mask_words(epilogue.mask) : nullptr};
+    gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail_of(epilogue), y.flat().data());
+  }
+
+  /// batch_norm_use_batch and batch_norm_apply: one launch if there are few rows (block_norm_fits), else
+  /// three.
+  template <class T>
+  static void batch_norm_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
+                                 double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
+                                 parameter_t<T>* running_var, parameter_t<T>* batches,
+                                 const parameter_t<T>* weight, const parameter_t<T>* bias,
+                                 const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue) {
+    const index_t channels = x.extent(1);
+    const gpu::kernels::norm_matrix<T> m{x.flat().data(), statistics,  statistics + channels,
+                                         weight,          x.extent(0), channels};
+    const auto tail = tail_of(epilogue);
+    if (gpu::kernels::block_norm_fits<T>(m, tail.addend, y.flat().data())) {
+      return gpu::kernels::block_norm_forward<T>(
+          ctx.stream(), m, {eps, momentum, statistics, running_mean, running_var, batches}, bias, tail,
+          y.flat().data());
+    }
+    batch_norm_use_batch<T>(ctx, x, eps, momentum, statistics, running_mean, running_var, batches);
     gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data());
   }
 
-  /// Computes the gradients of the parameters and, unless dx is a null view, of x. For dx the kernels read x
-  /// and dy a second time.
+  /// Computes the gradients of the parameters and, unless dx is a null view, of x: in one launch if there are
+  /// few rows (block_norm_fits); else the kernels read x and dy a second time for dx.
   template <class T>
   static void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                                   const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
@@ -79,13 +97,18 @@ struct norm_ops<device::gpu> {
     const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, rows, channels};
     const T* gradient = dy.flat().data();
     const std::uint32_t* words = gpu::detail::mask_words(mask);
+    T* const to = dx.is_null() ? nullptr : dx.flat().data();
+    if (gpu::kernels::block_norm_fits<T>(m, gradient, to)) {
+      return gpu::kernels::block_norm_backward<T>(ctx.stream(), m, gradient, words,
+                                                  {dweight.data, dbias.data, dweight.add, dbias.add}, to);
+    }
     scratch_frame frame(ctx.scratch());
     double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
     parameter_t<T>* coefficients = dx.is_null() ? nullptr : frame.take<parameter_t<T>>(3 * channels);
     gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, scratch,
                                         {dweight.data, dbias.data, dweight.add, dbias.add}, coefficients);
     if (dx.is_null()) return;
-    gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, dx.flat().data());
+    gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, to);
   }
 
   /// Computes layer normalization. record.mask is not written: the backward pass draws the random numbers of
@@ -134,6 +157,14 @@ struct norm_ops<device::gpu> {
     gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, sums,
                                                  {dweight.data, dbias.data, dweight.add, dbias.add});
     gpu::kernels::layer_norm_input_gradient(ctx.stream(), problem);
+  }
+
+ private:
+  // Kernel argument for an epilogue.
+  template <class T>
+  static gpu::kernels::norm_tail<T> tail_of(const norm_epilogue<T>& epilogue) {
+    return {epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data(), epilogue.relu,
+            epilogue.relu ? gpu::detail::mask_words(epilogue.mask) : nullptr};
   }
 };
 

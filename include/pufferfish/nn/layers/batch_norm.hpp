@@ -116,14 +116,21 @@ class BatchNorm {
       ops::fill<parameter_t<T>>(ctx, {statistics, static_cast<std::size_t>(2 * size)}, {});
       return;
     }
-    if (ctx.training()) {
-      use_batch(ctx, rows(x), fusion.moments, statistics);
-    } else {
+    const ops::norm_epilogue<T> epilogue{
+        fusion.addend.is_null() ? tensor_view<const T, 2>() : rows(fusion.addend), fusion.relu, fusion.mask};
+    if (ctx.training() &&
+        !(ops::is_cpu<Device> && fusion.moments != nullptr)) {  // only the CPU collects moments
+      return ops::batch_norm_forward<T>(ctx, rows(x), eps_, momentum_of(ctx), statistics,
+                                        running_mean_.data(), running_var_.data(), batches_.data(),
+                                        weight_.data(), bias_.data(), rows(y), epilogue);
+    }
+    if constexpr (ops::is_cpu<Device>) {
+      if (ctx.training()) use_moments(ctx, *fusion.moments, rows(x).extent(0), statistics);
+    }
+    if (!ctx.training()) {
       ops::batch_norm_use_running<T>(ctx, running_mean_.data(), running_var_.data(), size, eps_, statistics);
     }
-    apply(ctx, x, statistics, y,
-          {fusion.addend.is_null() ? tensor_view<const T, 2>() : rows(fusion.addend), fusion.relu,
-           fusion.mask});
+    apply(ctx, x, statistics, y, epilogue);
   }
 
   /// Writes the output of a forward pass in training again, bit for bit, before the backward pass.
@@ -213,24 +220,23 @@ class BatchNorm {
                              rows(y), epilogue);
   }
 
-  // Writes mean and inverse deviation of the batch to `statistics`, and updates the running statistics.
+  // Share of a batch in the running statistics.
   template <class Device>
-  void use_batch(context<Device>& ctx, const tensor_view<const T, 2>& x, const ops::moment_parts<T>* moments,
-                 parameter_t<T>* statistics) const {
-    const double momentum = ctx.norm_momentum().value_or(momentum_);
-    if constexpr (std::is_same_v<Device, device::cpu>) {  // only the CPU collects moments
-      if (moments != nullptr) {
-        const index_t size = channels();
-        scratch_frame frame(ctx.scratch());
-        double* const mean = frame.take<double>(2 * size);
-        take_moments(*moments, x.extent(0), mean, mean + size);
-        return ops::batch_norm_use_batch<parameter_t<T>>(ctx, mean, mean + size, size, x.extent(0), eps_,
-                                                         momentum, statistics, running_mean_.data(),
-                                                         running_var_.data(), batches_.data());
-      }
-    }
-    ops::batch_norm_use_batch<T>(ctx, x, eps_, momentum, statistics, running_mean_.data(),
-                                 running_var_.data(), batches_.data());
+  double momentum_of(const context<Device>& ctx) const {
+    return ctx.norm_momentum().value_or(momentum_);
+  }
+
+  // Writes mean and inverse deviation of a batch of `count` rows, whose moments are known, to `statistics`,
+  // and updates the running statistics.
+  void use_moments(context<device::cpu>& ctx, const ops::moment_parts<T>& moments, index_t count,
+                   parameter_t<T>* statistics) const {
+    const index_t size = channels();
+    scratch_frame frame(ctx.scratch());
+    double* const mean = frame.take<double>(2 * size);
+    take_moments(moments, count, mean, mean + size);
+    ops::batch_norm_use_batch<parameter_t<T>>(ctx, mean, mean + size, size, count, eps_, momentum_of(ctx),
+                                              statistics, running_mean_.data(), running_var_.data(),
+                                              batches_.data());
   }
 
   // Merges moments that the layer before has computed. Throws shape_error if they are of another input.

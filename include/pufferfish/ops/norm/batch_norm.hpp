@@ -6,7 +6,8 @@
 /// the plain reference and the fast form. Each fast function makes one pass over memory, the gradient two. A
 /// residual sum and a ReLU after the normalization are part of the same passes.
 ///
-/// A training step calls batch_norm_use_batch, batch_norm_apply and batch_norm_backward, inference
+/// A training step calls batch_norm_forward, or its two parts batch_norm_use_batch and batch_norm_apply, and
+/// batch_norm_backward, inference
 /// batch_norm_use_running and batch_norm_apply. Matrices of different shapes fail an assertion; a matrix that
 /// is not dense throws shape_error. On a device, sums are in double, in an order that depends on the shape
 /// and on whether the addresses are multiples of 16.
@@ -238,6 +239,24 @@ void batch_norm_apply(context<Device>& ctx, const tensor_view<const T, 2>& x, co
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_apply);
+
+/// The forward pass of a training step: batch_norm_use_batch for the rows of x, then batch_norm_apply with
+/// the statistics. Shapes, aliasing and failed assertions are theirs. A device may do both in one pass.
+template <class T, class Device>
+void batch_norm_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, double eps, double momentum,
+                        parameter_t<T>* statistics, parameter_t<T>* running_mean, parameter_t<T>* running_var,
+                        parameter_t<T>* batches, const parameter_t<T>* weight, const parameter_t<T>* bias,
+                        const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue = {}) {
+  PUFFERFISH_ASSERT(x.extent(0) > 1, "batch_norm_forward: too few rows");
+  PUFFERFISH_ASSERT(x.shape() == y.shape(), "batch_norm_forward: shapes differ");
+  if constexpr (!is_cpu<Device>) {
+    norm_ops<Device>::batch_norm_forward(ctx, x, eps, momentum, statistics, running_mean, running_var,
+                                         batches, weight, bias, y, epilogue);
+  } else {
+    batch_norm_use_batch<T>(ctx, x, eps, momentum, statistics, running_mean, running_var, batches);
+    batch_norm_apply<T>(ctx, x, statistics, statistics + x.extent(1), weight, bias, y, epilogue);
+  }
+}
 
 namespace detail {
 

@@ -33,12 +33,15 @@ struct norm_batch_finish {
   index_t channels;
 
   __device__ void operator()(index_t c, const moment_total& s) const {
-    const double mean = s.mean(), squares = s.squared_deviations();
+    store(c, s.mean(), s.squared_deviations(), s.count);
+  }
+  /// `squares`: the sum of squared deviations of `count` values.
+  __device__ void store(index_t c, double mean, double squares, double count) const {
     if (c == 0) use.batches[0] += 1.0F;
     use.statistics[c] = static_cast<float>(mean);
-    use.statistics[channels + c] = static_cast<float>(inverse_deviation(squares / s.count, use.eps));
+    use.statistics[channels + c] = static_cast<float>(inverse_deviation(squares / count, use.eps));
     use.running_mean[c] = moved_towards(use.running_mean[c], mean, use.momentum);
-    use.running_var[c] = moved_towards(use.running_var[c], squares / (s.count - 1.0), use.momentum);
+    use.running_var[c] = moved_towards(use.running_var[c], squares / (count - 1.0), use.momentum);
   }
 };
 
@@ -73,6 +76,17 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 
 // ---------------------------------------------------------------------------------------------------------
 // Forward
+
+/// Replaces negative values by 0; a NaN stays. Bit k of the result says whether value k passed.
+template <class A, int Width>
+__device__ inline std::uint32_t rectify(lanes<A, Width>& values) {
+  std::uint32_t bits = 0;
+  for (int k = 0; k < Width; ++k) {
+    bits |= (values[k] <= A{} ? 0U : 1U) << k;
+    values[k] = values[k] < A{} ? A{} : values[k];
+  }
+  return bits;
+}
 
 /// A task of channel_pass: y = (x - mean) scale + shift with scale = inv_std weight and shift = bias, then
 /// the epilogue. Element i of the matrix has its mask bit in word i / 32. The lanes of a word join their bits
@@ -120,12 +134,7 @@ struct norm_apply_task {
         const row_values<T, Width> other = widen(unit.addend);
         for (int k = 0; k < Width; ++k) values[k] += other[k];
       }
-      if (tail.relu) {
-        for (int k = 0; k < Width; ++k) {
-          bits |= (values[k] <= A{} ? 0U : 1U) << k;
-          values[k] = values[k] < A{} ? A{} : values[k];
-        }
-      }
+      if (tail.relu) bits = rectify(values);
       store_row(y + i, values);
     }
     if (tail.mask == nullptr) return;
@@ -204,18 +213,32 @@ struct norm_sum_finish {
   norm_parameter_gradients gradients;
   accumulate_t<T>* coefficients;
 
-  /// dbias = sum g, dweight = inv_std sum g (x - mean); scale = weight inv_std, slope = -scale inv_std
-  /// dweight / rows, shift = -scale dbias / rows.
-  __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
+  /// `sum`: sum g; `weighted`: sum g (x - mean). dbias = sum g, dweight = inv_std sum g (x - mean).
+  __device__ void store(index_t c, double sum, double weighted) const {
+    store_sum(sum, gradients.add_bias, gradients.bias[c]);
+    store_sum(weighted * static_cast<double>(m.inv_std[c]), gradients.add_weight, gradients.weight[c]);
+  }
+
+  struct channel_coefficients {
+    accumulate_t<T> scale, slope, shift;
+  };
+  /// scale = weight inv_std, slope = -scale inv_std dweight / rows, shift = -scale dbias / rows.
+  __device__ channel_coefficients coefficients_of(index_t c, double sum, double weighted) const {
     const double spread = static_cast<double>(m.inv_std[c]), count = static_cast<double>(m.rows);
-    const double dbias = s.sums[0][0], dweight = s.sums[1][0] * spread;
-    store_sum(dbias, gradients.add_bias, gradients.bias[c]);
-    store_sum(dweight, gradients.add_weight, gradients.weight[c]);
-    if (coefficients == nullptr) return;
     const double factor = static_cast<double>(m.weight[c]) * spread;
-    coefficients[c] = static_cast<accumulate_t<T>>(factor);
-    coefficients[m.channels + c] = static_cast<accumulate_t<T>>(-factor * spread * dweight / count);
-    coefficients[2 * m.channels + c] = static_cast<accumulate_t<T>>(-factor * dbias / count);
+    return {static_cast<accumulate_t<T>>(factor),
+            static_cast<accumulate_t<T>>(-factor * spread * (weighted * spread) / count),
+            static_cast<accumulate_t<T>>(-factor * sum / count)};
+  }
+
+  __device__ void operator()(index_t c, const column_sum_state<2, 1>& s) const {
+    const double sum = s.sums[0][0], weighted = s.sums[1][0];
+    store(c, sum, weighted);
+    if (coefficients == nullptr) return;
+    const channel_coefficients of = coefficients_of(c, sum, weighted);
+    coefficients[c] = of.scale;
+    coefficients[m.channels + c] = of.slope;
+    coefficients[2 * m.channels + c] = of.shift;
   }
 };
 

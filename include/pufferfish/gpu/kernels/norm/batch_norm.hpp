@@ -7,7 +7,8 @@
 /// gpu/kernels/elementwise/relu_mask.hpp. Each launcher throws backend_error if its launch fails.
 ///
 /// Order of use: norm_use_batch (training) or norm_use_running (inference), then norm_apply; in the backward
-/// pass norm_gradient_sums, then norm_input_gradient. mean and inv_std of a norm_matrix are the two halves of
+/// pass norm_gradient_sums, then norm_input_gradient. With few rows, one launch does both steps of a pass
+/// (block_norm_forward, block_norm_backward). mean and inv_std of a norm_matrix are the two halves of
 /// `statistics`.
 
 #include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
@@ -72,5 +73,21 @@ void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* d
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
                          const accumulate_t<T>* coefficients, T* dx);
+
+/// Whether block_norm_forward and block_norm_backward can normalize a matrix: at most 8192 rows (float: 4096)
+/// of channels in multiples of 8, with addresses of x and the three other arrays, which may be null, that are
+/// multiples of 16.
+template <class T>
+bool block_norm_fits(const norm_matrix<T>& m, const T* a, const T* b = nullptr, const T* c = nullptr);
+
+/// norm_use_batch and norm_apply in one launch, for few rows: see block_norm_fits. The statistics of `m` are
+/// not read; `use.statistics` gets them.
+template <class T>
+void block_norm_forward(cudaStream_t stream, const norm_matrix<T>& m, const norm_batch_use& use,
+                        const accumulate_t<T>* bias, const norm_tail<T>& tail, T* y);
+/// norm_gradient_sums and, unless dx is null, norm_input_gradient in one launch, for few rows.
+template <class T>
+void block_norm_backward(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
+                         const norm_parameter_gradients& gradients, T* dx);
 
 PUFFERFISH_KERNELS_END
