@@ -118,19 +118,19 @@ class BatchNorm {
     }
     const ops::norm_epilogue<T> epilogue{
         fusion.addend.is_null() ? tensor_view<const T, 2>() : rows(fusion.addend), fusion.relu, fusion.mask};
-    if (ctx.training() &&
-        !(ops::is_cpu<Device> && fusion.moments != nullptr)) {  // only the CPU collects moments
-      return ops::batch_norm_forward<T>(ctx, rows(x), eps_, momentum_of(ctx), statistics,
-                                        running_mean_.data(), running_var_.data(), batches_.data(),
-                                        weight_.data(), bias_.data(), rows(y), epilogue);
-    }
-    if constexpr (ops::is_cpu<Device>) {
-      if (ctx.training()) use_moments(ctx, *fusion.moments, rows(x).extent(0), statistics);
-    }
     if (!ctx.training()) {
       ops::batch_norm_use_running<T>(ctx, running_mean_.data(), running_var_.data(), size, eps_, statistics);
+      return apply(ctx, x, statistics, y, epilogue);
     }
-    apply(ctx, x, statistics, y, epilogue);
+    if constexpr (ops::is_cpu<Device>) {  // only the CPU collects moments
+      if (fusion.moments != nullptr) {
+        use_moments(ctx, *fusion.moments, rows(x).extent(0), statistics);
+        return apply(ctx, x, statistics, y, epilogue);
+      }
+    }
+    ops::batch_norm_forward<T>(ctx, rows(x), eps_, momentum_of(ctx), statistics, running_mean_.data(),
+                               running_var_.data(), batches_.data(), weight_.data(), bias_.data(), rows(y),
+                               epilogue);
   }
 
   /// Writes the output of a forward pass in training again, bit for bit, before the backward pass.

@@ -7,10 +7,9 @@
 /// residual sum and a ReLU after the normalization are part of the same passes.
 ///
 /// A training step calls batch_norm_forward, or its two parts batch_norm_use_batch and batch_norm_apply, and
-/// batch_norm_backward, inference
-/// batch_norm_use_running and batch_norm_apply. Matrices of different shapes fail an assertion; a matrix that
-/// is not dense throws shape_error. On a device, sums are in double, in an order that depends on the shape
-/// and on whether the addresses are multiples of 16.
+/// batch_norm_backward; inference calls batch_norm_use_running and batch_norm_apply. Matrices of different
+/// shapes fail an assertion; a matrix that is not dense throws shape_error. On a device, sums are in double,
+/// in an order that depends on the shape and on whether the addresses are multiples of 16.
 ///
 /// \code
 /// std::vector<float> statistics(2 * channels);  // the means, then the inverse deviations
@@ -28,37 +27,14 @@
 #include <cmath>
 
 #include <pufferfish/ops/device_ops.hpp>
-#include <pufferfish/ops/elementwise/relu_mask.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
+#include <pufferfish/ops/norm/norm_pass.hpp>
 #include <pufferfish/ops/norm/reference_batch_norm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
-
-/// Number of tasks that a sum over units of rows is split into; depends on the shape alone.
-template <class T>
-index_t norm_splits(const wide_rows<T>& rows) {
-  return std::clamp<index_t>(rows.size / 32768, 1, std::clamp<index_t>(rows.units(), 1, 64));
-}
-
-/// Arguments of one pass over a matrix. Per-channel arrays have wide_rows::width elements;
-/// nullptr: not used. `other` is the addend in the forward pass, dy in the backward pass.
-template <class T>
-struct norm_pass {
-  const T *x = nullptr, *other = nullptr;
-  T* y = nullptr;
-  typename relu_mask<T>::word* mask = nullptr;
-  bool relu = false;
-  bool stream = false;  ///< write y with non-temporal stores; see streams_past_cache
-  const parameter_t<T>*mean = nullptr, *scale = nullptr, *slope = nullptr, *shift = nullptr;
-  index_t width = 0;
-};
-
-#define PUFFERFISH_KERNELS norms
-#define PUFFERFISH_KERNEL_FILE <pufferfish/ops/norm/batch_norm.inc>
-#include <pufferfish/linalg/for_each_target.inc>
 
 /// Means and sums of squared deviations of `count` > 0 dense rows, one split of a matrix. `work`: 2
 /// rows.width doubles.
