@@ -8,6 +8,7 @@
 //    "captured": true, "cudnn": false, "overlap": false, "tiny": false}
 //                                                    milliseconds a step, of `steps` in a row
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
+//   {"work": "convolutions", "batch": 128, "tiny": false}   those of ResNet-18, by each kind of kernels
 //   {"work": "forget"}                               frees the memory of kept steps
 
 #include <pufferfish/gpu/kernels/overlap.hpp>
@@ -21,6 +22,7 @@
 #include <string>
 #include <tuple>
 
+#include "common/device_convolutions.hpp"
 #include "common/device_steps.hpp"
 #include "common/line_server.hpp"
 #include "common/machine.hpp"
@@ -194,6 +196,7 @@ int main() {
   kept_steps kept;
   serve({{"machine", machine},
          {"rates", rates},
+         {"convolutions", time_convolutions},
          {"step", [&](const request& asked) { return time_step(kept.of(asked), asked); }},
          {"layers", [&](const request& asked) { return time_layers(kept.of(asked), asked); }},
          {"forget", [&](const request&) {

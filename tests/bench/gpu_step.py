@@ -69,6 +69,16 @@ class Steps(unittest.TestCase):
         self.assertIn("ours, direct", result["rows"][0]["ms"])
         self.assertEqual(result["rows"][0]["precision"], "bf16")
 
+    def test_convolutions(self):
+        asked = {"work": "convolutions", "batch": 2, "tiny": True}
+        done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE, check=True)
+        rows = json.loads(done.stdout)["convolutions"]
+        self.assertEqual(len(rows), 7)
+        for row in rows:
+            self.assertGreater(row["gathered_us"], 0)
+            self.assertGreater(row["groups_us"], 0)
+            self.assertLess(row["difference"], 1e-3)
+
     def test_no_time_left(self):
         done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--python", "",
                                "--minutes", "0.001"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "device_convolutions.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <vector>
+
+#include <pufferfish/gpu.hpp>
+#include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
+#include <pufferfish/gpu/kernels/copy/transpose.hpp>
+
+#include "device_steps.hpp"
+
+namespace bench {
+namespace {
+
+namespace pf = pufferfish;
+namespace kernels = pf::gpu::kernels;
+using T = pf::gpu::bf16;
+using pf::index_t;
+
+template <class U>
+class device_array {
+ public:
+  explicit device_array(index_t size) : memory_(pf::gpu::device_memory(), std::max<index_t>(size, 1)) {}
+  device_array(index_t size, std::uint64_t stream) : device_array(size) {
+    fill_device(memory_.span(), stream);
+  }
+  U* data() { return memory_.data(); }
+  std::vector<float> fetched() {
+    std::vector<U> values(memory_.span().size());
+    pf::gpu::device_memory().to_host(values.data(), memory_.data(), values.size() * sizeof(U));
+    std::vector<float> wide;
+    for (const U value : values) wide.push_back(static_cast<float>(value));
+    return wide;
+  }
+
+ private:
+  pf::memory_block<U> memory_;
+};
+
+template <class U>
+double difference(device_array<U>& a, device_array<U>& b) {
+  const std::vector<float> x = a.fetched(), y = b.fetched();
+  double apart = 0.0, whole = 0.0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double distance = static_cast<double>(x[i]) - static_cast<double>(y[i]);
+    apart += distance * distance;
+    whole += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  }
+  return std::sqrt(apart / whole);
+}
+
+/// Median microseconds of a call, in pairs of calls.
+double microseconds(pf::gpu_context& ctx, int samples, const std::function<void()>& call) {
+  pf::gpu::event start(pf::gpu::event_use::timing), end(pf::gpu::event_use::timing);
+  std::vector<double> times;
+  for (int sample = -2; sample < samples; ++sample) {
+    start.record(ctx.stream());
+    call();
+    call();
+    end.record(ctx.stream());
+    ctx.synchronize();
+    if (sample >= 0) times.push_back(end.seconds_since(start) / 2);
+  }
+  std::nth_element(times.begin(), times.begin() + samples / 2, times.end());
+  return times[static_cast<std::size_t>(samples / 2)] * 1e6;
+}
+
+struct layer {
+  int side, in, out, up;  ///< up: channels after the second factor; 0: a dense layer
+};
+
+class layer_timer {
+ public:
+  layer_timer(pf::gpu_context& ctx, const layer& of, int batch, int samples)
+      : ctx_(ctx),
+        layer_(of),
+        g_{batch, of.side, of.side, of.in, of.side, of.side, of.out, 3, 3, 1, 1, 1, 1, 1, 1},
+        samples_(samples),
+        x_(g_.in_pixels() * of.in, 1),
+        w_(weights(), 2),
+        dy_(g_.out_pixels() * of.out, 3) {}
+
+  void time(answer& rows) {
+    forward(rows);
+    backward_input(rows);
+    backward_weight(rows);
+    if (layer_.up > 0) low_rank(rows);
+  }
+
+ private:
+  index_t weights() const { return static_cast<index_t>(g_.patch()) * g_.out_channels; }
+
+  template <class U>
+  void measure(answer& rows, const char* pass, device_array<U>& one, device_array<U>& other,
+               const std::function<void()>& gathered, bool fits, const std::function<void()>& groups) {
+    const double flops = 2.0 * static_cast<double>(g_.out_pixels()) * static_cast<double>(weights());
+    answer row{{"side", layer_.side},
+               {"in", layer_.in},
+               {"out", layer_.out},
+               {"up", layer_.up},
+               {"pass", pass},
+               {"gflop", flops * 1e-9},
+               {"gathered_us", microseconds(ctx_, samples_, gathered)},
+               {"groups_us", 0.0}};
+    if (fits && kernels::halo_available()) {
+      row["groups_us"] = microseconds(ctx_, samples_, groups);
+      row["difference"] = difference(one, other);
+    }
+    rows.push_back(row);
+  }
+
+  void forward(answer& rows) {
+    const auto plan = kernels::plan_conv_forward(g_, true, 8);
+    const auto halo = kernels::plan_halo_forward(g_);
+    device_array<T> y(g_.out_pixels() * layer_.out), z(g_.out_pixels() * layer_.out);
+    device_array<float> partials(plan.scratch);
+    measure(
+        rows, "forward", y, z,
+        [&] {
+          kernels::conv_forward<T>(ctx_.stream(), g_, plan, x_.data(), w_.data(), nullptr, y.data(),
+                                   partials.data());
+        },
+        halo.fits,
+        [&] { kernels::halo_forward<T>(ctx_.stream(), g_, halo, x_.data(), w_.data(), nullptr, z.data()); });
+  }
+
+  void backward_input(answer& rows) {
+    const auto plan = kernels::plan_conv_backward_input(g_, true, 8);
+    const auto halo = kernels::plan_halo_backward_input(g_);
+    device_array<T> dx(g_.in_pixels() * layer_.in), other(g_.in_pixels() * layer_.in);
+    device_array<float> partials(plan.scratch);
+    measure(
+        rows, "gradient of the input", dx, other,
+        [&] {
+          kernels::conv_backward_input<T>(ctx_.stream(), g_, plan, dy_.data(), w_.data(), dx.data(), false,
+                                          partials.data());
+        },
+        halo.fits,
+        [&] {
+          kernels::halo_backward_input<T>(ctx_.stream(), g_, halo, dy_.data(), w_.data(), other.data(),
+                                          false);
+        });
+  }
+
+  void backward_weight(answer& rows) {
+    const bool turns = kernels::is_better_turned(g_, 8);
+    const auto how = turns ? kernels::turned(g_) : g_;
+    const auto plan = kernels::plan_conv_backward_weight(how, true, 8);
+    const auto halo = kernels::plan_halo_backward_weight(g_);
+    device_array<float> dw(weights()), other(weights()), turned(weights());
+    device_array<float> partials(std::max(plan.scratch, halo.scratch));
+    measure(
+        rows, "gradient of the weight", dw, other,
+        [&] {
+          kernels::conv_backward_weight<T>(ctx_.stream(), how, plan, turns ? dy_.data() : x_.data(),
+                                           turns ? x_.data() : dy_.data(), turns ? turned.data() : dw.data(),
+                                           false, partials.data());
+          if (turns)
+            kernels::turn_filter(ctx_.stream(), turned.data(), 9, layer_.out, layer_.in, dw.data(), false);
+        },
+        halo.fits,
+        [&] {
+          kernels::halo_backward_weight<T>(ctx_.stream(), g_, halo, x_.data(), dy_.data(), other.data(),
+                                           false, partials.data());
+        });
+  }
+
+  void low_rank(answer& rows) {
+    const auto plan = kernels::plan_low_rank_forward(g_, true);
+    const auto halo = kernels::plan_halo_low_rank(g_, layer_.up);
+    device_array<T> up(static_cast<index_t>(layer_.out) * layer_.up, 4), t(g_.out_pixels() * layer_.out);
+    device_array<T> y(g_.out_pixels() * layer_.up), z(g_.out_pixels() * layer_.up);
+    measure(
+        rows, "low-rank forward", y, z,
+        [&] {
+          kernels::low_rank_conv_forward<T>(ctx_.stream(), g_, plan, x_.data(), w_.data(), up.data(),
+                                            layer_.up, nullptr, t.data(), y.data());
+        },
+        halo.fits,
+        [&] {
+          kernels::halo_low_rank_forward<T>(ctx_.stream(), g_, halo, x_.data(), w_.data(), up.data(),
+                                            layer_.up, nullptr, t.data(), z.data());
+        });
+  }
+
+  pf::gpu_context& ctx_;
+  layer layer_;
+  kernels::conv_geometry g_;
+  int samples_;
+  device_array<T> x_, w_, dy_;
+};
+
+}  // namespace
+
+answer time_convolutions(const request& asked) {
+  const bool tiny = asked.value("tiny", false);
+  pf::gpu_context ctx;
+  answer rows = answer::array();
+  const std::vector<layer> layers =
+      tiny ? std::vector<layer>{{8, 64, 16, 64}, {8, 64, 32, 0}}
+           : std::vector<layer>{{32, 64, 64, 0},   {32, 64, 16, 64},  {16, 128, 32, 128},
+                                {8, 256, 64, 256}, {16, 128, 128, 0}, {8, 256, 256, 0}};
+  for (const layer& of : layers) layer_timer(ctx, of, asked.at("batch"), tiny ? 1 : 15).time(rows);
+  return {{"convolutions", rows}};
+}
+
+}  // namespace bench
