@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Decides which convolutions are computed from blocks of pixels that are
-/// copied once for all taps, on devices whose tensor cores read shared memory
-/// themselves. Plans depend on shapes alone.
+/// Decides which convolutions are computed from blocks of pixels that are copied once for all taps, on
+/// devices whose tensor cores read shared memory themselves. A halo is the border of a block that its taps
+/// read, too. Plans depend on shapes alone.
 
 #include <pufferfish/gpu/kernels/conv/conv_plan.hpp>
 
@@ -26,8 +26,7 @@ PUFFERFISH_KERNELS_BEGIN
 
 namespace plans {
 
-/// Pixels of a block in each direction, and those of its border on both sides
-/// together.
+/// Pixels of a block in each direction, and those of its border on both sides together.
 inline constexpr int halo_side = 8, halo_border = 2;
 /// Warp groups of a thread block, and tiles of each of them in shared memory.
 inline constexpr int halo_groups = 4, halo_slots = 3;
@@ -36,8 +35,8 @@ inline constexpr index_t halo_blocks = 132;
 /// Shared memory that a thread block may have, in bytes.
 inline constexpr index_t most_shared = index_t{227} * 1024;
 
-/// Whether the images consist of blocks of pixels with little waste, and the
-/// kernel has 3 x 3 taps of stride and dilation 1.
+/// Whether the images fill their blocks of pixels to three quarters, and the kernel has 3 x 3 taps of stride
+/// and dilation 1.
 inline bool has_blocks(const conv_geometry& g) {
   const index_t padded = cut(g.out_height, halo_side) * cut(g.out_width, halo_side) * halo_side * halo_side;
   return g.kernel_height == 3 && g.kernel_width == 3 && g.stride_height == 1 && g.stride_width == 1 &&
@@ -60,9 +59,8 @@ constexpr index_t block_tile_bytes(int channels) {
 inline constexpr int halo_weight_rows = 64, halo_weight_groups = 3, halo_weight_blocks = 2;
 inline constexpr int halo_weight_slots = 3;
 
-/// The widest part of `columns` channels that a thread block computes, and its
-/// shared memory, for `depth` channels of the input. `more`: bytes for
-/// something else.
+/// The widest part of `columns` channels that a thread block computes, and its shared memory: the weight of
+/// this part, padded, for `depth` channels of the input, the tiles, and `more` bytes for something else.
 inline halo_plan halo_plan_for(int depth, int columns, index_t more = 0) {
   halo_plan plan;
   plan.chunk = depth % 32 == 0 ? 32 : 16;
@@ -84,8 +82,7 @@ inline halo_plan plan_halo_forward(const conv_geometry& g) {
   return plans::has_blocks(g) ? plans::halo_plan_for(g.in_channels, g.out_channels) : halo_plan{};
 }
 
-/// The plan of halo_backward_input, which computes blocks of the input's
-/// pixels.
+/// The plan of halo_backward_input, which computes blocks of the input's pixels.
 inline halo_plan plan_halo_backward_input(const conv_geometry& g) {
   conv_geometry swapped = g;
   std::swap(swapped.in_height, swapped.out_height);
@@ -93,8 +90,8 @@ inline halo_plan plan_halo_backward_input(const conv_geometry& g) {
   return plans::has_blocks(swapped) ? plans::halo_plan_for(g.out_channels, g.in_channels) : halo_plan{};
 }
 
-/// The plan of halo_low_rank_forward: `g` is the geometry of `down`, and `up`
-/// has `out_channels` columns.
+/// The plan of halo_low_rank_forward: `g` is the geometry of `down`, and `up` has `out_channels` columns. All
+/// of `down` must fit into one thread block.
 inline halo_plan plan_halo_low_rank(const conv_geometry& g, int out_channels) {
   if (!plans::has_blocks(g) || out_channels % 64 != 0) return {};
   halo_plan plan = plans::halo_plan_for(g.in_channels, g.out_channels,
@@ -115,9 +112,8 @@ inline double halo_weight_time(index_t blocks, index_t tiles, int columns, int s
 
 }  // namespace plans
 
-/// The plan of halo_backward_weight: of the possible numbers of columns, the
-/// one that takes the least time. With fewer columns there are more tiles and
-/// fewer slices, whose sums pass through memory.
+/// The plan of halo_backward_weight: of the possible numbers of columns, the one that takes the least time.
+/// With fewer columns there are more tiles and fewer slices, whose sums pass through memory.
 inline halo_plan plan_halo_backward_weight(const conv_geometry& g) {
   halo_plan plan;
   if (!plans::has_blocks(g) || g.in_channels % plans::halo_weight_rows != 0 || g.out_channels % 16 != 0) {
