@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include <pufferfish/gpu.hpp>
@@ -96,7 +97,9 @@ class layer_timer {
   template <class U>
   void measure(answer& rows, const char* pass, device_array<U>& one, device_array<U>& other,
                const std::function<void()>& gathered, bool fits, const std::function<void()>& groups) {
-    const double flops = 2.0 * static_cast<double>(g_.out_pixels()) * static_cast<double>(weights());
+    const bool both = pass == std::string_view("low-rank forward");
+    const index_t factors = weights() + (both ? static_cast<index_t>(layer_.out) * layer_.up : 0);
+    const double flops = 2.0 * static_cast<double>(g_.out_pixels()) * static_cast<double>(factors);
     answer row{{"side", layer_.side},
                {"in", layer_.in},
                {"out", layer_.out},
@@ -171,6 +174,7 @@ class layer_timer {
   void low_rank(answer& rows) {
     const auto plan = kernels::plan_low_rank_forward(g_, true);
     const auto halo = kernels::plan_halo_low_rank(g_, layer_.up);
+    if (!plan.fused) return;
     device_array<T> up(static_cast<index_t>(layer_.out) * layer_.up, 4), t(g_.out_pixels() * layer_.out);
     device_array<T> y(g_.out_pixels() * layer_.up), z(g_.out_pixels() * layer_.up);
     measure(

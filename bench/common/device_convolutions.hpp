@@ -9,8 +9,10 @@
 namespace bench {
 
 /// Times the 3 x 3 convolutions of stride 1 of ResNet-18 with `batch` images in bf16: `gathered`, by the
-/// kernels for all shapes, and `groups`, by those of warp groups, in microseconds; 0 where a kind does not
-/// have the shape. `difference` of the results: of their norms, relative. `tiny`: a few channels and pixels.
+/// kernels for all shapes, and `groups`, by those of warp groups, in microseconds; 0 where these do not have
+/// the shape or the device. `difference`: norm of the difference of the results over the norm of the first.
+/// Low-rank layers have a row for both factors in one pass where their kernel has the shape. `tiny`: a few
+/// channels and pixels.
 answer time_convolutions(const request& asked);
 
 }  // namespace bench

@@ -16,7 +16,7 @@ bool no_warp_groups() {
   return true;
 }
 
-/// Slots of the unused rows and columns too: outputs begin as random numbers, and all must be overwritten.
+/// Outputs begin as random numbers, all of which must be overwritten.
 template <class T>
 void check_forward(const conv_case& c) {
   const kernels::halo_plan plan = kernels::plan_halo_forward(c.geometry());
@@ -47,10 +47,15 @@ void check_backward_input(const conv_case& c, bool add) {
   CHECK(dx.error() < tolerance);
 }
 
+/// With each number of columns that divides the output channels, whatever the plan prefers.
 template <class T>
-void check_backward_weight(const conv_case& c, int slices, bool accumulate) {
+void check_backward_weight(const conv_case& c, int columns, int slices, bool accumulate) {
   kernels::halo_plan plan = kernels::plan_halo_backward_weight(c.geometry());
   REQUIRE(plan.fits);
+  plan.columns = columns;
+  plan.shared_bytes =
+      kernels::plans::halo_weight_slots * kernels::plans::halo_weight_blocks *
+      (kernels::plans::halo_tile_bytes(plan.chunk) + kernels::plans::block_tile_bytes(columns));
   plan.slices = slices;
   stored<T> x(c.x_size(), 1), dy(c.y_size(), 7);
   stored<float> dw(c.w_size(), 6);
@@ -114,12 +119,19 @@ TEST_CASE_TEMPLATE("gpu convolution by warp groups: all widths, chunks and borde
 TEST_CASE_TEMPLATE("gpu gradients of weights by warp groups", T, pf::gpu::bf16, pf::gpu::fp16) {
   if (no_warp_groups()) return;
   for (const index_t out : {16, 32, 64, 48}) {
-    CAPTURE(out);
-    check_backward_weight<T>(case_of(64, out, 1, {2, 8, 16}), 1, out == 16);
-    check_backward_weight<T>(case_of(64, out, 1, {2, 8, 8}), 2, out == 32);
+    for (const int columns : {16, 32, 64}) {
+      if (out % columns != 0) continue;
+      CAPTURE(out);
+      CAPTURE(columns);
+      check_backward_weight<T>(case_of(64, out, 1, {2, 8, 16}), columns, 1, out == 16);
+      check_backward_weight<T>(case_of(64, out, 1, {2, 8, 8}), columns, 2, out == 32);
+    }
   }
   for (const index_t padding : {0, 1, 2}) {
-    check_backward_weight<T>(case_of(128, 32, padding, {3, 17 - 2 * padding, 18 - 2 * padding}), 5, false);
+    for (const int columns : {16, 32}) {
+      check_backward_weight<T>(case_of(128, 32, padding, {3, 17 - 2 * padding, 18 - 2 * padding}), columns, 5,
+                               false);
+    }
   }
 }
 
@@ -148,6 +160,13 @@ TEST_CASE("gpu convolution by warp groups: plans") {
   CHECK(kernels::plan_halo_forward(geometry(128, 128, 1, 1, 8)).columns == 64);
   CHECK(kernels::plan_halo_forward(geometry(256, 64, 1, 1, 8)).columns == 32);
   CHECK_FALSE(kernels::plan_halo_forward(geometry(1024, 64, 1, 1, 8)).fits);
+  // Partial results of many slices take no more than 64 MB.
+  kernels::conv_geometry large = geometry(512, 512, 1, 1, 24);
+  large.images = 4096;
+  CHECK(kernels::plan_halo_backward_weight(large).scratch <= kernels::plans::most_partials);
+  // A line with so many elements that offsets within a block need more than 31 bits.
+  large.in_width = large.out_width = 1 << 22;
+  CHECK_FALSE(kernels::plan_halo_forward(large).fits);
   for (const index_t in : {16, 32, 64, 128, 256, 512}) {
     const kernels::halo_plan plan = kernels::plan_halo_forward(geometry(in, 64, 1, 1, 8));
     if (plan.fits) CHECK(plan.shared_bytes <= kernels::plans::most_shared);

@@ -8,18 +8,19 @@
 /// kernels for several groups are simple and without tiles (gpu/kernels/conv/grouped_conv.hpp).
 ///
 /// Operands are in memory of the context's device. Functions enqueue their work in the context's stream and
-/// return before it has finished; they may be captured into graphs. The tile sizes of the built-in kernels
-/// depend on shapes alone, not on the device. Scratch memory is that of the context.
+/// return before it has finished; they may be captured into graphs. Which built-in kernel computes a
+/// convolution depends on its shape, its addresses and on whether the device has warp groups (compute
+/// capability 9.0), so results of two kinds of devices may differ by rounding; its tile sizes depend on
+/// shapes alone. Scratch memory is that of the context.
 
-#include <cstdint>
 #include <limits>
 
 #include <pufferfish/gpu/kernels/conv/conv.hpp>
 #include <pufferfish/gpu/kernels/conv/grouped_conv.hpp>
-#include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.hpp>
 #include <pufferfish/gpu/kernels/copy/transpose.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
+#include <pufferfish/gpu/ops/conv_by_groups.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/ops/conv/low_rank_conv.hpp>
@@ -139,27 +140,6 @@ template <class T, class Call>
 bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, Call&& call) {
   conv_library* const library = ctx.conv_library();
   return library != nullptr && call(*library, conv_request{geometry, element<T>::type});
-}
-
-/// Calls call(plan) and returns true if kernels of warp groups compute a convolution of elements of T: the
-/// plan fits, the device has warp groups, and all addresses are multiples of 16.
-template <class T, class Call, class... P>
-bool done_by_warp_groups(const kernels::halo_plan& plan, Call call, const P*... operands) {
-  if constexpr (sizeof(T) == 2) {
-    const bool aligned = ((reinterpret_cast<std::uintptr_t>(operands) | ...) & 15U) == 0;
-    if (!plan.fits || !aligned || !kernels::halo_available()) return false;
-    call(plan);
-    return true;
-  }
-  return false;
-}
-
-/// Whether a low-rank convolution that warp groups cannot compute in one pass is faster by warp groups in two
-/// passes than by other kernels in one: on an H100 with 1,024 images of 8 x 8 pixels, but not with 128.
-template <class T>
-bool is_faster_apart(const kernels::conv_geometry& g) {
-  return sizeof(T) == 2 && g.out_pixels() >= (index_t{1} << 15) && kernels::plan_halo_forward(g).fits &&
-         kernels::halo_available();
 }
 
 }  // namespace detail
@@ -291,10 +271,10 @@ struct conv_ops<device::gpu> {
                               shape.in_channels, dw, accumulate);
   }
 
-  /// Both convolutions run in one kernel of warp groups if one has the shape (plan_halo_low_rank), else in
-  /// one kernel if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), otherwise
-  /// conv_forward and a matrix product run one after the other. A
-  /// convolution library is used in the second case only.
+  /// Both convolutions run in one kernel: one of warp groups where it has the shape (plan_halo_low_rank),
+  /// else, if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), one that gathers
+  /// patches. Otherwise, or if warp groups are faster in two passes (is_faster_apart), conv_forward and a
+  /// matrix product run one after the other, and only then a convolution library is used.
   template <class T>
   static void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                                     const tensor_view<const T, 4>& x, const T* down,
@@ -314,7 +294,7 @@ struct conv_ops<device::gpu> {
       return;
     }
     const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx));
-    if (plan.fused && !gpu::detail::is_faster_apart<T>(geometry)) {
+    if (plan.fused && !gpu::detail::is_faster_apart<T>(ctx, geometry, x.data(), down, t.data())) {
       return gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
                                                     out_channels, bias, t.data(), y.data());
     }

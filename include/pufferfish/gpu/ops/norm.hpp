@@ -4,8 +4,8 @@
 /// \file
 /// The operations of ops/norm/ on a device. Operands are in memory of the context's device; the functions
 /// launch kernels in the context's stream and do not wait. The statistics of a batch need one pass over
-/// memory, the normalization with its epilogue another pass, and the gradient two. A failed launch throws
-/// backend_error.
+/// memory, the normalization with its epilogue another pass, and the gradient two; few rows are read once. A
+/// failed launch throws backend_error.
 
 #include <cstdint>
 

@@ -104,11 +104,14 @@ inline conv_tile weight_tile_for(index_t rows, index_t columns, index_t channels
 /// Largest number of slices, which are one dimension of a grid.
 inline constexpr index_t most_slices = 32768;
 
+/// Largest number of floats of partial results: 64 MB.
+inline constexpr index_t most_partials = index_t{1} << 24;
+
 /// Number of slices for sums of `steps` steps: `wanted`, but no more than leave 16 steps for each slice, than
 /// fit with their results of `elements` floats into 64 MB, and than most_slices; at least 1.
 inline int slices_for(index_t wanted, index_t steps, index_t elements) {
-  constexpr index_t most_floats = index_t{1} << 24, shortest = 16;
-  const index_t room = std::min(steps / shortest, most_floats / std::max<index_t>(elements, 1));
+  constexpr index_t shortest = 16;
+  const index_t room = std::min(steps / shortest, most_partials / std::max<index_t>(elements, 1));
   return static_cast<int>(std::clamp<index_t>(std::min(wanted, room), 1, most_slices));
 }
 

@@ -151,7 +151,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     publish_to_products();
     group_barrier(group);  // this unit's tile has arrived, and all warps are done with the unit before
     const block_matrix left(memory + slot * tiles::bytes, side * 16, tiles::plane);
-    begin_products();
+    begin_products(sums);
 #pragma unroll
     for (int tap = 0; tap < 9; ++tap) {
 #pragma unroll
@@ -164,7 +164,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     end_products();
     if (unit + slots - 1 < units) copy_next();
     commit_copies();
-    wait_for_products();
+    wait_for_products(sums);
     slot = slot + 1 == slots ? 0 : slot + 1;
     if (++chunk < chunks) continue;
     chunk = 0;
@@ -201,13 +201,13 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
         group_sums<T, up_chunk> results;
         results.clear();
         const block_matrix up(ups + column / 8 * up_plane, up_plane, 128);
-        begin_products();
+        begin_products(results);
 #pragma unroll
         for (int k = 0; k < Columns / 16; ++k) {
           results.template add<dense::width>(words[k], up.at(k * 256));
         }
         end_products();
-        wait_for_products();
+        wait_for_products(results);
         const T* const bias = work.bias == nullptr ? nullptr : work.bias + column;
         block_target<T>{work.out + pixel * work.up_columns + column,
                         bias,

@@ -10,9 +10,9 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-// Pointers are to device memory, aligned to 16 bytes; layouts and aliasing are those of conv.hpp. `plan`: the
-// result of plan_halo_... for the geometry, with plan.fits true. Element types: bfloat16 and half. The
-// launchers throw backend_error if a launch fails.
+// Pointers are to device memory; those of 16-bit arrays, except the bias, are multiples of 16. Layouts and
+// aliasing are those of conv.hpp. `plan`: the result of plan_halo_... for the geometry, with plan.fits true.
+// Element types: bfloat16 and half. The launchers throw backend_error if a launch fails.
 
 /// Whether the current device and the compiled kernels have warp groups. The kernels must have been compiled
 /// for sm_90a.
@@ -35,7 +35,9 @@ void halo_low_rank_forward(cudaStream_t stream, const conv_geometry& geometry, c
                            T* y);
 
 /// dw = the gradient with respect to w; with `accumulate`, dw += the gradient, as conv_backward_weight.
-/// `partials`: plan.scratch floats.
+/// `partials`: plan.scratch floats. Images that do not fill their blocks of 8 x 8 pixels are filled up with
+/// gradients of 0, so an infinite or NaN pixel of x at their lower or right edge may make more elements of dw
+/// NaN than in the formula.
 template <class T>
 void halo_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const halo_plan& plan,
                           const T* x, const T* dy, float* dw, bool accumulate, float* partials);

@@ -14,7 +14,7 @@ PUFFERFISH_KERNEL_TYPES_BEGIN
 struct halo_plan {
   bool fits = false;         ///< whether the convolution is computed in this way
   int columns = 64;          ///< channels of the result that a thread block computes: 16, 32 or 64
-  int chunk = 32;            ///< channels of the input that are copied at a time: 16 or 32
+  int chunk = 32;            ///< channels of the input that are copied at a time: 16 or 32, or 64 for weights
   int slices = 1;            ///< number of parts of the pixels in the gradient of the weight
   index_t scratch = 0;       ///< number of floats of `partials` in the gradient of the weight
   index_t shared_bytes = 0;  ///< shared memory of a thread block
@@ -35,9 +35,12 @@ inline constexpr index_t halo_blocks = 132;
 /// Shared memory that a thread block may have, in bytes.
 inline constexpr index_t most_shared = index_t{227} * 1024;
 
-/// Whether the images fill their blocks of pixels to three quarters, and the kernel has 3 x 3 taps of stride
-/// and dilation 1.
-inline bool has_blocks(const conv_geometry& g) {
+/// Whether the images fill their blocks of pixels to three quarters, the kernel has 3 x 3 taps of stride and
+/// dilation 1, and ten lines of an image have fewer than 2^31 elements. `channels`: the most channels that an
+/// image has.
+inline bool has_blocks(const conv_geometry& g, int channels) {
+  const index_t line = static_cast<index_t>(std::max(g.in_width, g.out_width)) * channels;
+  if (line > (index_t{1} << 31) / 10) return false;
   const index_t padded = cut(g.out_height, halo_side) * cut(g.out_width, halo_side) * halo_side * halo_side;
   return g.kernel_height == 3 && g.kernel_width == 3 && g.stride_height == 1 && g.stride_width == 1 &&
          g.dilation_height == 1 && g.dilation_width == 1 && g.padding_height <= 2 && g.padding_width <= 2 &&
@@ -79,7 +82,8 @@ inline halo_plan halo_plan_for(int depth, int columns, index_t more = 0) {
 
 /// The plan of halo_forward.
 inline halo_plan plan_halo_forward(const conv_geometry& g) {
-  return plans::has_blocks(g) ? plans::halo_plan_for(g.in_channels, g.out_channels) : halo_plan{};
+  if (!plans::has_blocks(g, std::max(g.in_channels, g.out_channels))) return {};
+  return plans::halo_plan_for(g.in_channels, g.out_channels);
 }
 
 /// The plan of halo_backward_input, which computes blocks of the input's pixels.
@@ -87,13 +91,14 @@ inline halo_plan plan_halo_backward_input(const conv_geometry& g) {
   conv_geometry swapped = g;
   std::swap(swapped.in_height, swapped.out_height);
   std::swap(swapped.in_width, swapped.out_width);
-  return plans::has_blocks(swapped) ? plans::halo_plan_for(g.out_channels, g.in_channels) : halo_plan{};
+  if (!plans::has_blocks(swapped, std::max(g.in_channels, g.out_channels))) return {};
+  return plans::halo_plan_for(g.out_channels, g.in_channels);
 }
 
 /// The plan of halo_low_rank_forward: `g` is the geometry of `down`, and `up` has `out_channels` columns. All
 /// of `down` must fit into one thread block.
 inline halo_plan plan_halo_low_rank(const conv_geometry& g, int out_channels) {
-  if (!plans::has_blocks(g) || out_channels % 64 != 0) return {};
+  if (!plans::has_blocks(g, std::max(g.in_channels, out_channels)) || out_channels % 64 != 0) return {};
   halo_plan plan = plans::halo_plan_for(g.in_channels, g.out_channels,
                                         static_cast<index_t>(g.out_channels) * out_channels * 2);
   plan.fits = plan.fits && plan.columns == g.out_channels;
@@ -116,7 +121,8 @@ inline double halo_weight_time(index_t blocks, index_t tiles, int columns, int s
 /// With fewer columns there are more tiles and fewer slices, whose sums pass through memory.
 inline halo_plan plan_halo_backward_weight(const conv_geometry& g) {
   halo_plan plan;
-  if (!plans::has_blocks(g) || g.in_channels % plans::halo_weight_rows != 0 || g.out_channels % 16 != 0) {
+  if (!plans::has_blocks(g, std::max(g.in_channels, g.out_channels)) ||
+      g.in_channels % plans::halo_weight_rows != 0 || g.out_channels % 16 != 0) {
     return plan;
   }
   plan.fits = true;
@@ -128,10 +134,12 @@ inline halo_plan plan_halo_backward_weight(const conv_geometry& g) {
   for (const int columns : {64, 32, 16}) {
     if (g.out_channels % columns != 0) continue;
     const index_t tiles = static_cast<index_t>(g.in_channels / plan.chunk) * (g.out_channels / columns);
-    // Float sums of no more than 4096 rows, because of rounding.
+    // Float sums of no more than 4096 rows, because of rounding, as long as the slices take no more memory
+    // than those of other kernels.
     const index_t wanted = std::max(plans::halo_blocks / tiles, plans::cut(g.out_pixels(), 4096));
+    const index_t most = std::clamp<index_t>(plans::most_partials / std::max<index_t>(size, 1), 1, 4096);
     const auto slices =
-        static_cast<int>(std::clamp<index_t>(wanted, 1, std::clamp<index_t>(blocks, 1, 4096)));
+        static_cast<int>(std::clamp<index_t>(std::min(wanted, most), 1, std::max<index_t>(blocks, 1)));
     const double time = plans::halo_weight_time(blocks, tiles, columns, slices, size);
     if (least > 0.0 && time >= least) continue;
     least = time;

@@ -84,7 +84,7 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
     wait_for_copies<slots - 2>();
     publish_to_products();
     __syncthreads();  // this unit's tiles have arrived, and all warps are done with the unit before
-    begin_products();
+    begin_products(sums[0], sums[1], sums[2]);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       // Lines of 8 pixels are blocks whose rows are across the depth.
@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
     end_products();
     if (unit + slots - 1 < units) copy(to, unit + slots - 1);
     commit_copies();
-    wait_for_products();
+    wait_for_products(sums[0], sums[1], sums[2]);
     to = slot;
     slot = slot + 1 == slots ? 0 : slot + 1;
   }

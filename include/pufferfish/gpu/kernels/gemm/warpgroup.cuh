@@ -60,9 +60,9 @@ __device__ inline void absent_mark() {
 #endif
 }
 
-/// A matrix in shared memory for a warp group. `across`: bytes from a block to its neighbour across the depth
-/// (rows of the left operand, columns of the right one); `along`: to its neighbour along the depth. All three
-/// numbers are multiples of 16.
+/// A matrix in shared memory for a warp group, below byte 2^18 of it. `across`: bytes from a block to its
+/// neighbour across the depth (rows of the left operand, columns of the right one); `along`: to its neighbour
+/// along the depth. All three numbers are multiples of 16.
 class block_matrix {
  public:
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -116,25 +116,6 @@ __device__ inline void group_barrier([[maybe_unused]] int group) {
 #endif
 }
 
-/// Begins products: the registers of sums may be used by them from now on.
-__device__ inline void begin_products() {
-#if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-/// Ends the products that are to be computed; other work may follow meanwhile.
-__device__ inline void end_products() {
-#if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-/// Waits until all products of the warp group have been computed.
-__device__ inline void wait_for_products() {
-#if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#endif
-}
-
 /// The sums of a product of 64 x Columns elements, distributed over the 128 threads of a group. Thread t of
 /// warp w has, with g = t / 4 % 8 and q = t % 4: values[4 j + 2 h + i] is in row 16 w + g + 8 h and column 8
 /// j
@@ -149,6 +130,15 @@ struct group_sums {
   __device__ void clear() {
 #pragma unroll
     for (int i = 0; i < size; ++i) values[i] = 0.0F;
+  }
+
+  /// Keeps the compiler from moving uses of the values across this point: it does not know that products
+  /// write them until they have been waited for.
+  __device__ void pin() {
+#if !defined(PUFFERFISH_EMULATED_DEVICE)
+#pragma unroll
+    for (int i = 0; i < size; ++i) asm volatile("" : "+f"(values[i])::"memory");
+#endif
   }
 
   /// Adds a product of 64 x 16 by 16 x Columns elements, between begin_products and end_products. Left,
@@ -229,5 +219,28 @@ struct group_sums {
 #endif
   }
 };
+
+/// Begins products with these sums: from now on the tensor cores may use their registers.
+template <class... Sums>
+__device__ inline void begin_products([[maybe_unused]] Sums&... sums) {
+#if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
+  (sums.pin(), ...);
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+/// Ends the products that are to be computed; other work that does not use the sums may follow meanwhile.
+__device__ inline void end_products() {
+#if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+/// Waits until all products of the warp group have been computed; these sums may then be used.
+template <class... Sums>
+__device__ inline void wait_for_products([[maybe_unused]] Sums&... sums) {
+#if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  (sums.pin(), ...);
+#endif
+}
 
 PUFFERFISH_KERNELS_END

@@ -80,12 +80,14 @@ void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* 
 template <class T>
 bool block_norm_fits(const norm_matrix<T>& m, const T* a, const T* b = nullptr, const T* c = nullptr);
 
-/// norm_use_batch and norm_apply in one launch, for few rows: see block_norm_fits. The statistics of `m` are
-/// not read; `use.statistics` gets them.
+/// norm_use_batch and norm_apply in one launch, for at least two and few rows: see block_norm_fits. The
+/// statistics of `m` are not read; `use.statistics` gets them. y may be the addend. Of the mask only the
+/// bytes of existing elements are written.
 template <class T>
 void block_norm_forward(cudaStream_t stream, const norm_matrix<T>& m, const norm_batch_use& use,
                         const accumulate_t<T>* bias, const norm_tail<T>& tail, T* y);
-/// norm_gradient_sums and, unless dx is null, norm_input_gradient in one launch, for few rows.
+/// norm_gradient_sums and, unless dx is null, norm_input_gradient in one launch, for few rows. dx may be dy
+/// or x.
 template <class T>
 void block_norm_backward(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
                          const norm_parameter_gradients& gradients, T* dx);
