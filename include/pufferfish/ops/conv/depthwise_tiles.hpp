@@ -68,29 +68,29 @@ struct depthwise_fetch {
   index_t line;
 };
 
-/// Arguments of the kernel that computes one tile of results. `pixels` and `results` hold one pointer for
-/// each pixel and result of the tile; outside the images these point to a row of zeros and to an unused row.
+/// Arguments of the kernel that computes one tile of results. Pointers to pixels outside the images point to
+/// a row of zeros, pointers to such results to an unused row.
 template <class T>
 struct depthwise_tile {
-  const T* const* pixels;
-  const T* weight;  ///< [9][channels]
-  const T* bias;    ///< `channels` elements, or nullptr for no bias
-  T* const* results;
+  const T* const* pixels;  ///< one pointer for each pixel of the tile
+  const T* weight;         ///< [9][channels]
+  const T* bias;           ///< `channels` elements, or nullptr for no bias
+  T* const* results;       ///< one pointer for each result of the tile
   index_t channels;
-  bool add;     ///< add to the old results instead of overwriting them
-  bool stream;  ///< write results past the caches (see streams_past_cache)
-  depthwise_fetch<T> fetch;
+  bool add;                  ///< add to the old results instead of overwriting them
+  bool stream;               ///< write results past the caches (see streams_past_cache)
+  depthwise_fetch<T> fetch;  ///< pixels to prefetch
 };
 
-/// Arguments of the kernel that adds one tile to the gradient of a weight. `pixels` and `gradients` hold one
-/// pointer for each pixel of the tile and for the gradient of each result.
+/// Arguments of the kernel that adds the contribution of one tile to the gradient of a weight. Pointers to
+/// pixels and gradients outside the images point to a row of zeros.
 template <class T>
 struct depthwise_gradient_tile {
-  const T* const* pixels;
-  const T* const* gradients;
-  T* sums;  ///< [9][channels], added to
+  const T* const* pixels;     ///< one pointer for each pixel of the tile
+  const T* const* gradients;  ///< one pointer for each result of the tile
+  T* sums;                    ///< [9][channels], added to
   index_t channels;
-  depthwise_fetch<T> fetch, fetch_gradients;
+  depthwise_fetch<T> fetch, fetch_gradients;  ///< pixels and gradients to prefetch
 };
 
 /// A tap of a result pixel: an input pixel and the weights that multiply its channels, `channels` elements
@@ -110,6 +110,7 @@ struct depthwise_tap {
 struct depthwise_axis {
   index_t tiles, result_first, result_step, pixel_first, pixel_step;
 
+  /// Positions of the first result and of the first pixel of a tile.
   index_t result(index_t tile) const { return result_first + tile * result_step; }
   index_t pixel(index_t tile) const { return pixel_first + tile * pixel_step; }
 

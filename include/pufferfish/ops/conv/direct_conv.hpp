@@ -56,20 +56,20 @@ struct correlation {
   using result_type = product_result_t<T>;
   static_assert(sizeof(T) == sizeof(result_type), "one size is used for steps of both");
 
-  tap_axis rows, columns;
-  index_t kernel_width;
+  tap_axis rows, columns;  ///< the vertical and the horizontal axis
+  index_t kernel_width;    ///< kernel elements in a row of the kernel
   const T* input;
   index_t in_channels;
-  image_steps in;
+  image_steps in;  ///< strides of the input
   result_type* output;
   index_t out_channels;
-  image_steps out;
+  image_steps out;  ///< strides of the output
   const kernel_table<T>* kernels;
   bool in_segments;  ///< segment kernels compute the pixels that whole segments cover
   bool by_images;    ///< the rows of a block are one pixel of many images, not the pixels of a line
   bool add;          ///< add to the output instead of overwriting it
   index_t in_block;  ///< with by_images: stride between blocks of input channels, in elements
-  panel_cut panels;
+  panel_cut panels;  ///< cut of the output channels into panels of vectors
   correlation_weight<T> weight;
 
   static constexpr index_t size = static_cast<index_t>(sizeof(T));

@@ -3,8 +3,9 @@
 
 /// \file
 /// Internal: the gradient of a convolution's weight, directly from the images. For a kernel element (ky, kx)
-/// the gradient is the product X^T dY over all output pixels where that element is not on padding: the rows
-/// of the product are input channels, its columns output channels, and its depth is pixels.
+/// the gradient is the matrix product X^T dY over all output pixels where that element is not on padding: dY
+/// are the gradients of these pixels [pixels x out], X the input pixels that the element multiplies [pixels x
+/// in].
 ///
 /// Bfloat16 is multiplied in pairs of adjacent pixels (bf16_pair in linalg/gemm/micro_kernels.hpp).
 ///
@@ -27,17 +28,17 @@ namespace ops::detail {
 /// exchanged (`swapped`), and the sum is stored [cells][out][in] instead of [cells][in][out].
 template <class T>
 struct weight_gradient {
-  using element = slab_element_t<T>;  // of the images
+  using element = slab_element_t<T>;  // type of the elements of x and dy
   using result_type = product_result_t<T>;
 
   conv_shape shape;
   tap_axis rows, columns;
-  const element* input;
-  const element* gradient;
+  const element* input;     ///< x, dense NHWC
+  const element* gradient;  ///< dy, dense NHWC
   const kernel_table<T>* kernels;
-  bool swapped;
-  const range* valid_rows;     ///< for each row tap: the output lines where it is not on padding
-  const range* valid_columns;  ///< for each column tap: the output columns likewise
+  bool swapped;                ///< output channels are the rows of blocks, input channels the vectors
+  const range* valid_rows;     ///< for each row tap, the output lines where the tap is not on padding
+  const range* valid_columns;  ///< for each column tap, the output columns where the tap is not on padding
 
   static constexpr index_t size = static_cast<index_t>(sizeof(T));
   static constexpr index_t element_size = static_cast<index_t>(sizeof(element));
@@ -140,9 +141,8 @@ struct weight_gradient {
     }
   };
 
-  // The prefetcher for a part of a chunk. The chunk has images chunk_images_ and lines `lines`; the part has
-  // images `images` and lines `part` of the chunk. Its addresses in the next chunk may be after the last
-  // image, since any address may be prefetched.
+  // The prefetcher for part (`images`, `part`) of the chunk (`chunk_images_`, `lines`). Its addresses in the
+  // next chunk may be after the last image, since any address may be prefetched.
   prefetcher next_part(const range& images, const range& part, const range& chunk_images_, const range& lines,
                        const range& channels) const {
     const bool banded = lines.length() < rows.outputs;
@@ -272,8 +272,8 @@ struct weight_gradient {
   }
 };
 
-/// dw = or (`accumulate`) += the sum of `count` arrays in `sums`, added in order. Each array is stored
-/// [cells][in][out] like dw, or [cells][out][in] if `transposed`.
+/// Adds the `count` arrays in `sums` in order. dw, [cells][in][out], is overwritten with their sum or, with
+/// `accumulate`, added to. Arrays are stored like dw, or [cells][out][in] if `transposed`.
 template <class T>
 void add_sums(context<device::cpu>& ctx, const T* sums, index_t count, index_t cells, index_t in, index_t out,
               bool transposed, bool accumulate, T* dw) {
@@ -307,9 +307,9 @@ void clear(T* sum, index_t cells, index_t in, index_t out, const range& channels
   }
 }
 
-/// dw = or (`accumulate`) += the gradient of the weight (formula: reference::conv_backward_weight), for one
-/// group. For a small weight the batch is cut into splits with one sum each; for a large weight the input
-/// channels are cut into groups. Both numbers depend on shapes alone.
+/// Gradient of the weight for one group (formula: reference::conv_backward_weight): dw is overwritten or,
+/// with `accumulate`, added to. For a small weight the batch is cut into splits with one sum each, for a
+/// large weight the input channels are cut into groups. Both numbers depend on shapes alone.
 template <class T>
 void backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                      const tensor_view<const slab_element_t<T>, 4>& x,
@@ -322,7 +322,7 @@ void backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                 dw_size = cells * in * out;
   const index_t batch = dy.extent(0), lines = dy.extent(1), pixels = batch * lines * dy.extent(2);
   const index_t dw_bytes = dw_size * static_cast<index_t>(sizeof(result_type));
-  // A split is a group of images, or a band of lines of all images where there are few images.
+  // A split is a group of images or, if there are few images, a band of lines of all images.
   const index_t splits = std::clamp<index_t>((index_t{5} << 20) / 2 / std::max<index_t>(1, dw_bytes), 1,
                                              std::clamp<index_t>(pixels / 512, 1, 16));
   const bool by_images = batch >= splits, direct = splits == 1 && !work.swapped;

@@ -97,7 +97,8 @@ void few_pixels_forward(context<device::cpu>& ctx, const conv_shape& shape, cons
   scratch_frame frame(ctx.scratch());
   T* const patches = frame.take<T>(pixels * depth);
   copy_patches<T>(shape, x, y.shape(), patches);
-  // Each thread computes one piece of the columns, since long rows are read faster than short ones.
+  // Each thread computes one piece of the output channels, as wide as possible, since long rows of the weight
+  // are read faster than short ones.
   const index_t vectors = out / kernels.lanes, pieces = std::min<index_t>(ctx.threads(), vectors);
   ctx.parallel_for(pieces, [&](index_t piece, int) {
     const index_t begin = vectors * piece / pieces * kernels.lanes;

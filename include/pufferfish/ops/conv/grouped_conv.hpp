@@ -62,7 +62,7 @@ void copy_channels(const T* from, T* to, index_t width) {
 /// valid until the scratch frame ends.
 template <class T>
 struct group_copy {
-  index_t rows, blocks, width;
+  index_t rows, blocks, width;  ///< pixels; number of parts; channels of a part
   T* data;
 
   group_copy(scratch_frame& frame, index_t row_count, index_t block_count, index_t channels)
@@ -102,8 +102,8 @@ struct group_copy {
 /// block].
 template <class T>
 struct group_weights {
-  const group_blocks& blocks;
-  index_t cells, in, out;  ///< kernel elements; input and output channels of a group
+  const group_blocks& blocks;  ///< must outlive this object
+  index_t cells, in, out;      ///< number of kernel elements; input and output channels of a group
   T* data;
 
   group_weights(scratch_frame& frame, const conv_shape& whole, const group_blocks& cut)
@@ -127,7 +127,8 @@ struct group_weights {
     if (blocks.groups > 1) std::fill_n(data, blocks.count * size(), T{});
     for_each_row([&](index_t stored, index_t own) { copy_channels(w + stored, data + own, out); });
   }
-  /// dw = or (`accumulate`) += the elements of the blocks that correspond to elements of the stored weight.
+  /// Writes the elements of the blocks that correspond to elements of the stored weight to dw, which is
+  /// overwritten or, with `accumulate`, added to.
   void collect(T* dw, bool accumulate) const {
     for_each_row([&](index_t stored, index_t own) {
       for (index_t o = 0; o < out; ++o) {

@@ -59,7 +59,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
       conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
       return linear_forward<T>(ctx, detail::as_rows<const T>(t), up, bias, y_rows, moments);
     }
-    // Start moments before taking scratch: the scratch is released on return, the moments must remain.
+    // Starts moments before `frame`, whose memory is released on return, while moments must remain.
     if (moments != nullptr) detail::start_row_moments(y_rows, *moments);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = frame.take<T>(inner);
@@ -68,7 +68,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
     if (moments != nullptr) detail::add_row_moments(ctx, y_rows, *moments);
   } else {
     const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
-    // Start moments before taking scratch: the scratch is released on return, the moments must remain.
+    // Starts moments before `frame`, whose memory is released on return, while moments must remain.
     if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
@@ -98,7 +98,7 @@ void low_rank_conv_backward_up(context<Device>& ctx, const tensor_view<const T, 
   const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
   detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
   detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
-  if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // dt has elements if out is 0: sums of no terms
+  if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // if out is 0, dt is a sum of no terms
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::low_rank_conv_backward_up(ctx, t_rows, dy_rows, up, dup, accumulate, dt_rows);
   } else if constexpr (detail::is_narrow<T>) {
@@ -145,7 +145,7 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
     conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
     return conv_forward<T>(ctx, up_shape, t, up, bias, y, moments);
   }
-  // Start moments before taking scratch: the scratch is released on return, the moments must remain.
+  // Starts moments before `frame`, whose memory is released on return, while moments must remain.
   if constexpr (collects_moments<Device>) detail::start_moments(y, moments);
   scratch_frame frame(ctx.scratch());
   extents<4> inner = y.shape();

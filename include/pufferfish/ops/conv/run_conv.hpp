@@ -83,19 +83,21 @@ tensor_view<T, 2> as_rows(const tensor_view<T, 4>& view) {
 
 /// True if the forward pass treats all pixels of an image as one line: for 1x1 kernels without padding that
 /// have stride 1 or short output lines. With a stride, the pixels are copied first (read_pixels). Longer
-/// lines are read in place. Measured on a Zen 5, relative to reading a pixel-major copy: 256 -> 128 -> 512
-/// channels at 8x8 pixels with stride 2 take 0.68 of the time, but lines of 16 pixels 1.2 times as long.
+/// strided lines are read in place. Measured on a Zen 5 with 256 -> 128 -> 512 channels and stride 2,
+/// relative to a pixel-major copy: 0.68 of the time at 8x8 pixels, but 1.2 times the time for lines of 16
+/// pixels.
 inline bool joins_lines(const conv_shape& shape, const extents<4>& y) {
   return is_product_of_pixels(shape) && (!skips_pixels(shape) || lines_too_short(y[2], y[0]));
 }
 
-/// A batch of images viewed as one image, whose lines are the images.
+/// A batch of images viewed as one image: each image becomes one line with all its pixels.
 template <class T>
 tensor_view<T, 4> images_as_lines(const tensor_view<T, 4>& x) {
   return x.reshape(extents<4>{1, x.extent(0), x.extent(1) * x.extent(2), x.extent(3)});
 }
 
-/// The tasks of the forward pass of a convolution with one group, for input extents x and output extents y.
+/// Cuts the forward pass of a convolution with one group into tasks, for input extents x and output extents
+/// y.
 template <class T>
 image_tasks forward_tasks(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& x,
                           const extents<4>& y) {
@@ -105,7 +107,7 @@ image_tasks forward_tasks(const context<device::cpu>& ctx, const conv_shape& sha
   return {y[0], y[1], y[2], weight_bytes};
 }
 
-/// The tasks of a correlation over `images` images.
+/// Cuts a correlation over `images` images into tasks.
 template <class T>
 image_tasks tasks_of(const correlation<T>& work, index_t images) {
   return {images, work.rows.outputs, work.columns.outputs,
@@ -231,8 +233,8 @@ struct output_finish {
   }
 };
 
-/// dw = or (`accumulate`) += the gradient of the weight of a convolution with skips_pixels(), as the matrix
-/// product of dy with a copy of the pixels that the convolution reads.
+/// Gradient of the weight of a convolution with skips_pixels(), as the matrix product of a copy of the pixels
+/// that the convolution reads, transposed, and dy. dw is overwritten or, with `accumulate`, added to.
 template <class T>
 void copied_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
@@ -245,8 +247,8 @@ void copied_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   linear_backward_weight<T>(ctx, as_rows<const T>(pixels), as_rows(dy), gradient, accumulate);
 }
 
-/// dw = or (`accumulate`) += the gradient of the weight (formula: reference::conv_backward_weight), for one
-/// group.
+/// Gradient of the weight for one group (formula: reference::conv_backward_weight). dw is overwritten or,
+/// with `accumulate`, added to.
 template <class T>
 void run_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                          const tensor_view<const T, 4>& dy, T* dw, bool accumulate) {

@@ -34,9 +34,9 @@ struct range {
 /// kernel_step. Output j is stored at position out_first + j * out_step of the result.
 struct tap_axis {
   index_t inputs, outputs;  ///< number of input pixels, number of outputs that the correlation computes
-  index_t in_step, out_first, out_step;
-  index_t taps, offset, offset_step;
-  index_t kernel, kernel_step;
+  index_t in_step, out_first, out_step;  ///< in pixels
+  index_t taps, offset, offset_step;     ///< number of taps of an output; pixels
+  index_t kernel, kernel_step;           ///< number of a kernel element, and its change from tap to tap
 
   /// Offset of a tap: its input pixel for output 0.
   index_t tap_offset(index_t tap) const { return offset + tap * offset_step; }

@@ -155,9 +155,9 @@ struct thin_gradient {
   }
 };
 
-/// dw = or (`accumulate`) += the gradient of the weight (formula: reference::conv_backward_weight) of a shape
-/// with is_thin() and one group. The output lines are cut into up to 16 splits whose sums are added in order;
-/// the cut depends on shapes alone.
+/// Gradient of the weight of a shape with is_thin() and one group (formula: reference::conv_backward_weight).
+/// dw is overwritten or, with `accumulate`, added to. The output lines are cut into up to 16 splits whose
+/// sums are added in order; the cut depends on shapes alone.
 template <class T>
 void thin_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,

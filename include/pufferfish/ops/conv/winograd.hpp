@@ -91,8 +91,8 @@ struct winograd_matrices {
   T* row(index_t point, index_t number) const { return data + point * step + number * columns; }
 };
 
-/// Computes any number of rows like run_rows, but every call of a kernel prefetches, from where the previous
-/// call ended.
+/// Computes `rows` rows like run_rows, but every call of a kernel prefetches, from the address where the
+/// prefetch of the previous call ended.
 template <class T>
 void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T>& block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
@@ -110,7 +110,7 @@ void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T>& block, in
 template <class T>
 struct winograd_weight {
   static constexpr index_t block = 64;          // input channels of a block, at most
-  static constexpr index_t most_columns = 128;  // most columns of one object
+  static constexpr index_t most_columns = 128;  // largest number of columns
 
   T* data;
   index_t depth;     ///< input channels
@@ -118,6 +118,7 @@ struct winograd_weight {
   panel_cut panels;  ///< cut of the columns into panels
   index_t lanes;     ///< elements of a vector
 
+  /// `of_depth`: input channels; `some`: the output columns; `storage`: size() elements.
   winograd_weight(index_t of_depth, const range& some, const kernel_table<T>& kernels, T* storage)
       : data(storage),
         depth(of_depth),
@@ -153,16 +154,16 @@ struct winograd_weight {
 template <class T>
 struct winograd_correlation {
   using C = parameter_t<T>;                   // type of transformed pixels and products
-  static constexpr index_t block_tiles = 48;  // a multiple of the rows of the widest kernels of each width
+  static constexpr index_t block_tiles = 48;  // a multiple of the rows of the largest kernel of each width
   static constexpr index_t size = static_cast<index_t>(sizeof(C));
 
-  winograd_tiles tiles;
-  size2 padding;
+  winograd_tiles tiles;  ///< tiles of the output
+  size2 padding;         ///< zeros above and to the left of the input
   const T* input;
-  extents<4> in;
+  extents<4> in;  ///< NHWC extents of the dense input
   T* output;
-  extents<4> out;
-  bool add;  ///< add to the output instead of overwriting it
+  extents<4> out;  ///< NHWC extents of the dense output
+  bool add;        ///< add to the output instead of overwriting it
   const kernel_table<C>* kernels;
   winograd_weight<C> weight;
 
@@ -221,8 +222,7 @@ struct winograd_correlation {
         block.result = products.row(point, 0) + vectors.begin * kernels->lanes;
         block.result_step = products.columns * size;
         block.accumulate = number > 0 ? 1 : 0;
-        // During the computation the kernel prefetches the weights of the next point, one cache line in each
-        // step.
+        // The kernel also prefetches the weights of the next point, one cache line in each step.
         block.prefetch = factors.row(point + 1, 0);
         block.prefetch_step = 64;
         run_rows_ahead(kernels->strided[vectors.length() - 1], block, rows);
@@ -304,8 +304,7 @@ inline image_tasks tasks_of(const winograd_tiles& tiles) {
   return tasks;
 }
 
-/// The tiles of a task of tasks_of(), given by its images and lines. `lines` begins at a multiple of a tile's
-/// edge.
+/// The tiles of a task, given by its images and lines. `lines` begins at a multiple of a tile's edge.
 inline range tiles_of(const winograd_tiles& tiles, const range& images, const range& lines) {
   const index_t first = images.begin * tiles.of_image() + lines.begin / winograd_tiles::edge * tiles.columns;
   const index_t rows = (lines.length() + winograd_tiles::edge - 1) / winograd_tiles::edge;
@@ -328,7 +327,7 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
   constexpr index_t fewest_tiles = 12;
   const winograd_tiles tiles(to[0], to[1], to[2]);
   if (tiles.count() < fewest_tiles) return false;
-  index_t lines = 0, columns = 0;  // output lines and columns where a tap is not on padding, over all taps
+  index_t lines = 0, columns = 0;  // output lines and columns not on padding, summed over the taps
   for (index_t tap = 0; tap < 3; ++tap) {
     lines += forward_axis(from[1], to[1], 3, 1, shape.padding.height, 1).valid(tap).length();
     columns += forward_axis(from[2], to[2], 3, 1, shape.padding.width, 1).valid(tap).length();
@@ -340,8 +339,7 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
   const index_t products = from[3] * ((to[3] + lanes - 1) / lanes);
   const index_t by_tiles =
       winograd_tiles::points * products + transform * (vectors(from[3]) + vectors(to[3]));
-  // Direct sums of pairs of bfloat16 are twice as fast as those of float, while the products of tiles are
-  // float.
+  // Direct sums of bfloat16 pairs are twice as fast as those of float; products of tiles are float.
   const index_t slowdown = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0 ? 7 : 5;
   return slowdown * by_tiles * tiles.of_image() < 3 * lines * columns * products;
 }

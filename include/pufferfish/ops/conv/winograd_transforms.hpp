@@ -37,8 +37,8 @@ namespace ops::detail {
 
 /// The points 0, a, -a, b, -b and infinity, at which Winograd's algorithm evaluates polynomials whose
 /// coefficients are the pixels and the weights. With a = 3/4 and b = 3/2 all factors in the transforms of
-/// pixels and results are exact, and the rounding error in float is twice that of direct sums. With the usual
-/// points 1 and 2 it is four times that of direct sums.
+/// pixels and results are exact, and the rounding error in float is about twice that of direct sums. With the
+/// usual points 1 and 2 the error is about four times that of direct sums.
 template <class T>
 struct winograd_points {
   static constexpr T a = T(0.75), b = T(1.5);

@@ -22,12 +22,12 @@ struct winograd_weight_gradient {
   static constexpr index_t chunk = 48;           // tiles whose transforms stay in the second-level cache
   static constexpr index_t block_channels = 64;  // input and output channels whose sums stay there, too
 
-  winograd_tiles tiles;
-  size2 padding;
-  const T* input;
-  extents<4> in;
-  const T* gradient;
-  extents<4> out;
+  winograd_tiles tiles;  ///< tiles of dy
+  size2 padding;         ///< zeros above and to the left of the input
+  const T* input;        ///< x, dense
+  extents<4> in;         ///< NHWC extents of x
+  const T* gradient;     ///< dy, dense
+  extents<4> out;        ///< NHWC extents of dy
   const kernel_table<C>* kernels;
 
   static constexpr index_t size = static_cast<index_t>(sizeof(C));
@@ -121,9 +121,10 @@ struct winograd_weight_gradient {
   }
 };
 
-/// dw = or (`accumulate`) += the gradient of the weight (formula: reference::conv_backward_weight) of a
-/// convolution for which winograd_pays() is true. The channels are cut into blocks; if there are few blocks,
-/// the tiles are also cut into splits with one sum each. The cut depends on shapes alone.
+/// Gradient of the weight of a convolution for which winograd_pays() is true (formula:
+/// reference::conv_backward_weight). dw is overwritten or, with `accumulate`, added to. The channels are cut
+/// into blocks; if there are few blocks, the tiles are also cut into splits with one sum each. The cut
+/// depends on shapes alone.
 template <class T>
 void winograd_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
