@@ -139,9 +139,9 @@ void pair_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape
       });
 }
 
-/// dw = the gradient of the weight, or dw += the gradient with `accumulate`, for a convolution with
-/// pairs_pixels(). A 1x1 kernel whose stride skips pixels is computed from a dense copy of the pixels that
-/// the convolution reads.
+/// Gradient of the weight of a convolution with pairs_pixels(). dw is overwritten or, with `accumulate`,
+/// added to. For a 1x1 kernel whose stride skips pixels, the gradient is computed from a dense copy of the
+/// pixels that the convolution reads.
 template <class T>
 void pair_conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, float* dw,

@@ -252,7 +252,8 @@ void grouped_forward(context<device::cpu>& ctx, const conv_shape& shape, const t
 }
 
 /// conv_backward_input for more than one group; dx must not be empty. one_block(shape, dy, w, dx) computes
-/// the gradient of the input of a block's ordinary convolution and, if `add` is set, must add it to dx.
+/// the gradient of the input of a block's ordinary convolution; if `add` is set, one_block must add the
+/// gradient to its dx.
 template <class T, class OneBlock>
 void grouped_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,

@@ -59,7 +59,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
       conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
       return linear_forward<T>(ctx, detail::as_rows<const T>(t), up, bias, y_rows, moments);
     }
-    // Starts moments before `frame`, whose memory is released on return, while moments must remain.
+    // Moments are started before the scratch frame, since they must outlive the frame.
     if (moments != nullptr) detail::start_row_moments(y_rows, *moments);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = frame.take<T>(inner);
@@ -68,7 +68,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
     if (moments != nullptr) detail::add_row_moments(ctx, y_rows, *moments);
   } else {
     const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
-    // Starts moments before `frame`, whose memory is released on return, while moments must remain.
+    // Moments are started before the scratch frame, since they must outlive the frame.
     if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
@@ -145,7 +145,7 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
     conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
     return conv_forward<T>(ctx, up_shape, t, up, bias, y, moments);
   }
-  // Starts moments before `frame`, whose memory is released on return, while moments must remain.
+  // Moments are started before the scratch frame, since they must outlive the frame.
   if constexpr (collects_moments<Device>) detail::start_moments(y, moments);
   scratch_frame frame(ctx.scratch());
   extents<4> inner = y.shape();

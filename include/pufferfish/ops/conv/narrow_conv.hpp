@@ -63,8 +63,8 @@ void narrow_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, con
 }
 
 /// dx = the gradient of the input, or dx += the gradient with `add`, computed in float and rounded once.
-/// convolve(dy, w, dx) computes the float gradient of a block of images; if `add` is set, it must add to its
-/// dx, which holds the widened old values.
+/// convolve(dy, w, dx) computes the float gradient of a block of images; if `add` is set, convolve must add
+/// the gradient to its dx, which holds the widened old values.
 template <class T, class Convolve>
 void narrow_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                                 const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,

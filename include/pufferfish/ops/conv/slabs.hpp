@@ -56,7 +56,7 @@ struct slabs {
     T* to = data + first * width;
     if constexpr (slab_pixels<T> == 2) {
       pair_rows(to, count, from, step, columns);
-    } else if (width == 24) {  // for these widths copies have a constant size and are inlined
+    } else if (width == 24) {  // copies of 24, 32 or 48 elements have a constant size and are inlined
       copy_rows<24>(to, count, from, step, columns);
     } else if (width == 32) {
       copy_rows<32>(to, count, from, step, columns);

@@ -110,7 +110,7 @@ void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T>& block, in
 template <class T>
 struct winograd_weight {
   static constexpr index_t block = 64;          // input channels of a block, at most
-  static constexpr index_t most_columns = 128;  // largest number of columns
+  static constexpr index_t most_columns = 128;  // largest number of output columns
 
   T* data;
   index_t depth;     ///< input channels
