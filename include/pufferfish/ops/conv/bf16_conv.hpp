@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// Internal: the fast forms of convolutions of bfloat16 with one group. The others widen blocks of images
-/// (narrow_conv.hpp).
+/// Internal: fast algorithms for bfloat16 convolutions with one group. Convolutions without a fast algorithm
+/// widen blocks of images to float (narrow_conv.hpp).
 ///
-/// - By tiles (winograd.hpp), where winograd_pays(): pixels are widened when they are transformed,
-///   and rounded when they are written. No kernel for pairs is needed.
-/// - In pairs (ops/linear/pair_product.hpp), as direct sums (direct_conv.hpp). Pixels are read in place, as
-///   pairs of adjacent channels. Each task computes float sums in scratch, and rounds them once.
+/// - Winograd tiles (winograd.hpp), where winograd_pays() is true: pixels are widened when they are
+///   transformed, and results are rounded when they are written. The machine needs no kernels for pairs.
+/// - Direct sums of pairs (direct_conv.hpp, ops/linear/pair_product.hpp). Pixels are read in place, as pairs
+///   of adjacent channels. Each task computes float sums in scratch memory and rounds each sum once.
 
 #include <algorithm>
 
@@ -19,21 +19,25 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// True if a convolution of one group, whose sums are over `channels` channels, is computed in pairs.
+/// True if the convolution has one group and its sums over `channels` channels are computed from pairs of
+/// adjacent channels (multiplies_pairs of ops/linear/pair_product.hpp).
 template <class T>
 bool multiplies_pairs(const conv_shape& shape, index_t channels) {
   return shape.groups == 1 && multiplies_pairs<T>(channels);
 }
 
-/// True if a weight gradient is computed from pairs of adjacent pixels of a line: has_pairs(), one group, and
-/// more channels than thin_backward_weight is for.
+/// True if the weight gradient of a convolution with output extents y (NHWC) is computed from pairs of
+/// adjacent pixels of a line. This requires kernels for pairs (has_pairs), one group, a shape that is not
+/// thin (is_thin), at least one output line, and at least two pixels in an output line.
 template <class T>
 bool pairs_pixels(const conv_shape& shape, const extents<4>& y) {
   return has_pairs<T>() && shape.groups == 1 && !is_thin(shape) && y[0] * y[1] > 0 && y[2] > 1;
 }
 
-/// Runs a correlation of pairs over a batch; the caller has set its weight. Each task calls after(task,
-/// images, lines, sums) with its float sums, dense: [image][line][pixel][channel].
+/// Runs a correlation of bfloat16 pairs over a batch. The caller has set the weight of `work`; the output
+/// pointer of `work` is not used. Each task computes its float sums in scratch memory and then calls
+/// after(task, images, lines, sums). `sums` is dense, [image][line][pixel][channel], and valid during the
+/// call.
 template <class After>
 void run_pair_correlation(context<device::cpu>& ctx, const correlation<bf16_pair>& work,
                           const image_tasks& tasks, After&& after) {
@@ -59,8 +63,9 @@ void run_pair_correlation(context<device::cpu>& ctx, const correlation<bf16_pair
   });
 }
 
-/// y = x * w + bias, rounded once, for an even number of input channels and one group. The moments are those
-/// of the rounded y.
+/// y = x * w + bias by direct sums of pairs of input channels, summed in float and rounded once. The shape
+/// has an even number of input channels and one group; `bias` may be nullptr. `moments`, unless nullptr,
+/// receives the moments of the rounded y.
 template <class T>
 void pair_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                        const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments) {
@@ -92,7 +97,8 @@ void pair_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const
                        });
 }
 
-/// y = x * w by tiles (winograd.hpp), rounded once. The moments are those of the rounded y.
+/// y = x * w by Winograd tiles (winograd.hpp), computed in float and rounded once. `moments`, unless nullptr,
+/// receives the moments of the rounded y.
 template <class T>
 void tiled_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                         const T* w, const tensor_view<T, 4>& y, moment_parts<T>* moments) {
@@ -106,7 +112,8 @@ void tiled_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, cons
                   });
 }
 
-/// dx (+)= the input gradient, rounded once, for an even number of output channels and one group.
+/// dx = the gradient of the input, or dx += the gradient with `add`, by direct sums of pairs of output
+/// channels. Sums are float and rounded once. The shape has an even number of output channels and one group.
 template <class T>
 void pair_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -132,7 +139,9 @@ void pair_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape
       });
 }
 
-/// dw (+)= the weight gradient of a convolution for which pairs_pixels().
+/// Gradient of the weight of a convolution with pairs_pixels(). dw is overwritten or, with `accumulate`,
+/// added to. For a 1x1 kernel whose stride skips pixels, the gradient is computed from a dense copy of the
+/// pixels that the convolution reads.
 template <class T>
 void pair_conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, float* dw,

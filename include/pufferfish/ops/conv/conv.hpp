@@ -2,19 +2,26 @@
 #pragma once
 
 /// \file
-/// Two-dimensional convolution with its gradients. The plain form is reference_conv.hpp.
+/// Two-dimensional convolution and its gradients with respect to the input and the weight. reference_conv.hpp
+/// states the same operations as plain loops.
 ///
-/// Activations are NHWC and dense. Weights are stored [kernel height][kernel width][in / groups][out]: the
-/// matrix of conv_shape::patch() rows and out_channels columns that multiplies the patches of the input. With
-/// groups, each group has out / groups consecutive columns, which multiply patches of its own input channels.
+/// Activations are NHWC and dense. A weight is stored HWIO, [kernel height][kernel width][in / groups][out],
+/// as a matrix of conv_shape::patch() rows and out_channels columns. The forward pass multiplies the patches
+/// of the input (im2col: one row for each output pixel) by this matrix. With groups, each group has out /
+/// groups consecutive columns, which multiply the patches of that group's input channels only.
 ///
-/// The shape must be valid (conv_shape::validate); the operations check only that the extents fit.
-/// Algorithms on the CPU: 1x1 kernels of stride 1 without padding are matrix products
-/// (ops/linear/linear.hpp). Float convolutions with 3x3 kernels and stride 1 use Winograd's algorithm where
-/// it is less work, unless context_options::winograd is false; its rounding error is about twice as large.
-/// Others are direct sums without a matrix of patches.
+/// The caller must have validated the shape (conv_shape::validate). The operations check only that the
+/// extents of the tensors fit the shape.
 ///
-/// Convolutions of bfloat16 (bf16_conv.hpp, narrow_conv.hpp) sum in float and round each result once.
+/// Algorithms on the CPU: a 1x1 convolution with stride 1, one group and no padding is a matrix product
+/// (ops/linear/linear.hpp). A 3x3 convolution with stride 1 and one group of float or 16-bit elements uses
+/// Winograd's minimal filtering (winograd.hpp) where the algorithm is less work, unless
+/// context_options::winograd is false. The rounding error of Winograd's algorithm is about twice that of
+/// direct sums. Other convolutions are direct sums, most of them without an im2col matrix (few_pixels.hpp and
+/// pixel_subset.hpp copy the patches of special cases).
+///
+/// Convolutions of 16-bit elements (bf16_conv.hpp, narrow_conv.hpp) sum in float and round each result once.
+/// Gradients of their weights are float (parameter_t) and are not rounded.
 ///
 /// \code
 /// const conv_shape shape = conv_shape::square(24, 40, 3, 1, 1);
@@ -39,8 +46,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// Throws shape_error, naming the operation `what`, unless `shape` maps an input of extents x to an output of
-/// extents y.
+/// Throws shape_error, with the name `what` of the operation in its text, unless a convolution of the given
+/// shape maps an input of extents x to an output of extents y (both NHWC).
 inline void check_conv(const char* what, const conv_shape& shape, const extents<4>& x, const extents<4>& y) {
   const extents<4> expected = shape.output(x, what);
   if (expected != y) {
@@ -49,12 +56,13 @@ inline void check_conv(const char* what, const conv_shape& shape, const extents<
   }
 }
 
+/// The weight `w` (HWIO storage) as a matrix of patch() rows and out_channels columns.
 template <class T>
 tensor_view<const T, 2> as_matrix(const conv_shape& shape, const T* w) {
   return {w, {shape.patch(), shape.out_channels}};
 }
 
-/// The moments of a result without rows.
+/// Sets `moments`, unless nullptr, to those of an empty result y: no parts, and the channels of y.
 template <class T>
 void start_no_moments(const tensor_view<T, 4>& y, moment_parts<T>* moments) {
   if (moments != nullptr) moments->start(0, y.extent(3));
@@ -62,13 +70,13 @@ void start_no_moments(const tensor_view<T, 4>& y, moment_parts<T>* moments) {
 
 }  // namespace detail
 
-/// y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC, dense; w: HWIO
-/// storage, patch() * out_channels elements; bias: out_channels elements or nullptr. y is overwritten and
-/// overlaps no input. `moments`, unless nullptr, receives the mean and variance of each channel of y; see
-/// moment_parts. A device does not collect moments and ignores the argument. Throws shape_error, before
-/// anything is written, if x does not fit the shape or y is not its output; on a device, unless the shape is
-/// pointwise, also if an image, a patch or kernel height * kernel width * out_channels has more elements than
-/// a 31-bit number can count.
+/// Forward pass y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC,
+/// dense; w: HWIO storage, patch() * out_channels elements; bias: out_channels elements, or nullptr for no
+/// bias. y is overwritten and must not overlap an input. `moments`, unless nullptr, receives the mean and
+/// variance of each channel of y (see moment_parts); a device collects no moments and ignores the argument.
+/// Throws shape_error, before anything is written, if x does not fit the shape or the extents of y are not
+/// shape.output(x). On a device, unless the shape is pointwise, shape_error is also thrown if an image, a
+/// patch or kernel height * kernel width * out_channels has more than 2^31 - 1 elements.
 template <class T, class Device>
 void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x, const T* w,
                   const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr) {
@@ -107,9 +115,10 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, conv_forward);
 
-/// dx from dy (formula: reference::conv_backward_input), overwritten or with `add` added to. dy: NHWC of the
-/// extents of y, dx: NHWC of the extents of x, both dense; w: HWIO storage; dx overlaps no input. Throws
-/// shape_error as conv_forward.
+/// Gradient of the input: computes dx from dy (formula: reference::conv_backward_input). dx is overwritten
+/// or, with `add`, added to. dy: NHWC with the extents of y; dx: NHWC with the extents of x; both dense; w:
+/// HWIO storage as in conv_forward. dx must not overlap dy or w. Throws shape_error under the conditions of
+/// conv_forward.
 template <class T, class Device>
 void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
                          const T* w, const tensor_view<T, 4>& dx, bool add = false) {
@@ -144,10 +153,12 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, conv_backward_input);
 
-/// dw (HWIO storage) from x and dy, overwritten or with `accumulate` added to (formula:
-/// reference::conv_backward_weight). x, dy: NHWC, dense; dw overlaps no input. For a batch without images dw
-/// becomes 0 (with `accumulate`: unchanged). Parts of the batch have sums of their own in scratch, which are
-/// added in order; sums of 16-bit elements are in float. Throws shape_error as conv_forward.
+/// Gradient of the weight: computes dw from x and dy (formula: reference::conv_backward_weight). dw (HWIO
+/// storage, patch() * out_channels elements) is overwritten or, with `accumulate`, added to. x, dy: NHWC,
+/// dense; dw must not overlap them. For a batch without images dw becomes 0 (with `accumulate`: unchanged).
+/// The CPU sums parts of the batch separately in scratch memory and adds these sums in a fixed order, so the
+/// result does not depend on the number of threads. 16-bit elements are summed in float. Throws shape_error
+/// under the conditions of conv_forward.
 template <class T, class Device>
 void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                           const tensor_view<const T, 4>& dy, parameter_t<T>* dw, bool accumulate) {

@@ -2,8 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: blocks of the micro-kernels in direct convolutions. The rows of a block are pixels, its columns
-/// a panel of output channels, a few vectors wide.
+/// Internal: how direct convolutions use the micro-kernels of linalg/gemm. A micro-kernel computes one block
+/// of the output: the rows of the block are pixels, the columns are a panel of output channels, a few vectors
+/// wide.
 
 #include <algorithm>
 #include <cstddef>
@@ -23,23 +24,26 @@ using pufferfish::detail::moved;
 using pufferfish::detail::product_result_t;
 using pufferfish::detail::run_rows;
 
-/// The kernels for convolutions of T on this machine.
+/// The table of micro-kernels for elements of T and the widest instruction set of this machine.
 template <class T>
 const kernel_table<T>& conv_kernels() {
   static const kernel_table<T>& chosen = pufferfish::detail::kernels_for<T>(widest_isa());
   return chosen;
 }
 
-/// Cuts `vectors` vectors into panels: as few as `widest` allows, of widths as equal as possible.
+/// The cut of a number of vectors (of output channels) into panels of at most `widest` vectors: as few panels
+/// as possible, with widths as equal as possible.
 struct panel_cut {
-  index_t vectors, panels;
+  index_t vectors, panels;  ///< number of vectors in all panels together, number of panels
   panel_cut(index_t count, index_t widest) : vectors(count), panels((count + widest - 1) / widest) {}
+  /// The vectors of a panel.
   range operator[](index_t panel) const { return {vectors * panel / panels, vectors * (panel + 1) / panels}; }
 };
 
-/// Calls run(block, rows) for a block of which only `width` of `full` columns belong to the result. If width
-/// < full, up to 24 rows at a time go through a temporary block. run may not depend on where rows begin. May
-/// overwrite what run_rows overwrites.
+/// Calls run(block, rows) to compute a block of `rows` rows, of which only the first `width` of `full`
+/// columns belong to the result. If width < full, up to 24 rows at a time are computed into a temporary block
+/// and their valid columns are copied to the result, so `run` must compute any contiguous part of the rows.
+/// Modifies the same members of `whole` as run_rows.
 template <class T, class Run>
 void run_clipped(block_arguments<T>& whole, index_t width, index_t full, index_t rows, Run&& run) {
   if (width == full) return run(whole, rows);

@@ -19,31 +19,33 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 
-/// Height and width, in that order.
+/// A height and a width, in that order, in pixels or in kernel elements.
 struct size2 {
   index_t height = 0;
   index_t width = 0;
   friend bool operator==(const size2&, const size2&) = default;
 };
 
-/// Geometry of a convolution: all its properties except the values of the weight. Lengths in pixels. An
-/// aggregate: its members are not checked until validate() is called, and the other functions require a valid
-/// shape (a stride of 0 divides by zero, for example). Per axis, element k of the kernel multiplies input
-/// pixel (o stride + k dilation - padding) for output pixel o; pixels outside of the image count as 0.
+/// Geometry of a convolution: all properties of the operation except the values of the weight. Lengths are in
+/// pixels. On each axis, output pixel o is a sum over kernel elements k, and element k multiplies input pixel
+/// o stride + k dilation - padding; input pixels outside the image count as 0.
+///
+/// The class is an aggregate whose members are not checked until validate() is called. All other functions
+/// require a valid shape: a stride of 0, for example, would divide by zero.
 struct conv_shape {
-  index_t in_channels = 0;   ///< of all groups together
-  index_t out_channels = 0;  ///< of all groups together
-  size2 kernel{1, 1};
-  size2 stride{1, 1};    ///< distance of the windows of neighbouring output pixels
-  size2 padding{0, 0};   ///< pixels of zeros on each of both sides
-  size2 dilation{1, 1};  ///< distance of neighbouring kernel elements; 1: adjacent pixels
-  /// Input and output channels are cut into this many equal parts; outputs of part g depend
-  /// on inputs of part g only. 1: an ordinary convolution; in_channels: a depthwise one.
+  index_t in_channels = 0;   ///< input channels of all groups together
+  index_t out_channels = 0;  ///< output channels of all groups together
+  size2 kernel{1, 1};        ///< kernel elements in each direction
+  size2 stride{1, 1};        ///< input pixels between the windows of adjacent output pixels
+  size2 padding{0, 0};       ///< pixels of zeros added on each side of the image
+  size2 dilation{1, 1};      ///< input pixels between adjacent kernel elements; 1: no gaps
+  /// Number of equal parts into which input channels and output channels are cut. Outputs of part g depend on
+  /// inputs of part g only. 1: ordinary convolution; in_channels: depthwise convolution.
   index_t groups = 1;
   friend bool operator==(const conv_shape&, const conv_shape&) = default;
 
-  /// A square kernel with equal stride, padding and dilation in both directions, and one group. The result is
-  /// not validated.
+  /// The shape of a square kernel with equal stride, padding and dilation in both directions, and one group.
+  /// Does not validate the result.
   // Never inlined: g++ 12.2 at -O2 with AVX-512 miscompiles copies of a constant shape,
   // whose paddings become 1 where they are 0 (seen in tests/unit/nn/accounting.cpp).
   PUFFERFISH_NOINLINE static conv_shape square(index_t in, index_t out, index_t kernel, index_t stride = 1,
@@ -51,21 +53,23 @@ struct conv_shape {
     return {in, out, {kernel, kernel}, {stride, stride}, {padding, padding}, {dilation, dilation}, 1};
   }
 
-  /// Input channels and output channels of one group.
+  /// Number of input channels of one group.
   index_t group_inputs() const { return in_channels / groups; }
+  /// Number of output channels of one group.
   index_t group_outputs() const { return out_channels / groups; }
 
-  /// Number of inputs of one output element: kernel height * kernel width * group_inputs(). The stored weight
-  /// has patch() rows of out_channels elements.
+  /// Number of input elements that contribute to one output element: kernel height * kernel width *
+  /// group_inputs(). The stored weight has patch() rows of out_channels elements.
   index_t patch() const { return kernel.height * kernel.width * group_inputs(); }
 
-  /// True if the convolution is one matrix product over pixels: 1x1, stride 1, no padding, one group. The
-  /// dilation of a 1x1 kernel has no effect.
+  /// True if the convolution is one matrix product [pixels x in] [in x out]: a 1x1 kernel with stride 1, no
+  /// padding and one group. The dilation of a 1x1 kernel has no effect.
   bool is_pointwise() const {
     return groups == 1 && kernel == size2{1, 1} && stride == size2{1, 1} && padding == size2{0, 0};
   }
 
-  /// The convolution of one group, an ordinary one: group_inputs() to group_outputs() channels.
+  /// The convolution that each group computes: an ordinary convolution (groups = 1) from group_inputs() to
+  /// group_outputs() channels with the same kernel, stride, padding and dilation.
   conv_shape of_one_group() const {
     conv_shape one = *this;
     one.in_channels = group_inputs();
@@ -74,13 +78,14 @@ struct conv_shape {
     return one;
   }
 
-  /// Throws shape_error, naming `layer`, unless
+  /// Throws shape_error, with the text `layer` in its message, unless
   /// - channels, kernel, stride, dilation and groups are positive, and no padding is negative,
   /// - groups divide both channels,
-  /// - kernel height * kernel width * in_channels * out_channels fits in index_t, and in each direction
-  ///   kernel * dilation and the padding are at most a quarter of the largest index_t.
+  /// - kernel height * kernel width * in_channels * out_channels fits in index_t, and
+  /// - in each direction kernel * dilation and the padding are at most a quarter of the largest index_t.
   void validate(std::string_view layer) const {
-    // A quarter of the largest index, since output_length adds a length, two paddings and the kernel's reach.
+    // The limit is a quarter of the largest index, since output_length adds a length, two paddings and the
+    // span of the dilated kernel.
     constexpr index_t most = std::numeric_limits<index_t>::max() / 4;
     const auto too_long = [](index_t length, index_t spacing, index_t added) {
       const extents<2> reach{length, spacing};
@@ -99,10 +104,11 @@ struct conv_shape {
     }
   }
 
-  /// NHWC extents of the output for an NHWC input: floor((in + 2 padding - dilation (kernel - 1) - 1) /
-  /// stride) + 1 in each direction, and out_channels. A batch of 0 images is allowed. Throws shape_error,
-  /// naming `layer` (a text, or an object with describe()), if input[3] differs from in_channels or the
-  /// kernel does not fit into the padded image. Builds the text only on error.
+  /// NHWC extents of the output for an input of NHWC extents `input`. Each length is floor((in + 2 padding -
+  /// dilation (kernel - 1) - 1) / stride) + 1; the channels are out_channels. A batch of 0 images is allowed.
+  /// Throws shape_error if input[3] differs from in_channels or if the dilated kernel is larger than the
+  /// padded image. `layer` names the layer in the message: a text, or an object with describe(), whose text
+  /// is built only on error.
   template <class Layer>
   extents<4> output(const extents<4>& input, const Layer& layer) const {
     const index_t height =
@@ -112,8 +118,8 @@ struct conv_shape {
     return {input[0], height, width, out_channels};
   }
 
-  /// Text for messages: "convolution 3 -> 64, kernel 7x7, stride 2x2, padding 3x3, dilation 1x1", and the
-  /// number of groups if there is more than one.
+  /// Description for messages: "convolution 3 -> 64, kernel 7x7, stride 2x2, padding 3x3, dilation 1x1",
+  /// followed by the number of groups if there is more than one.
   PUFFERFISH_COLD std::string describe() const {
     return detail::message({"convolution ",
                             in_channels,
@@ -138,7 +144,8 @@ struct conv_shape {
                             groups == 1 ? std::string() : ", groups " + std::to_string(groups)});
   }
 
-  /// Output length of one axis, 0 if the kernel does not fit. Also for pooling windows (dilation 1).
+  /// Output length of one axis (formula: output()), or 0 if the dilated kernel is longer than the padded
+  /// axis. Pooling windows use the function with dilation 1.
   static index_t output_length(index_t length, index_t kernel, index_t stride, index_t padding,
                                index_t dilation) {
     const index_t room = length + 2 * padding - dilation * (kernel - 1) - 1;
@@ -146,7 +153,8 @@ struct conv_shape {
   }
 
  private:
-  // The name of a layer for messages: describe(), or the text itself.
+  // Name of a layer in messages: layer.describe() if `layer` has that function; otherwise `layer` is the text
+  // itself.
   template <class Layer>
   static std::string name_of(const Layer& layer) {
     if constexpr (requires { layer.describe(); }) {
@@ -155,6 +163,7 @@ struct conv_shape {
       return layer;
     }
   }
+  // Throws the shape_error of output(), with the extents of the input and the description of this shape.
   [[noreturn]] PUFFERFISH_COLD void misfit(const std::string& layer, const extents<4>& input) const {
     detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) does not fit ", describe()});
   }

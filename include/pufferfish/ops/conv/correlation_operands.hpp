@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: copies of the operands of a correlation (direct_conv.hpp) in the order in which its kernels read
-/// them: the images pixel by pixel, and the weight in panels.
+/// Internal: copies of the operands of a correlation (direct_conv.hpp) in the order in which the
+/// micro-kernels read them: the images pixel by pixel (pixel-major), and the weight in panels.
 
 #include <algorithm>
 
@@ -12,12 +12,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// True if lines are so short that blocks of one pixel of many images are faster.
+/// True if output lines have so few pixels that blocks whose rows are one pixel of many images are faster
+/// than blocks whose rows are the pixels of a line.
 inline bool lines_too_short(index_t line_pixels, index_t images) { return line_pixels < 8 && images >= 4; }
 
-/// Sets a pixel-major copy as the input of a correlation: for each block of input channels and each
-/// pixel, the images one after another. In the original layout the images' pixels are whole images apart,
-/// often a power of two, and would evict each other from the cache. `storage`: pixel_major_size elements.
+/// Sets `storage`, a pixel-major copy of a batch with NHWC extents `shape`, as the input of a correlation.
+/// Its layout is [block of input channels][pixel][image][channel of the block]. In NHWC the same pixel of
+/// successive images is a whole image apart, often a power of two, so that these pixels would evict each
+/// other from the cache. `storage`: pixel_major_size() elements.
 template <class T>
 void point_to_pixel_major(correlation<T>& work, const extents<4>& shape, const T* storage) {
   const index_t row = work.block_depth();
@@ -25,14 +27,16 @@ void point_to_pixel_major(correlation<T>& work, const extents<4>& shape, const T
   work.in = {row, shape[2] * shape[0] * row, shape[0] * row};
   work.in_block = shape[0] * shape[1] * shape[2] * row;
 }
-/// Copies work.input, a dense NHWC batch with extents `shape`, to `storage` in pixel-major order ([block of
-/// channels][pixel][image][channel of the block]) and sets the copy as the input of `work`.
+
+/// Copies work.input, a dense NHWC batch with extents `shape`, to `storage` in pixel-major order and sets the
+/// copy as the input of `work` (see point_to_pixel_major). `storage`: pixel_major_size() elements, which must
+/// not overlap the batch.
 template <class T>
 void use_pixel_major(context<device::cpu>& ctx, correlation<T>& work, const extents<4>& shape, T* storage) {
   const index_t images = shape[0], pixels = shape[1] * shape[2], channels = shape[3],
                 row = work.block_depth();
   const T* from = work.input;
-  // Some images at a time, so that whole pages are written.
+  // Each task copies 16 images, so that it writes whole pages.
   constexpr index_t together = 16;
   ctx.parallel_for((images + together - 1) / together, [&](index_t task, int) {
     const range some{task * together, std::min(images, (task + 1) * together)};
@@ -49,23 +53,27 @@ void use_pixel_major(context<device::cpu>& ctx, correlation<T>& work, const exte
   point_to_pixel_major(work, shape, storage);
 }
 
-/// Elements of storage that use_pixel_major needs: the last block of channels may be short.
+/// Number of elements of storage that use_pixel_major needs. The last block of channels takes the space of a
+/// full block.
 template <class T>
 index_t pixel_major_size(const correlation<T>& work, const extents<4>& shape) {
   const index_t row = work.block_depth();
   return shape[0] * shape[1] * shape[2] * ((shape[3] + row - 1) / row) * row;
 }
 
-/// Storage that pack_weight may need for a kernel of `cells` elements.
+/// Number of elements of storage that pack_weight may need, for a kernel of `cells` elements with `depth`
+/// channels to sum over and `columns` channels of results.
 template <class T>
 index_t packed_weight_size(index_t cells, index_t depth, index_t columns, const kernel_table<T>& kernels) {
   return cells * depth * ((columns + kernels.lanes - 1) / kernels.lanes * kernels.lanes);
 }
 
-/// The weight of a correlation from HWIO storage [cells][in][out]: for the output (depth in, columns
-/// out) or, transposed, for the input gradient (depth out, columns in). `storage`: packed_weight_size
-/// elements. It is unused if the stored form is read in place: not transposed, rows of whole vectors,
-/// and either short rows or so few output `pixels` that packing costs more than reading long rows.
+/// Prepares the weight of a correlation from HWIO storage w, [cells][in][out]. For the forward pass the sums
+/// are over `in` channels (depth) and the results have `out` channels (columns); with `transposed`, for the
+/// gradient of the input, the roles are exchanged. The weight is packed into `storage`, packed_weight_size()
+/// elements, with columns after the last one set to zero. Storage stays unused if w is read in place: w is
+/// not transposed, rows are whole vectors, and either rows are short or there are so few output `pixels` that
+/// packing costs more than reading long rows.
 template <class T>
 correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t cells, index_t in,
                                   index_t out, bool transposed, index_t pixels, const panel_cut& panels,
@@ -88,7 +96,7 @@ correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t
       }
       return;
     }
-    // Sixteen rows at a time, so that the transposed read uses whole cache lines.
+    // Transposes 16 rows at a time, so that the strided read uses whole cache lines.
     for (index_t k0 = 0; k0 < depth; k0 += 16) {
       const index_t k1 = std::min(depth, k0 + 16);
       for (index_t j = 0; j < filled; ++j) {

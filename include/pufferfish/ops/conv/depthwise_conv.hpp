@@ -2,13 +2,15 @@
 #pragma once
 
 /// \file
-/// Internal: convolution with one input and one output channel per group (in = out = groups), forward and
-/// both gradients: y[n,oy,ox,c] = b[c] + sum over taps of x[n,iy,ix,c] w[ky,kx,c]. Such a convolution does
-/// kernel height * kernel width multiply-adds per element, so its speed is that of memory. Kernels are
-/// vectorised over channels. A 3x3 kernel of stride 1 or 2 without dilation runs in tiles of 2 x 4 results,
-/// so that an input element is loaded once per tile (4 x 6 pixels for stride 1, 5 x 9 for stride 2); other
-/// kernels run pixel by pixel. Tiles at the edges read a row of zeros in place of padding and write results
-/// outside of the image to an unused row.
+/// Internal: depthwise convolution (one input and one output channel per group, in = out = groups), forward
+/// and both gradients: y[n,oy,ox,c] = b[c] + sum over kernel elements of x[n,iy,ix,c] w[ky,kx,c]. The
+/// operation has only kernel height * kernel width multiply-adds per element, so memory limits its speed.
+/// Kernels are vectorised over channels.
+///
+/// A 3x3 kernel with stride 1 or 2 and without dilation is computed in tiles of 2 x 4 results, so that an
+/// input element is loaded once per tile (4 x 6 pixels for stride 1, 5 x 9 for stride 2). Other kernels are
+/// computed pixel by pixel. A tile at the edge of an image reads a row of zeros in place of padding and
+/// writes results outside the image to an unused row.
 
 #include <algorithm>
 #include <cstddef>
@@ -23,19 +25,23 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// True if tiles (depthwise_tiles.hpp) can compute the convolution.
+/// True if the convolution is computed in tiles (depthwise_tiles.hpp): a 3x3 kernel, stride 1 or 2 in both
+/// directions, no dilation.
 inline bool depthwise_in_tiles(const conv_shape& shape) {
   return shape.kernel == size2{3, 3} && shape.dilation == size2{1, 1} &&
          (shape.stride == size2{1, 1} || shape.stride == size2{2, 2});
 }
 
-/// True for one input and one output channel per group.
+/// True for a depthwise convolution: one input and one output channel per group.
 inline bool is_depthwise(const conv_shape& shape) {
   return shape.groups == shape.in_channels && shape.groups == shape.out_channels;
 }
 
-/// Computes results from pixels by tiles. Each task then calls after(task, first,
-/// count) for the rows of result pixels that it has computed. `weight`: [9][channels].
+/// Computes `results` from `pixels` (both NHWC, dense) by tiles: the forward pass, or the gradient of the
+/// input with dy as `pixels` and dx as `results`. `rows`, `columns`: the tiles on each axis; `weight`:
+/// [9][channels]; `bias`: channels elements or nullptr. Results are overwritten or, with `add`, added to;
+/// with `stream` complete tiles are written past the caches. Each task then calls after(task, first, count)
+/// for result pixels first .. first + count - 1, numbered through the batch, which it has computed.
 template <class Taps, class T, class After>
 void run_depthwise_tiles(context<device::cpu>& ctx, const depthwise_axis& rows, const depthwise_axis& columns,
                          const tensor_view<const T, 4>& pixels, const T* weight, const T* bias,
@@ -77,7 +83,9 @@ void run_depthwise_tiles(context<device::cpu>& ctx, const depthwise_axis& rows, 
   });
 }
 
-/// Lists the taps of one result pixel that are not on padding, for kernels of any size; returns their number.
+/// Lists the taps (pixel address and weight address) of one result pixel that do not fall on padding, for
+/// kernels of any size. The result pixel is at position (row, column) of the axes' outputs in image `image`.
+/// Writes at most rows.taps * columns.taps entries to `taps` and returns their number.
 template <class T>
 index_t depthwise_taps(const tap_axis& rows, const tap_axis& columns, index_t kernel_width,
                        const tensor_view<const T, 4>& pixels, const T* weight, index_t image, index_t row,
@@ -98,7 +106,10 @@ index_t depthwise_taps(const tap_axis& rows, const tap_axis& columns, index_t ke
   return count;
 }
 
-/// Computes the results of a correlation (or a phase of the input gradient) pixel by pixel; after() as above.
+/// Computes `results` from `pixels` pixel by pixel, for kernels of any size: the forward pass, or one phase
+/// of the gradient of the input (result pixels with the same row and column modulo the stride). Arguments and
+/// after() as in run_depthwise_tiles; `weight`: [kernel height][kernel_width][channels]. Rows given to
+/// after() are meaningful for the forward pass only, whose axes cover all result pixels.
 template <class T, class After>
 void run_depthwise_pixels(context<device::cpu>& ctx, const tap_axis& rows, const tap_axis& columns,
                           index_t kernel_width, const tensor_view<const T, 4>& pixels, const T* weight,
@@ -128,7 +139,7 @@ void run_depthwise_pixels(context<device::cpu>& ctx, const tap_axis& rows, const
 }
 
 /// y = x * w + b by tiles, for a shape with depthwise_in_tiles(). Each task adds the moments of its rows
-/// right after it has computed them; large results without moments are written past the caches.
+/// right after it has computed them. Large results are written past the caches if no moments are collected.
 template <class Taps, class T>
 void depthwise_forward_tiles(context<device::cpu>& ctx, const conv_shape& shape,
                              const tensor_view<const T, 4>& x, const T* w, const T* bias,
@@ -148,7 +159,8 @@ void depthwise_forward_tiles(context<device::cpu>& ctx, const conv_shape& shape,
                                });
 }
 
-/// y = x * w + b for a depthwise shape (formula: reference::conv_forward); y is not empty.
+/// y = x * w + b for a depthwise shape (formula: reference::conv_forward). y must not be empty. `bias` and
+/// `moments` may be nullptr.
 template <class T>
 void depthwise_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                        const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments) {
@@ -171,8 +183,9 @@ void depthwise_forward(context<device::cpu>& ctx, const conv_shape& shape, const
                           });
 }
 
-/// dx (+)= the input gradient by tiles, for a shape with depthwise_in_tiles(). With stride 1 this is a
-/// forward pass over dy, and `w` is the kernel turned by 180 degrees.
+/// dx = the gradient of the input, or dx += the gradient with `add`, by tiles, for a shape with
+/// depthwise_in_tiles(). With stride 1 this is a forward pass over dy, for which the caller passes the kernel
+/// turned by 180 degrees as `w`.
 template <class Taps, class T>
 void depthwise_backward_tiles(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -187,7 +200,8 @@ void depthwise_backward_tiles(context<device::cpu>& ctx, const conv_shape& shape
                                tasks, [](index_t, index_t, index_t) {});
 }
 
-/// dx, overwritten or (`add`) added to, from dy (formula: reference::conv_backward_input); dx is not empty.
+/// Gradient of the input of a depthwise shape (formula: reference::conv_backward_input). dx is overwritten
+/// or, with `add`, added to, and must not be empty.
 template <class T>
 void depthwise_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -219,9 +233,10 @@ void depthwise_backward_input(context<device::cpu>& ctx, const conv_shape& shape
   }
 }
 
-/// Computes a weight gradient in tasks: add_task(images, lines, sums, worker) adds the
-/// contribution of these images and lines to `sums`, in T. The sums of the tasks are
-/// added in double, in a fixed order, in parts whose number depends on shapes alone.
+/// Computes a weight gradient dw of `size` elements in tasks. add_task(images, lines, sums, worker) adds the
+/// contribution of the given images and lines to `sums`, `size` elements of T that are 0 before. The sums of
+/// the tasks are added in double, in a fixed order, in up to 16 parts whose number depends on shapes alone.
+/// dw is overwritten or, with `accumulate`, added to.
 template <class T, class AddTask>
 void depthwise_weight_tasks(context<device::cpu>& ctx, const image_tasks& tasks, index_t size, T* dw,
                             bool accumulate, AddTask&& add_task) {
@@ -247,7 +262,8 @@ void depthwise_weight_tasks(context<device::cpu>& ctx, const image_tasks& tasks,
   }
 }
 
-/// dw (+)= the weight gradient by tiles. Pixels and gradients outside of the images are rows of zeros.
+/// dw = the gradient of the weight, or dw += the gradient with `accumulate`, by tiles, for a shape with
+/// depthwise_in_tiles(). Pixels and gradients outside the images are read from a row of zeros.
 template <class Taps, class T>
 void depthwise_weight_tiles(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,
@@ -284,7 +300,8 @@ void depthwise_weight_tiles(context<device::cpu>& ctx, const conv_shape& shape,
       });
 }
 
-/// dw (+)= the weight gradient of a depthwise shape (formula: reference::conv_backward_weight).
+/// Gradient of the weight of a depthwise shape (formula: reference::conv_backward_weight). dw, [kernel
+/// height][kernel width][channels], is overwritten or, with `accumulate`, added to.
 template <class T>
 void depthwise_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: the tiles of a depthwise 3x3 convolution, with the kernels that compute them and their places in
-/// the images.
+/// Internal: tiles of a depthwise 3x3 convolution: which pixels each result of a tile depends on, the
+/// arguments of the kernels that compute tiles, and the positions of tiles in the images.
 
 #include <algorithm>
 #include <utility>
@@ -14,10 +14,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// Indices of a tile of 2 x 4 results of a forward 3x3 convolution with stride `Stride`. cell(at, result)
-/// returns the element of the kernel that multiplies pixel `at` of the tile for result number `result`, or -1
-/// if there is none; pixels, results and kernel elements are counted row by row. The tile below shares pixels
-/// with this one; next_rows x next_columns of its pixels are new.
+/// A tile of 2 x 4 results of a forward 3x3 convolution with stride `Stride`, and the pixels that the results
+/// depend on. cell(at, result) returns the kernel element that multiplies pixel `at` of the tile for result
+/// number `result`, or -1 if the result does not depend on the pixel. Pixels, results and kernel elements are
+/// numbered row by row.
+///
+/// next_rows, next_columns: size of the block of pixels that the tile below reads and that neither this tile
+/// nor the left neighbour of the tile below reads. A kernel prefetches this block.
 template <index_t Stride>
 struct depthwise_forward_taps {
   static constexpr index_t result_rows = 2, result_columns = 4;
@@ -33,16 +36,18 @@ struct depthwise_forward_taps {
   }
 };
 
-/// The same for the input gradient of stride 2: pixels are gradients of the output, results gradients of
-/// the input. Results 2 m and 2 m + 1 of an axis, counted from minus the padding, depend on gradients m - 1
-/// and m: the even one through kernel elements 2 and 0, the odd one through element 1 of gradient m only.
+/// A tile of 2 x 4 results of the gradient of the input for stride 2: the "pixels" are gradients of the
+/// output, the results are gradients of the input. Members as in depthwise_forward_taps. On each axis,
+/// results 2 m and 2 m + 1, counted from minus the padding, depend on gradients m - 1 and m: the even result
+/// through kernel elements 2 and 0, the odd result through kernel element 1 of gradient m only.
 struct depthwise_backward2_taps {
   static constexpr index_t result_rows = 2, result_columns = 4;
   static constexpr index_t pixel_rows = 2, pixel_columns = 3;
   static constexpr index_t results = result_rows * result_columns, pixels = pixel_rows * pixel_columns;
   static constexpr index_t next_rows = 1, next_columns = 2, next_pixels = next_rows * next_columns;
 
-  /// The same along one axis: the kernel element that multiplies gradient `at` for result `result`, or -1.
+  /// One axis of cell(): the kernel element that multiplies gradient `at` for result `result`, or -1 if there
+  /// is none.
   static constexpr index_t element(index_t at, index_t result) {
     const index_t behind = result / 2 + 1 - at;  // 0: gradient m, 1: gradient m - 1
     if (behind < 0 || behind > 1) return -1;
@@ -55,37 +60,41 @@ struct depthwise_backward2_taps {
   }
 };
 
-/// Pixels that a kernel prefetches: a block that begins at `from`, row stride `line` elements.
+/// A block of pixels that a kernel prefetches: its first element, and the row stride of the images in
+/// elements.
 template <class T>
 struct depthwise_fetch {
   const T* from;
   index_t line;
 };
 
-/// Arguments of one tile of results. Outside the images, pointers are to a row of zeros or an unused row.
+/// Arguments of the kernel that computes one tile of results. Pointers to pixels outside the images point to
+/// a row of zeros, pointers to such results to an unused row.
 template <class T>
 struct depthwise_tile {
-  const T* const* pixels;
-  const T* weight;  ///< [9][channels]
-  const T* bias;    ///< or nullptr
-  T* const* results;
+  const T* const* pixels;  ///< one pointer for each pixel of the tile
+  const T* weight;         ///< [9][channels]
+  const T* bias;           ///< `channels` elements, or nullptr for no bias
+  T* const* results;       ///< one pointer for each result of the tile
   index_t channels;
-  bool add;     ///< add to the old results, instead of overwriting them
-  bool stream;  ///< write results past the caches; see streams_past_cache
-  depthwise_fetch<T> fetch;
+  bool add;                  ///< add to the old results instead of overwriting them
+  bool stream;               ///< write results past the caches (see streams_past_cache)
+  depthwise_fetch<T> fetch;  ///< pixels to prefetch
 };
 
-/// Arguments of one tile of a weight gradient.
+/// Arguments of the kernel that adds the contribution of one tile to the gradient of a weight. Pointers to
+/// pixels and gradients outside the images point to a row of zeros.
 template <class T>
 struct depthwise_gradient_tile {
-  const T* const* pixels;
-  const T* const* gradients;
-  T* sums;  ///< [9][channels]
+  const T* const* pixels;     ///< one pointer for each pixel of the tile
+  const T* const* gradients;  ///< one pointer for each result of the tile
+  T* sums;                    ///< [9][channels], added to
   index_t channels;
-  depthwise_fetch<T> fetch, fetch_gradients;
+  depthwise_fetch<T> fetch, fetch_gradients;  ///< pixels and gradients to prefetch
 };
 
-/// A pixel and the weights that multiply its channels.
+/// A tap of a result pixel: an input pixel and the weights that multiply its channels, `channels` elements
+/// each.
 template <class T>
 struct depthwise_tap {
   const T* pixel;
@@ -96,28 +105,31 @@ struct depthwise_tap {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/conv/depthwise_conv.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// One axis of a grid of tiles: the first result and the first pixel of each tile.
+/// One axis of a grid of tiles: number of tiles, and positions of the first result and of the first pixel of
+/// each tile. Positions may be outside the image.
 struct depthwise_axis {
   index_t tiles, result_first, result_step, pixel_first, pixel_step;
 
+  /// Positions of the first result and of the first pixel of a tile.
   index_t result(index_t tile) const { return result_first + tile * result_step; }
   index_t pixel(index_t tile) const { return pixel_first + tile * pixel_step; }
 
-  /// Number of results that the tiles before `tile` have in an image of `length`.
+  /// Number of results inside an image of `length` that the tiles before tile number `tile` compute.
   index_t results_before(index_t tile, index_t length) const {
     return std::clamp<index_t>(result(tile), 0, length);
   }
 };
 
-/// Tiles of `in_tile` results over all outputs of an axis. The last tile may have results outside of the
-/// image.
+/// Tiles of `in_tile` results that cover all outputs of an axis of a forward pass. Results of the last tile
+/// may be outside the image.
 inline depthwise_axis depthwise_forward_axis(index_t outputs, index_t in_tile, index_t stride,
                                              index_t padding) {
   return {(outputs + in_tile - 1) / in_tile, 0, in_tile, -padding, in_tile * stride};
 }
 
-/// Stride 1: a forward axis for the flipped kernel. Stride 2: pairs of inputs, the
-/// first of which begins at -padding; pairs without an input in the image are left out.
+/// Tiles of `in_tile` results that cover one axis of the gradient of the input. For stride 1 this is the axis
+/// of a forward pass with the flipped kernel. For stride 2 a tile consists of pairs of inputs, the first of
+/// which begins at -padding; pairs without an input inside the image are left out.
 inline depthwise_axis depthwise_backward_axis(index_t inputs, index_t in_tile, index_t stride,
                                               index_t padding) {
   if (stride == 1) return depthwise_forward_axis(inputs, in_tile, 1, 2 - padding);
@@ -125,7 +137,8 @@ inline depthwise_axis depthwise_backward_axis(index_t inputs, index_t in_tile, i
   return {(end - first + pairs - 1) / pairs, 2 * first - padding, in_tile, first - 1, pairs};
 }
 
-/// list[i] = address of pixel i of a rows x columns block of image `image`, or `outside` outside the image.
+/// list[i] = address of pixel i of a block of rows x columns pixels, which begins at (row, column) of image
+/// number `image` of NHWC images with extents `shape`. Pixels outside the image have the address `outside`.
 template <class T>
 void point_at_block(T* images, const extents<4>& shape, index_t image, index_t row, index_t column,
                     index_t rows, index_t columns, T* outside, T** list) {
@@ -141,8 +154,9 @@ void point_at_block(T* images, const extents<4>& shape, index_t image, index_t r
   }
 }
 
-/// The pixels that the next row of tiles will read first: rows from `row` on, columns from `column` on. Rows
-/// below an image belong to the next image, which is read next; after the last image the prefetch is useless.
+/// The block to prefetch for the next row of tiles: begins at the given row and column of an image. Rows
+/// below the image belong to the next image of the batch, which is read next. After the last image the
+/// address is clamped to the last element, and the prefetch has no use.
 template <class T>
 depthwise_fetch<T> fetch_below(const tensor_view<const T, 4>& images, index_t image, index_t row,
                                index_t column) {

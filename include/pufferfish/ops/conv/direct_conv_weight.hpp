@@ -2,15 +2,17 @@
 #pragma once
 
 /// \file
-/// Internal: the gradient of a convolution's weight, directly from the images. For an element (ky, kx) of the
-/// kernel it is the product X^T dY over all output pixels where that element is not on padding. Rows of the
-/// product are input channels, one element apart; pixels are its depth.
+/// Internal: the gradient of a convolution's weight, directly from the images. For a kernel element (ky, kx)
+/// the gradient is the matrix product X^T dY over all output pixels where that element is not on padding: dY
+/// are the gradients of these pixels [pixels x out], X the input pixels that the element multiplies [pixels x
+/// in].
 ///
 /// Bfloat16 is multiplied in pairs of adjacent pixels (bf16_pair in linalg/gemm/micro_kernels.hpp).
 ///
-/// A task computes the gradient of some images or lines, and of some input channels, chunk by chunk: the
-/// pixels of a chunk and their gradients are packed into slabs, and the products of all kernel elements read
-/// the same slabs. Sums are in T; the sums of tasks that share elements of the weight are added in order.
+/// A task computes the contribution of some images or lines to the gradient of some input channels. The task
+/// packs the input and the gradient of one chunk of output pixels after another into slabs (slabs.hpp); the
+/// products of all kernel elements read the same slabs. Tasks sum in T (pairs: in float). Sums of tasks that
+/// share elements of the weight are added in order.
 
 #include <algorithm>
 
@@ -21,29 +23,29 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// Products over chunks of output pixels, whose operands are packed in slabs that kernels read in order. One
-/// operand gives the rows of the blocks, the other the vectors. The input gives the rows, unless there are
-/// too few output channels for good vectors: then the gradient does (`swapped`; the sum is [cells][out][in]).
+/// The weight gradient as products over chunks of output pixels. Rows of a micro-kernel's block are input
+/// channels, its vectors output channels. If there are too few output channels for full vectors, the two are
+/// exchanged (`swapped`), and the sum is stored [cells][out][in] instead of [cells][in][out].
 template <class T>
 struct weight_gradient {
-  using element = slab_element_t<T>;  // of the images
+  using element = slab_element_t<T>;  // type of the elements of x and dy
   using result_type = product_result_t<T>;
 
   conv_shape shape;
   tap_axis rows, columns;
-  const element* input;
-  const element* gradient;
+  const element* input;     ///< x, dense NHWC
+  const element* gradient;  ///< dy, dense NHWC
   const kernel_table<T>* kernels;
-  bool swapped;
-  const range* valid_rows;     ///< for each row tap: the output lines where it is not on padding
-  const range* valid_columns;  ///< for each column tap: the output columns likewise
+  bool swapped;                ///< output channels are the rows of blocks, input channels the vectors
+  const range* valid_rows;     ///< for each row tap, the output lines where the tap is not on padding
+  const range* valid_columns;  ///< for each column tap, the output columns where the tap is not on padding
 
   static constexpr index_t size = static_cast<index_t>(sizeof(T));
   static constexpr index_t element_size = static_cast<index_t>(sizeof(element));
-  // Channels of a slab of the operand that gives rows: a multiple of the rows of every important kernel.
+  // Channels in a slab of the operand that provides rows: a multiple of the rows of every important kernel.
   static constexpr index_t block = 24;
-  // Output pixels of a chunk, which are packed together, and of a part of a chunk. All
-  // products of a part are computed while a slab of each operand is in the first-level cache.
+  // Output pixels of a chunk, which are packed together, and of a part of a chunk. The products of a part are
+  // computed while a slab of each operand is in the first-level cache.
   static constexpr index_t chunk = 128;
   static constexpr index_t chunk_part = 128;
 
@@ -63,7 +65,7 @@ struct weight_gradient {
 
   index_t cells() const { return rows.taps * columns.taps; }
 
-  /// Elements of scratch and number of taps that run() needs; `channels`: most input channels of a call.
+  /// Elements of `scratch` and entries of `taps` that run() needs for at most `channels` input channels.
   index_t scratch_size(index_t channels) const {
     return slabs<T>::size(chunk_inputs(), channels, input_width(channels)) +
            slabs<T>::size(chunk_outputs(), shape.out_channels, output_width());
@@ -93,7 +95,7 @@ struct weight_gradient {
     for (index_t tap = 0; tap < axis.taps; ++tap) ranges[tap] = axis.valid(tap);
     return ranges;
   }
-  // Elements of the widest panel into which `channels` channels are cut.
+  // Number of elements in the widest of the panels into which `channels` channels are cut.
   index_t vector_width(index_t channels) const {
     const panel_cut panels((channels + kernels->lanes - 1) / kernels->lanes, kernels->widest_adjacent);
     index_t widest = 0;
@@ -103,17 +105,16 @@ struct weight_gradient {
   index_t input_width(index_t channels) const { return swapped ? vector_width(channels) : block; }
   index_t output_width() const { return swapped ? block : vector_width(shape.out_channels); }
 
-  // A chunk is some whole images, or a band of lines of one image. The same holds for its parts.
+  // A chunk consists of whole images or of a band of lines of one image, and so does a part of a chunk.
   index_t band() const { return std::clamp<index_t>(chunk / columns.outputs, 1, rows.outputs); }
   index_t chunk_images() const { return std::max<index_t>(1, chunk / (columns.outputs * rows.outputs)); }
   index_t chunk_outputs() const { return chunk_images() * band() * columns.outputs; }
-  // Most input pixels that the outputs of a chunk read: images * lines * pixels of a line.
+  // Largest number of input pixels that a chunk depends on: images * lines * pixels of a line.
   index_t chunk_inputs() const {
     const index_t lines = (band() - 1) * rows.in_step + (rows.taps - 1) * rows.offset_step + 1;
     return chunk_images() * std::min(rows.inputs, lines) * columns.inputs;
   }
-  // Lines of a part of a band of `lines` lines, and images of a part if the bands of several images are a
-  // chunk.
+  // Lines and images of a part of a chunk that has `lines` lines of each image.
   index_t part_lines(index_t lines) const {
     return std::clamp<index_t>(chunk_part / columns.outputs, 1, lines);
   }
@@ -121,8 +122,8 @@ struct weight_gradient {
     return std::max<index_t>(1, chunk_part / (columns.outputs * lines));
   }
 
-  // Prefetches the next chunk while a part is multiplied: in every call, one
-  // cache line of each pixel of the corresponding part of the next chunk.
+  // Prefetches the next chunk while a part is multiplied: each call of a kernel prefetches one cache line of
+  // each pixel in the corresponding part of the next chunk.
   struct prefetcher {
     const element* input;
     const element* gradient;
@@ -140,9 +141,8 @@ struct weight_gradient {
     }
   };
 
-  // Addresses in the next chunk that correspond to a part of this one: `images` and `part` within the chunk,
-  // which has images chunk_images_ and lines `lines`. They may be after the last image: prefetches of any
-  // address are allowed.
+  // The prefetcher for part (`images`, `part`) of the chunk (`chunk_images_`, `lines`). Its addresses in the
+  // next chunk may be after the last image, since any address may be prefetched.
   prefetcher next_part(const range& images, const range& part, const range& chunk_images_, const range& lines,
                        const range& channels) const {
     const bool banded = lines.length() < rows.outputs;
@@ -159,14 +159,14 @@ struct weight_gradient {
             in_lines + out_lines};
   }
 
-  // The input lines that a band of output lines depends on.
+  // The input lines that the output lines `lines` depend on.
   range seen(const range& lines) const {
     const index_t last = (lines.end - 1) * rows.in_step + rows.tap_offset(rows.taps - 1);
     return {std::clamp<index_t>(lines.begin * rows.in_step + rows.offset, 0, rows.inputs),
             std::clamp<index_t>(last + 1, 0, rows.inputs)};
   }
 
-  // sum += the products over one chunk: packs the pixels and the gradients of the chunk into slabs, then
+  // sum += the products over one chunk: packs the input and the gradient of the chunk into slabs, then
   // multiplies part by part. Lines of padding are not packed.
   void over_chunk(const range& images, const range& lines, const range& channels, const slabs<T>& inputs,
                   const slabs<T>& outputs, result_type* sum, block_tap<T>* taps) const {
@@ -195,7 +195,8 @@ struct weight_gradient {
     }
   }
 
-  // Images are numbered from the chunk's first; `lines` and `in_lines` are the packed lines of each image.
+  // sum += the products over one part. `images` are numbered from the first image of the chunk; `lines` and
+  // `in_lines` are the output lines and input lines that are packed for each image.
   void over_part(const range& images, const range& part, const range& lines, const range& in_lines,
                  const range& channels, const slabs<T>& inputs, const slabs<T>& outputs, prefetcher& ahead,
                  result_type* sum, block_tap<T>* taps) const {
@@ -239,8 +240,7 @@ struct weight_gradient {
     }
   }
 
-  // The lines of a part where kernel element `cell` is not on padding, and the number of its taps in the
-  // part.
+  // Lines of a part where kernel element `cell` is not on padding, and the number of its taps in the part.
   range valid_lines(index_t cell, const range& part) const {
     const range valid = valid_rows[cell / columns.taps];
     return {std::max(part.begin, valid.begin), std::min(part.end, valid.end)};
@@ -250,7 +250,7 @@ struct weight_gradient {
     return images.length() * std::max<index_t>(0, valid_lines(cell, part).length());
   }
 
-  // One tap for each image and each line of the part where kernel element `cell` is not on padding.
+  // Lists one tap for each image and each line of the part where kernel element `cell` is not on padding.
   void cell_taps(index_t cell, const range& images, const range& part, const range& lines,
                  const range& in_lines, const slabs<T>& inputs, const slabs<T>& outputs,
                  block_tap<T>* taps) const {
@@ -272,7 +272,8 @@ struct weight_gradient {
   }
 };
 
-/// dw (+)= the `count` sums stored one after another in `sums`, in order; [cells][out][in] if transposed.
+/// Adds the `count` arrays in `sums` in order. dw, [cells][in][out], is overwritten with their sum or, with
+/// `accumulate`, added to. Arrays are stored like dw, or [cells][out][in] if `transposed`.
 template <class T>
 void add_sums(context<device::cpu>& ctx, const T* sums, index_t count, index_t cells, index_t in, index_t out,
               bool transposed, bool accumulate, T* dw) {
@@ -289,12 +290,12 @@ void add_sums(context<device::cpu>& ctx, const T* sums, index_t count, index_t c
   });
 }
 
-/// Part `part` of `parts` consecutive parts of about equal length.
+/// Part number `part` when `whole` is cut into `parts` consecutive parts of about equal length.
 inline range part_of(const range& whole, index_t part, index_t parts) {
   return {whole.begin + whole.length() * part / parts, whole.begin + whole.length() * (part + 1) / parts};
 }
 
-/// Zeroes the input channels `channels` of an array [cells][in][out], or [cells][out][in] if transposed.
+/// Clears the input channels `channels` of an array [cells][in][out], or [cells][out][in] if `transposed`.
 template <class T>
 void clear(T* sum, index_t cells, index_t in, index_t out, const range& channels, bool transposed) {
   for (index_t cell = 0; cell < cells; ++cell, sum += in * out) {
@@ -306,9 +307,9 @@ void clear(T* sum, index_t cells, index_t in, index_t out, const range& channels
   }
 }
 
-/// dw (+)= the weight gradient (formula: reference::conv_backward_weight). A small
-/// weight is cut into splits of the batch, each with a sum of its own, a large
-/// weight into groups of input channels. Both numbers depend on shapes alone.
+/// Gradient of the weight for one group (formula: reference::conv_backward_weight): dw is overwritten or,
+/// with `accumulate`, added to. For a small weight the batch is cut into splits with one sum each, for a
+/// large weight the input channels are cut into groups. Both numbers depend on shapes alone.
 template <class T>
 void backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                      const tensor_view<const slab_element_t<T>, 4>& x,
@@ -321,7 +322,7 @@ void backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                 dw_size = cells * in * out;
   const index_t batch = dy.extent(0), lines = dy.extent(1), pixels = batch * lines * dy.extent(2);
   const index_t dw_bytes = dw_size * static_cast<index_t>(sizeof(result_type));
-  // Splits are groups of images, or bands of lines where there are few images.
+  // A split is a group of images or, if there are few images, a band of lines of all images.
   const index_t splits = std::clamp<index_t>((index_t{5} << 20) / 2 / std::max<index_t>(1, dw_bytes), 1,
                                              std::clamp<index_t>(pixels / 512, 1, 16));
   const bool by_images = batch >= splits, direct = splits == 1 && !work.swapped;

@@ -2,9 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: convolutions with few output pixels and a large weight, such as the last layers of a network
-/// that classifies one image. Their time is that of reading the weight from memory, so it is read in place,
-/// once and from its first to its last element.
+/// Internal: forward convolution with few output pixels and a large weight, such as the last layers of a
+/// network that classifies one image. Reading the weight from memory takes most of the time. The patches of
+/// the input are therefore copied (im2col), and the weight is read in place, once and from its first to its
+/// last element.
 
 #include <algorithm>
 
@@ -18,10 +19,11 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// True if reading the weight of a convolution costs more than computing with it: few output pixels with at
-/// least 16 KiB of weight for each. Padding is multiplied, too, which a batch of tiny images cannot afford.
-/// On a Zen 5 with AVX-512, 512 -> 512 channels at 4x4 pixels took 0.63 of the time of direct sums, at 2x2
-/// 0.73, 256 -> 256 at 8x8 0.85.
+/// True if reading the weight of a convolution takes longer than computing with it: few output pixels (`y`:
+/// output extents), at least 16 KiB of weight for each of them, and output channels in whole vectors. Padding
+/// is multiplied like pixels, so a batch of tiny images does not qualify. Measured on a Zen 5 with AVX-512,
+/// relative to the time of direct sums: 0.63 for 512 -> 512 channels at 4x4 pixels, 0.73 at 2x2, and 0.85 for
+/// 256 -> 256 at 8x8.
 template <class T>
 bool few_pixels_pay(const conv_shape& shape, const extents<4>& y, const kernel_table<T>& kernels) {
   constexpr index_t fewest_bytes = 16 << 10, most_pixels = 16, most_of_one_image = 64;
@@ -31,8 +33,9 @@ bool few_pixels_pay(const conv_shape& shape, const extents<4>& y, const kernel_t
          shape.out_channels % kernels.lanes == 0;
 }
 
-/// The patches of x, one row for each output pixel: patch() elements in the order of the weight's rows, zeros
-/// for padding. `to`: pixels of y times patch() elements.
+/// Copies the patches of x to `to` (im2col): one row for each output pixel, with patch() elements in the
+/// order of the weight's rows and zeros for padding. y: output extents; `to`: pixels of y times patch()
+/// elements.
 template <class T>
 void copy_patches(const conv_shape& shape, const tensor_view<const T, 4>& x, const extents<4>& y, T* to) {
   const index_t channels = x.extent(3);
@@ -56,9 +59,9 @@ void copy_patches(const conv_shape& shape, const tensor_view<const T, 4>& x, con
   }
 }
 
-/// One depth block of a product of few rows: c = a w, or c += a w with `accumulate`, where the block of w has
-/// `steps` rows. While a panel of columns is computed, the same columns of the next `steps` rows of w are
-/// prefetched.
+/// One block, along the depth, of a matrix product with few rows: c = a w, or c += a w with `accumulate`. a:
+/// rows x steps, row stride a_stride; w: steps x columns, row stride w_stride, which is the row stride of c,
+/// too. While a panel of columns is computed, the same columns of the next `steps` rows of w are prefetched.
 template <class T>
 void multiply_few_rows(const kernel_table<T>& kernels, const T* a, index_t a_stride, index_t rows, const T* w,
                        index_t w_stride, index_t steps, T* c, index_t columns, bool accumulate) {
@@ -70,7 +73,7 @@ void multiply_few_rows(const kernel_table<T>& kernels, const T* a, index_t a_str
                              0,    c + column, w_stride * size, accumulate};
     block.prefetch_step = w_stride * size;
     const T* const soon = w + column + steps * w_stride;
-    index_t fetched = 0;  // bytes of each row that follows
+    index_t fetched = 0;  // offset of the next prefetch in each of the following rows, in bytes
     const auto* kernel = kernels.strided[vectors - 1].by_rows;
     for (index_t left = rows; left > 0; ++kernel) {
       for (; left >= kernel->rows; left -= kernel->rows) {
@@ -84,8 +87,8 @@ void multiply_few_rows(const kernel_table<T>& kernels, const T* a, index_t a_str
   }
 }
 
-/// y = x * w for a convolution of one group for which few_pixels_pay. Each sum is in the order of the
-/// weight's rows, whatever the number of threads.
+/// y = x * w for a convolution of one group for which few_pixels_pay() is true. Each sum is computed in the
+/// order of the weight's rows, so the result does not depend on the number of threads. y is overwritten.
 template <class T>
 void few_pixels_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                         const T* w, const tensor_view<T, 4>& y, const kernel_table<T>& kernels) {
@@ -94,7 +97,8 @@ void few_pixels_forward(context<device::cpu>& ctx, const conv_shape& shape, cons
   scratch_frame frame(ctx.scratch());
   T* const patches = frame.take<T>(pixels * depth);
   copy_patches<T>(shape, x, y.shape(), patches);
-  // One piece of the columns a thread: longer rows are read faster.
+  // Each thread computes one piece of the output channels, as wide as possible, since long rows of the weight
+  // are read faster than short ones.
   const index_t vectors = out / kernels.lanes, pieces = std::min<index_t>(ctx.threads(), vectors);
   ctx.parallel_for(pieces, [&](index_t piece, int) {
     const index_t begin = vectors * piece / pieces * kernels.lanes;

@@ -2,20 +2,20 @@
 #pragma once
 
 /// \file
-/// Internal: convolutions of more than one group (conv_shape::groups), forward and both gradients. Depthwise
-/// shapes have kernels of their own (depthwise_conv.hpp). Shapes with one input channel per group and several
-/// outputs are depthwise convolutions of an input whose channels are repeated. Other shapes are cut into
-/// blocks of neighbouring groups; the channels of each block are copied to a contiguous tensor, and each
-/// block is one ordinary convolution. 1x1 convolutions need no copies.
+/// Internal: convolutions with more than one group (conv_shape::groups), forward and both gradients.
+/// Depthwise shapes have kernels of their own (depthwise_conv.hpp). A shape with one input channel and
+/// several output channels per group is a depthwise convolution of an input whose channels are repeated. All
+/// other shapes are cut into blocks of adjacent groups. The channels of each block are copied to a contiguous
+/// tensor, and each block is one ordinary convolution. Pointwise shapes need no copies.
 ///
-/// A block has one group, or as many narrow groups as fill a vector of 16 channels: its weight is then block
-/// diagonal, and its products with zero use lanes that would be empty otherwise. (A value that is not finite
-/// makes other groups of its block NaN.)
+/// A block has one group, or as many narrow groups as fit in a vector of 16 channels. The weight of a block
+/// of several groups is block diagonal, and products with its zeros use lanes that would otherwise be empty.
+/// As a consequence, a value that is not finite makes the results of other groups in its block NaN.
 ///
-/// Scratch: the weights of all blocks, and unless the convolution is pointwise copies of the input and of the
-/// output.
+/// Scratch memory holds the weights of all blocks and, unless the convolution is pointwise, copies of the
+/// input and of the output.
 ///
-/// Weights are stored [kernel height][kernel width][in / groups][out]. Each group has out / groups
+/// Weights are stored [kernel height][kernel width][in / groups][out]; each group has out / groups
 /// consecutive columns.
 
 #include <algorithm>
@@ -26,14 +26,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// How a convolution is cut into blocks of groups.
+/// The cut of a convolution into blocks of groups.
 struct group_blocks {
-  index_t groups;  ///< groups in a block
-  index_t count;
-  conv_shape shape;  ///< the convolution of a block, an ordinary one
+  index_t groups;    ///< groups in a block
+  index_t count;     ///< number of blocks
+  conv_shape shape;  ///< the ordinary convolution that a block computes
 
-  /// A block has the largest number of groups that divides all groups and keeps inputs and outputs of a block
-  /// within 16 channels, at least one group.
+  /// Chooses the largest number of groups per block that divides the number of all groups and keeps inputs
+  /// and outputs of a block within 16 channels, or one group.
   explicit group_blocks(const conv_shape& whole) : groups(1), count(whole.groups), shape(whole) {
     constexpr index_t vector = 16;
     const index_t widest = std::max(whole.group_inputs(), whole.group_outputs());
@@ -47,7 +47,8 @@ struct group_blocks {
   }
 };
 
-/// to[i] = from[i] for i < width, fast for whole vectors.
+/// to[i] = from[i] for 0 <= i < width. Pieces of 16 elements have a constant size, so that the compiler
+/// copies them by vectors.
 template <class T>
 void copy_channels(const T* from, T* to, index_t width) {
   constexpr index_t piece = 16;
@@ -56,11 +57,12 @@ void copy_channels(const T* from, T* to, index_t width) {
   for (; i < width; ++i) to[i] = from[i];
 }
 
-/// A copy in scratch memory of `rows` pixels whose channels are cut into `blocks` parts of `width` channels.
-/// Each part is a dense matrix [rows][width]; the parts are stored one after another.
+/// A copy, in scratch memory, of `rows` pixels whose channels are cut into `blocks` parts of `width`
+/// channels. Each part is a dense matrix [rows][width]; the parts are stored one after another. The copy is
+/// valid until the scratch frame ends.
 template <class T>
 struct group_copy {
-  index_t rows, blocks, width;
+  index_t rows, blocks, width;  ///< pixels; number of parts; channels of a part
   T* data;
 
   group_copy(scratch_frame& frame, index_t row_count, index_t block_count, index_t channels)
@@ -69,8 +71,7 @@ struct group_copy {
         width(channels / block_count),
         data(frame.take<T>(row_count * channels)) {}
 
-  /// Fills the parts from pixels with all channels, and the reverse: writes the parts to pixels with all
-  /// channels.
+  /// Fills the parts from `from`, dense pixels with all channels.
   void split(context<device::cpu>& ctx, const T* from) const {
     for_row_chunks(ctx, rows, blocks * width, [&](index_t begin, index_t end) {
       for (index_t block = 0; block < blocks; ++block) {
@@ -80,6 +81,7 @@ struct group_copy {
       }
     });
   }
+  /// Writes the parts to `to`, dense pixels with all channels: the reverse of split().
   void join(context<device::cpu>& ctx, T* to) const {
     for_row_chunks(ctx, rows, blocks * width, [&](index_t begin, index_t end) {
       for (index_t block = 0; block < blocks; ++block) {
@@ -89,18 +91,19 @@ struct group_copy {
       }
     });
   }
-  /// Part number `block`, viewed as images with the extents `shape`, but with the `width` channels of a part.
+  /// Part number `block` as NHWC images with the extents `shape`, whose channels are replaced by `width`.
   tensor_view<T, 4> images(index_t block, extents<4> shape) const {
     shape[3] = width;
     return {data + block * rows * width, shape};
   }
 };
 
-/// The weights of all blocks, [blocks][kernel height][kernel width][in of a block][out of a block].
+/// The weights of all blocks in scratch memory: [blocks][kernel height][kernel width][in of a block][out of a
+/// block].
 template <class T>
 struct group_weights {
-  const group_blocks& blocks;
-  index_t cells, in, out;  ///< elements of the kernel; channels of a group
+  const group_blocks& blocks;  ///< must outlive this object
+  index_t cells, in, out;      ///< number of kernel elements; input and output channels of a group
   T* data;
 
   group_weights(scratch_frame& frame, const conv_shape& whole, const group_blocks& cut)
@@ -110,19 +113,22 @@ struct group_weights {
         out(whole.group_outputs()),
         data(frame.take<T>(cut.count * size())) {}
 
+  /// Number of elements in the weight of a block.
   index_t size() const { return cells * blocks.shape.in_channels * blocks.shape.out_channels; }
-  /// The weight of a block, size() elements, as an array and as a matrix.
+  /// The weight of a block: size() elements.
   T* operator[](index_t block) const { return data + block * size(); }
+  /// The weight of a block as a matrix of patch() rows and out_channels columns of the block.
   tensor_view<T, 2> matrix(index_t block) const {
     return {(*this)[block], {cells * blocks.shape.in_channels, blocks.shape.out_channels}};
   }
 
-  /// Fills the blocks from a stored weight; zeros between different groups.
+  /// Fills the blocks from a weight in HWIO storage; elements between different groups become zero.
   void spread(const T* w) const {
     if (blocks.groups > 1) std::fill_n(data, blocks.count * size(), T{});
     for_each_row([&](index_t stored, index_t own) { copy_channels(w + stored, data + own, out); });
   }
-  /// dw (+)= the elements of the blocks that correspond to stored weights.
+  /// Writes the elements of the blocks that correspond to elements of the stored weight to dw, which is
+  /// overwritten or, with `accumulate`, added to.
   void collect(T* dw, bool accumulate) const {
     for_each_row([&](index_t stored, index_t own) {
       for (index_t o = 0; o < out; ++o) {
@@ -132,7 +138,7 @@ struct group_weights {
   }
 
  private:
-  /// f(offset in the stored weight, offset in `data`) for each row of `out` elements.
+  /// Calls f(offset in the stored weight, offset in `data`) for each row of `out` elements of a group.
   template <class F>
   void for_each_row(F&& f) const {
     const index_t all = blocks.count * blocks.groups;
@@ -148,16 +154,18 @@ struct group_weights {
   }
 };
 
+/// Number of pixels of an NHWC batch.
 inline index_t pixel_count(const extents<4>& shape) { return shape[0] * shape[1] * shape[2]; }
 
-/// The depthwise convolution with one input channel for each output channel of a shape with one input channel
-/// per group.
+/// For a shape with one input channel per group: the depthwise convolution of the input whose channels are
+/// repeated (repeat_channels), with one input channel for each output channel.
 inline conv_shape repeated_channels(conv_shape shape) {
   shape.groups = shape.in_channels = shape.out_channels;
   return shape;
 }
 
-/// to = x with each channel repeated `times` times.
+/// to = x with each channel repeated `times` times: channel c of x becomes channels c times ... c times +
+/// times - 1 of `to`. `to`: x.size() * times elements.
 template <class T>
 void repeat_channels(context<device::cpu>& ctx, const tensor_view<const T, 4>& x, index_t times, T* to) {
   const index_t channels = x.extent(3);
@@ -169,7 +177,8 @@ void repeat_channels(context<device::cpu>& ctx, const tensor_view<const T, 4>& x
   });
 }
 
-/// The channels of one block, as columns of the matrix of pixels.
+/// The channels of one block: a view of the matrix [pixels][channels of `view`] restricted to the columns of
+/// the block.
 template <class T>
 tensor_view<T, 2> block_columns(const tensor_view<T, 4>& view, const group_blocks& blocks, index_t block) {
   const index_t width = view.extent(3) / blocks.count;
@@ -177,18 +186,21 @@ tensor_view<T, 2> block_columns(const tensor_view<T, 4>& view, const group_block
   return rows.slice(1, block * width, width);
 }
 
-/// Moments in a separate pass, for results that are final only after all groups: call start_moments()
-/// before taking scratch, add_moments() when y is complete. The cut into parts depends on shapes alone.
+/// Number of rows of y in a part of its moments. For results that are final only after all groups, moments
+/// are computed in a separate pass: the caller calls start_moments() before taking scratch memory and
+/// add_moments() when y is complete. The cut into parts depends on shapes alone.
 template <class T>
 index_t moment_rows(const tensor_view<T, 4>& y) {
   return std::max<index_t>(1, 16384 / y.extent(3));
 }
+/// Starts `moments`, unless nullptr, with parts of moment_rows() rows of y.
 template <class T>
 void start_moments(const tensor_view<T, 4>& y, moment_parts<T>* moments) {
   if (moments == nullptr) return;
   const index_t rows = moment_rows(y);
   moments->start((pixel_count(y.shape()) + rows - 1) / rows, y.extent(3));
 }
+/// Adds the moments of the complete y to `moments`, unless nullptr, which start_moments() has started.
 template <class T>
 void add_moments(context<device::cpu>& ctx, const tensor_view<T, 4>& y, moment_parts<T>* moments) {
   if (moments == nullptr) return;
@@ -199,8 +211,8 @@ void add_moments(context<device::cpu>& ctx, const tensor_view<T, 4>& y, moment_p
   });
 }
 
-/// conv_forward for more than one group; y is not empty. one_block(shape, x, w, bias, y) computes an ordinary
-/// convolution.
+/// conv_forward for more than one group; y must not be empty. one_block(shape, x, w, bias, y) computes the
+/// ordinary convolution of a block.
 template <class T, class OneBlock>
 void grouped_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                      const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments,
@@ -239,8 +251,9 @@ void grouped_forward(context<device::cpu>& ctx, const conv_shape& shape, const t
   add_moments(ctx, y, moments);
 }
 
-/// conv_backward_input for more than one group; dx is not empty. one_block(shape, dy, w,
-/// dx) computes the input gradient of an ordinary convolution; with `add`, it adds to dx.
+/// conv_backward_input for more than one group; dx must not be empty. one_block(shape, dy, w, dx) computes
+/// the gradient of the input of a block's ordinary convolution; if `add` is set, one_block must add the
+/// gradient to its dx.
 template <class T, class OneBlock>
 void grouped_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -282,8 +295,8 @@ void grouped_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
   results.join(ctx, dx.data());
 }
 
-/// conv_backward_weight for more than one group. one_block(shape, x, dy, dw) computes the weight gradient of
-/// an ordinary convolution.
+/// conv_backward_weight for more than one group. one_block(shape, x, dy, dw) computes the gradient of the
+/// weight of a block's ordinary convolution and overwrites dw.
 template <class T, class OneBlock>
 void grouped_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                              const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,

@@ -12,12 +12,14 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// How a correlation is cut into tasks: groups of images, or bands of lines where an image is large.
+/// The cut of a batch into tasks: each task computes a group of whole images or, where images are large, a
+/// band of output lines. Images and lines are those of the output.
 struct image_tasks {
   index_t images, lines;  ///< images of the batch, lines of an image
-  index_t group, band;    ///< images and lines of a task
-  /// `line_pixels`: pixels of a line; `weight_bytes`: what a task reads besides its pixels. A task has about
-  /// 256 pixels or more; images of up to 1024 pixels are not cut if there are at least 8.
+  index_t group, band;    ///< most images of a task, most lines of a task
+  /// Chooses tasks of at least about 256 pixels; with a large weight, of at least one pixel for each KiB of
+  /// weight, up to a quarter of the batch. An image of up to 1024 pixels is not cut if the batch has eight
+  /// images or more. `line_pixels`: pixels of a line; `weight_bytes`: bytes of weight that each task reads.
   image_tasks(index_t image_count, index_t line_count, index_t line_pixels, index_t weight_bytes)
       : images(image_count), lines(line_count) {
     // Each task reads the whole weight, so a large weight needs more pixels in a task.
@@ -30,12 +32,16 @@ struct image_tasks {
     band = whole ? line_count : (few + line_pixels - 1) / std::max<index_t>(1, line_pixels);
     band = std::clamp<index_t>(band, 1, std::max<index_t>(1, line_count));
   }
+  /// Number of bands of an image.
   index_t bands() const { return (lines + band - 1) / band; }
+  /// Number of tasks.
   index_t count() const { return (images + group - 1) / group * bands(); }
+  /// The images of a task.
   range image_range(index_t task) const {
     const index_t first = task / bands() * group;
     return {first, std::min(images, first + group)};
   }
+  /// The lines of each image that a task computes.
   range line_range(index_t task) const {
     const index_t first = task % bands() * band;
     return {first, std::min(lines, first + band)};

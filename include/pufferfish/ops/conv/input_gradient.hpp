@@ -2,8 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: the gradient of a convolution's input, for one group, by Winograd tiles where they are less
-/// work, else by direct sums, one phase of pixels (row and column modulo the stride) after the other.
+/// Internal: the gradient of a convolution's input, for one group. Winograd tiles are used where they are
+/// less work. Otherwise direct sums compute one phase after the other. A phase consists of the input pixels
+/// with the same row modulo the stride and the same column modulo the stride, which read the same kernel
+/// elements.
 
 #include <algorithm>
 
@@ -12,7 +14,8 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// The correlation that computes the input gradients of one phase (row and column modulo the stride).
+/// The correlation that computes the gradients dx of one phase, given by row_phase and column_phase (row and
+/// column modulo the stride). The caller sets its weight.
 template <class T>
 correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& dy,
                                     const tensor_view<product_result_t<T>, 4>& dx, index_t row_phase,
@@ -41,7 +44,8 @@ correlation<T> backward_correlation(const conv_shape& shape, const tensor_view<c
           {}};
 }
 
-/// The convolution that computes dx from dy, for a kernel of 3x3 and stride 1.
+/// The convolution that computes dx from dy (with a flipped kernel) for a convolution with a 3x3 kernel and
+/// stride 1: in_channels and out_channels exchanged, padding 2 - padding.
 inline conv_shape turned(const conv_shape& shape) {
   return {shape.out_channels,
           shape.in_channels,
@@ -52,10 +56,9 @@ inline conv_shape turned(const conv_shape& shape) {
           shape.groups};
 }
 
-/// Prepares the correlations of an input gradient by direct sums, one phase of pixels (row and column modulo
-/// the stride) after the other, and calls run(work) for each. Weights and copies of dy are shared by the
-/// phases where these read the same. For pairs of bfloat16, dy and w hold pairs of output channels, and dx
-/// gives the extents only.
+/// Prepares the correlations that compute dx by direct sums, one phase after the other, and calls run(work)
+/// for each. Phases share the packed weight and the pixel-major copy of dy where these have the same layout.
+/// For pairs of bfloat16, dy and w hold pairs of output channels, and only the extents of dx are used.
 template <class T, class Run>
 void for_each_phase(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
                     const T* w, const tensor_view<product_result_t<T>, 4>& dx, Run&& run) {
@@ -69,14 +72,15 @@ void for_each_phase(context<device::cpu>& ctx, const conv_shape& shape, const te
   for (index_t row = 0; row < std::min(shape.stride.height, dx.extent(1)); ++row) {
     for (index_t column = 0; column < std::min(shape.stride.width, dx.extent(2)); ++column) {
       auto work = backward_correlation<T>(shape, dy, dx, row, column, kernels);
-      // A phase with fewer pixels may be cut into other panels than the previous phase: repack the weight.
+      // A phase with fewer pixels may be cut into other panels than the previous phase and then needs the
+      // weight repacked.
       if (row + column == 0 || work.panels.panels != panels) {
         panels = work.panels.panels;
         pack_weight<T>(ctx, w, cells, in, depth, true, 0, work.panels, kernels, storage);
       }
       work.weight = {storage, depth, in, 0, cells, kernels.lanes};
       if (work.by_images) {
-        // All phases that read the copy in blocks of the same depth share it.
+        // Phases that read the copy of dy in blocks of the same depth share it.
         if (gradients == nullptr || work.block_depth() != block) {
           block = work.block_depth();
           gradients = frame.take<T>(pixel_major_size(work, dy.shape()));
@@ -90,7 +94,8 @@ void for_each_phase(context<device::cpu>& ctx, const conv_shape& shape, const te
   }
 }
 
-/// dx (+)= the input gradient by Winograd tiles, for a convolution whose turned() form winograd_pays().
+/// dx = the gradient of the input, or dx += the gradient with `add`, by Winograd tiles, for a convolution for
+/// whose turned() form winograd_pays() is true.
 template <class T>
 void tiled_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -100,7 +105,8 @@ void tiled_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
   run_by_tiles<T>(ctx, turned(shape).padding, dy, w, true, dx, add, tasks, [](index_t, index_t, index_t) {});
 }
 
-/// dx (+)= the input gradient (formula: reference::conv_backward_input); dx is not empty.
+/// dx = the gradient of the input, or dx += the gradient with `add` (formula:
+/// reference::conv_backward_input), for one group. dx must not be empty and must not overlap dy or w.
 template <class T>
 void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
                         const T* w, const tensor_view<T, 4>& dx, bool add) {

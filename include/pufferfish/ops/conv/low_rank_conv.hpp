@@ -2,13 +2,14 @@
 #pragma once
 
 /// \file
-/// Convolution of rank r in one pass: a tile of the output of `down` is multiplied by `up` while it is in the
-/// cache, and a tile of gradients is used for both backward products of `up`. The plain reference is two
-/// convolutions of ops::reference in turn. With groups, two grouped convolutions run in turn.
-///
-/// The weight of a convolution from in to out channels becomes `down`, a convolution of the same geometry
+/// Low-rank convolution of rank r (Wang et al., Pufferfish, MLSys 2021, section 2). The weight of a
+/// convolution from in to out channels is replaced by two factors: `down`, a convolution of the same geometry
 /// from in to r channels, and `up`, a 1x1 convolution from r to out channels. `shape` describes `down`.
-/// Forward and backward pass:
+///
+/// Both factors are computed in one pass: a tile of the output of `down` is multiplied by `up` while the tile
+/// is in the cache, and in the backward pass a tile of gradients is used for both products of `up`. With
+/// groups, two grouped convolutions run one after the other. The reference is two convolutions of
+/// ops::reference, one after the other. Forward and backward pass:
 ///
 /// \code
 /// ops::low_rank_conv_forward<float>(ctx, shape, x, down.data(), up, bias.data(), t, y);
@@ -23,7 +24,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// Throws shape_error, naming operation and shape, for more than one group.
+/// Throws shape_error, with the name `what` of the operation and the shape in its text, if the shape has more
+/// than one group.
 inline void check_one_group(const char* what, const conv_shape& shape) {
   if (shape.groups == 1) return;
   pufferfish::detail::throw_error<shape_error>({what, ": for one group only, not for ", shape.describe()});
@@ -31,11 +33,12 @@ inline void check_one_group(const char* what, const conv_shape& shape) {
 
 }  // namespace detail
 
-/// t = x * down, y = t up + b, for one group. x: NHWC; down: HWIO storage of `shape`, whose out_channels are
-/// the rank r; t: NHWC with r channels, or a null view if not wanted; up: r x out; bias: out elements or
-/// nullptr; y: NHWC with the pixels of t. All dense; t and y are overwritten and overlap nothing. `moments`
-/// as in conv_forward. Throws shape_error if the shapes do not fit or shape.groups is not 1; on a device also
-/// for numbers of more than 31 bits as conv_forward. If t is null, scratch memory of its size may be used.
+/// Forward pass of a low-rank convolution with one group: t = x * down, y = t up + b. x: NHWC; down: HWIO
+/// storage of `shape`, whose out_channels are the rank r; t: NHWC with r channels, or a null view if the
+/// caller does not need t; up: r x out; bias: out elements, or nullptr for no bias; y: NHWC with the pixels
+/// of t. All tensors are dense; t and y are overwritten and must not overlap other arguments. `moments` as in
+/// conv_forward. Throws shape_error if the extents do not fit or shape.groups is not 1; on a device also for
+/// sizes above 2^31 - 1 as in conv_forward. If t is null, t may be kept in scratch memory.
 template <class T, class Device>
 void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                            const T* down, const tensor_view<const T, 2>& up, const T* bias,
@@ -56,7 +59,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
       conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
       return linear_forward<T>(ctx, detail::as_rows<const T>(t), up, bias, y_rows, moments);
     }
-    // Start moments before taking scratch: the scratch is released on return, the moments must remain.
+    // Moments are started before the scratch frame, since they must outlive the frame.
     if (moments != nullptr) detail::start_row_moments(y_rows, *moments);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = frame.take<T>(inner);
@@ -65,7 +68,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
     if (moments != nullptr) detail::add_row_moments(ctx, y_rows, *moments);
   } else {
     const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
-    // Start moments before taking scratch: the scratch is released on return, the moments must remain.
+    // Moments are started before the scratch frame, since they must outlive the frame.
     if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
@@ -81,9 +84,11 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, low_rank_conv_forward);
 
-/// The backward pass of `up`: dt = dy up^T and dup = t^T dy, or with `accumulate` dup += t^T dy. dy: NHWC
-/// with out channels; t, dt: NHWC with r channels; up, dup: r x out; all dense. The outputs overlap nothing.
-/// The gradient of the bias is bias_gradient of dy. Throws shape_error if the shapes do not fit.
+/// Backward pass of `up` with one group: dt = dy up^T, and dup = t^T dy or, with `accumulate`, dup += t^T dy.
+/// dy: NHWC with out channels; t, dt: NHWC with r channels; up, dup: r x out; all dense. dt and dup must not
+/// overlap other arguments. The gradients of x and `down` follow from dt by conv_backward_input and
+/// conv_backward_weight; the gradient of the bias is bias_gradient of dy. Throws shape_error if the extents
+/// do not fit.
 template <class T, class Device>
 void low_rank_conv_backward_up(context<Device>& ctx, const tensor_view<const T, 4>& t,
                                const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
@@ -93,7 +98,7 @@ void low_rank_conv_backward_up(context<Device>& ctx, const tensor_view<const T, 
   const tensor_view<T, 2> dt_rows = detail::as_rows(dt);
   detail::check_linear("low_rank_conv_backward_up", t_rows.shape(), up.shape(), dy_rows.shape());
   detail::check_linear("low_rank_conv_backward_up", dt_rows.shape(), dup.shape(), dy_rows.shape());
-  if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // dt has elements if out is 0: sums of no terms
+  if (dup.empty()) return fill(ctx, dt_rows.flat(), T{});  // if out is 0, dt is a sum of no terms
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::low_rank_conv_backward_up(ctx, t_rows, dy_rows, up, dup, accumulate, dt_rows);
   } else if constexpr (detail::is_narrow<T>) {
@@ -114,7 +119,8 @@ PUFFERFISH_SEPARATE_OPERATION(conv, low_rank_conv_backward_up);
 
 namespace detail {
 
-/// The 1x1 convolution `up` of a low-rank convolution with groups, from `inner` channels to `out`.
+/// The shape of `up` in a low-rank convolution with groups: a grouped 1x1 convolution from `inner` = groups *
+/// r channels to `out` channels.
 inline conv_shape grouped_up_shape(index_t groups, index_t inner, index_t out) {
   conv_shape up;
   up.in_channels = inner;
@@ -125,10 +131,10 @@ inline conv_shape grouped_up_shape(index_t groups, index_t inner, index_t out) {
 
 }  // namespace detail
 
-/// low_rank_conv_forward for more than one group: t = x * down, y = t * up + b. down: HWIO storage of
-/// `shape`, whose out_channels are groups * r; t: NHWC with groups * r channels, or a null view if not
-/// wanted; up: r x out, of which out / groups consecutive columns belong to a group. Everything else as
-/// low_rank_conv_forward.
+/// Forward pass of a low-rank convolution with any number of groups: t = x * down, y = t * up + b, computed
+/// as two convolutions. down: HWIO storage of `shape`, whose out_channels are groups * r; t: NHWC with groups
+/// * r channels, or a null view if the caller does not need t; up: r x out, of which out / groups consecutive
+/// columns belong to each group. Other arguments, aliasing and errors as in low_rank_conv_forward.
 template <class T, class Device>
 void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape,
                                    const tensor_view<const T, 4>& x, const T* down, const T* up,
@@ -139,7 +145,7 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
     conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
     return conv_forward<T>(ctx, up_shape, t, up, bias, y, moments);
   }
-  // Start moments before taking scratch: the scratch is released on return, the moments must remain.
+  // Moments are started before the scratch frame, since they must outlive the frame.
   if constexpr (collects_moments<Device>) detail::start_moments(y, moments);
   scratch_frame frame(ctx.scratch());
   extents<4> inner = y.shape();
@@ -150,8 +156,9 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
   if constexpr (collects_moments<Device>) detail::add_moments(ctx, y, moments);
 }
 
-/// low_rank_conv_backward_up for more than one group. t, dt: NHWC with groups * r channels; up, dup: r x out.
-/// Throws shape_error as conv_backward_weight. Everything else as low_rank_conv_backward_up.
+/// Backward pass of `up` with any number of groups. t, dt: NHWC with groups * r channels; up, dup: r x out,
+/// of which out / groups consecutive columns belong to each group. Other arguments and aliasing as in
+/// low_rank_conv_backward_up; errors as in conv_backward_weight.
 template <class T, class Device>
 void grouped_low_rank_conv_backward_up(context<Device>& ctx, index_t groups, const tensor_view<const T, 4>& t,
                                        const tensor_view<const T, 4>& dy, const T* up, parameter_t<T>* dup,

@@ -3,8 +3,8 @@
 
 /// \file
 /// Internal: convolutions of 16-bit elements on the CPU by the float kernels. Blocks of images are widened to
-/// float in scratch, convolved, and rounded once. The blocks depend on shapes alone, so results are the same
-/// bits for any number of threads.
+/// float in scratch memory, convolved in float, and rounded once. The blocks depend on shapes alone, so the
+/// results are bitwise equal for any number of threads.
 
 #include <algorithm>
 
@@ -14,9 +14,10 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// Blocks of images of two tensors with as many images: `count` images at most, `a` and `b` elements each.
+/// The cut of two batches x and y with equal numbers of images into blocks of images, so that the float
+/// copies of a block are small.
 struct image_blocks {
-  index_t images, a, b, count;
+  index_t images, a, b, count;  ///< images; elements of an image of x and of y; images of a block
 
   image_blocks(const extents<4>& x, const extents<4>& y)
       : images(x[0]),
@@ -24,20 +25,22 @@ struct image_blocks {
         b(y[1] * y[2] * y[3]),
         count(std::min(images, widened_rows(a + b))) {}
 
-  /// Calls f(first, number) for each block in order.
+  /// Calls f(first, number) for each block in order: the block has images first .. first + number - 1.
   template <class F>
   void for_each(F&& f) const {
     for (index_t first = 0; first < images; first += count) f(first, std::min(count, images - first));
   }
 };
 
+/// `shape` with the number of images replaced.
 inline extents<4> with_images(extents<4> shape, index_t images) {
   shape[0] = images;
   return shape;
 }
 
-/// y = the convolution of x, rounded; convolve(x, w, bias, y) computes it in float for some images. The
-/// moments are those of the rounded y.
+/// y = x * w + bias (bias may be nullptr), computed in float and rounded once. convolve(x, w, bias, y)
+/// computes the float convolution of a block of images. `moments`, unless nullptr, receives the moments of
+/// the rounded y.
 template <class T, class Convolve>
 void narrow_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                          const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments,
@@ -59,7 +62,9 @@ void narrow_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, con
   if (moments != nullptr) add_row_moments(ctx, rows, *moments);
 }
 
-/// dx (+)= the input gradient, rounded; convolve(dy, w, dx) computes it in float for some images.
+/// dx = the gradient of the input, or dx += the gradient with `add`, computed in float and rounded once.
+/// convolve(dy, w, dx) computes the float gradient of a block of images; if `add` is set, convolve must add
+/// the gradient to its dx, which holds the widened old values.
 template <class T, class Convolve>
 void narrow_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                                 const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
@@ -79,8 +84,8 @@ void narrow_conv_backward_input(context<device::cpu>& ctx, const conv_shape& sha
   });
 }
 
-/// Calls convolve(x, dy, first) for blocks of images of x and dy in float; `first`: the first block. There is
-/// at least one call.
+/// Calls convolve(x, dy, first) for each block of images of x and dy in float, in order; `first` is true for
+/// the first block. A batch without images gives one call with empty tensors.
 template <class T, class Convolve>
 void narrow_conv_backward_weight(context<device::cpu>& ctx, const tensor_view<const T, 4>& x,
                                  const tensor_view<const T, 4>& dy, Convolve&& convolve) {

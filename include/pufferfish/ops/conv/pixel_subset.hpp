@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: 1x1 convolutions whose stride skips pixels. The pixels that are read are copied to a
-/// dense tensor; the pass is then a product of matrices of pixels x channels. The other pixels (of stride 2
-/// three quarters of the image) are not copied.
+/// Internal: 1x1 convolutions without padding whose stride skips pixels. The pixels that the convolution
+/// reads are copied to a dense tensor, and the pass is then a matrix product of pixels x channels. All other
+/// pixels, with stride 2 three quarters of the image, are not copied.
 
 #include <algorithm>
 
@@ -14,16 +14,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// True for 1x1 kernels without padding: a product of pixels, of every stride-th one.
+/// True for a 1x1 kernel without padding: the convolution is a matrix product of every stride-th pixel.
 inline bool is_product_of_pixels(const conv_shape& shape) {
   return shape.kernel == size2{1, 1} && shape.padding == size2{0, 0};
 }
+/// True for a 1x1 kernel without padding whose stride is not 1, so that some pixels are not read.
 inline bool skips_pixels(const conv_shape& shape) {
   return is_product_of_pixels(shape) && shape.stride != size2{1, 1};
 }
 
 /// Copies the pixels of x that a convolution with skips_pixels() reads to `pixels`. x: N x H x W x C; pixels:
-/// N x H' x W' x C with the extents of the output; both NHWC and dense, and they do not overlap.
+/// N x H' x W' x C, where H' x W' are the extents of the output. Both are NHWC and dense, and must not
+/// overlap.
 template <class T>
 void read_pixels(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                  const tensor_view<T, 4>& pixels) {

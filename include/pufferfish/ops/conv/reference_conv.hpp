@@ -2,7 +2,9 @@
 #pragma once
 
 /// \file
-/// The plain form of convolution with its gradients, for any weight layout and number of groups.
+/// Convolution and its gradients as plain loops, for any weight layout and number of groups. Tests compare
+/// the fast operations of conv.hpp with these functions. The extents of all tensors must fit the shape
+/// (conv_shape::output); the functions do not check them. Results must not overlap inputs.
 
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/ops/conv/conv_shape.hpp>
@@ -10,8 +12,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::reference {
 
-/// Calls f(output row, output column, kernel row, kernel column, input row, input column) for every tap that
-/// touches a real pixel of an input of the given height and width.
+/// Calls f(output row, output column, kernel row, kernel column, input row, input column) for every tap of
+/// every output pixel of an image that reads a pixel of the input, not padding. `input`, `output`: NHWC
+/// extents.
 template <class F>
 void for_each_tap(const conv_shape& shape, const extents<4>& input, const extents<4>& output, F&& f) {
   for (index_t oy = 0; oy < output[1]; ++oy) {
@@ -28,16 +31,16 @@ void for_each_tap(const conv_shape& shape, const extents<4>& input, const extent
   }
 }
 
-/// The first input channel of the group that output channel `o` belongs to: 0 for one group, o for a
-/// depthwise convolution.
+/// First input channel of the group of output channel `o`: 0 for one group, o for a depthwise convolution.
 inline index_t first_input(const conv_shape& shape, index_t o) {
   return o / shape.group_outputs() * shape.group_inputs();
 }
 
-/// y[n,oy,ox,o] = b[o] + sum over taps and i of x[n,iy,ix,first(o)+i] w[o,i,ky,kx], with iy = oy stride -
-/// padding + ky dilation; first(o) is the first input channel of the group of o (0 for one group), and i
-/// counts the in / groups channels of that group. Padded taps count as zero. w: OIHW view [out][in /
-/// groups][height] [width], any strides; bias: out_channels elements or nullptr.
+/// Forward pass: y[n,oy,ox,o] = b[o] + sum over ky, kx and i of x[n,iy,ix,first(o)+i] w[o,i,ky,kx], with iy =
+/// oy stride - padding + ky dilation and ix likewise. first(o) is the first input channel of the group of o
+/// (0 for one group), and i counts the in / groups channels of that group. Padding counts as zeros. x, y:
+/// NHWC; w: OIHW view [out][in / groups][height][width] with any strides; bias: out_channels elements, or
+/// nullptr for no bias. y is overwritten.
 template <class T>
 void conv_forward(const conv_shape& shape, const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& w,
                   const T* bias, const tensor_view<T, 4>& y) {
@@ -58,8 +61,8 @@ void conv_forward(const conv_shape& shape, const tensor_view<const T, 4>& x, con
   }
 }
 
-/// dx[n,iy,ix,first(o)+i] = sum over taps and o of dy[n,oy,ox,o] w[o,i,ky,kx], with names as in conv_forward.
-/// dx: dense, overwritten; w: OIHW view, any strides.
+/// Gradient of the input: dx[n,iy,ix,first(o)+i] = sum over oy, ox, ky, kx and o of dy[n,oy,ox,o]
+/// w[o,i,ky,kx], with names as in conv_forward. dx: dense NHWC, overwritten; w: OIHW view with any strides.
 template <class T>
 void conv_backward_input(const conv_shape& shape, const tensor_view<const T, 4>& dy,
                          const tensor_view<const T, 4>& w, const tensor_view<T, 4>& dx) {
@@ -76,8 +79,8 @@ void conv_backward_input(const conv_shape& shape, const tensor_view<const T, 4>&
   }
 }
 
-/// dw[o,i,ky,kx] (+)= sum over n and taps of dy[n,oy,ox,o] x[n,iy,ix,first(o)+i], with names as in
-/// conv_forward. dw: OIHW view, any strides.
+/// Gradient of the weight: dw[o,i,ky,kx] = sum over n, oy and ox of dy[n,oy,ox,o] x[n,iy,ix,first(o)+i], or
+/// with `accumulate` dw += this sum, with names as in conv_forward. dw: OIHW view with any strides.
 template <class T>
 void conv_backward_weight(const conv_shape& shape, const tensor_view<const T, 4>& x,
                           const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dw, bool accumulate) {

@@ -2,8 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: convolutions of one group, forward and the gradient of the weight, by Winograd tiles
-/// (winograd.hpp) where they are less work, else by direct sums (direct_conv.hpp, direct_conv_weight.hpp).
+/// Internal: the forward pass and the gradient of the weight of a convolution with one group. Each pass
+/// chooses its algorithm: Winograd tiles (winograd.hpp) where these are less work, otherwise direct sums
+/// (direct_conv.hpp, direct_conv_weight.hpp) or one of the special cases few_pixels.hpp, pixel_subset.hpp and
+/// thin_weight_gradient.hpp.
 
 #include <algorithm>
 
@@ -19,14 +21,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// The cut of `columns` output channels into panels, as wide as the kernels for segments or for rows allow.
+/// Cuts `columns` output channels into panels of the largest width that the micro-kernels allow: the kernels
+/// for segments (`segments`) or those for rows.
 template <class T>
 panel_cut cut_panels(index_t columns, bool segments, const kernel_table<T>& kernels) {
   return {(columns + kernels.lanes - 1) / kernels.lanes,
           segments ? kernels.widest_segment : kernels.widest_adjacent};
 }
 
-/// The forward correlation of a convolution; the caller sets its weight.
+/// The correlation that computes the forward pass of a convolution. The caller sets its weight.
 template <class T>
 correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<const T, 4>& x,
                                    const tensor_view<product_result_t<T>, 4>& y,
@@ -55,9 +58,9 @@ correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<co
           {}};
 }
 
-/// Runs a correlation over a batch, in tasks whose number depends on shapes alone. At its end, each task
-/// calls after(task, first, count) for the rows of output pixels that it has computed: rows first .. first +
-/// count - 1 of the matrix of all pixels.
+/// Runs a correlation over a batch in the given tasks. At its end each task calls after(task, first, count)
+/// for the output pixels that it has computed: rows first .. first + count - 1 of the matrix [all
+/// pixels][channels].
 template <class T, class After>
 void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, const image_tasks& tasks,
                      After&& after) {
@@ -72,26 +75,29 @@ void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, cons
   });
 }
 
-/// NHWC images as a matrix of pixels x channels. Throws shape_error if the view is not dense.
+/// The images of an NHWC batch as a matrix of pixels x channels. Throws shape_error if the view is not dense.
 template <class T>
 tensor_view<T, 2> as_rows(const tensor_view<T, 4>& view) {
   return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
 }
 
-/// True if the pixels of an image form one line in a forward pass: 1x1 kernels, of stride 1 or with short
-/// output lines. Longer strided lines are read in place. (Measured on Zen 5 against the copy by images: 256
-/// -> 128 -> 512 at 8x8, stride 2, takes 0.68 of the time, but lines of 16 pixels 1.2 times as long.)
+/// True if the forward pass treats all pixels of an image as one line: for 1x1 kernels without padding that
+/// have stride 1 or short output lines. With a stride, the pixels are copied first (read_pixels). Longer
+/// strided lines are read in place. Measured on a Zen 5 with 256 -> 128 -> 512 channels and stride 2,
+/// relative to a pixel-major copy: 0.68 of the time at 8x8 pixels, but 1.2 times the time for lines of 16
+/// pixels.
 inline bool joins_lines(const conv_shape& shape, const extents<4>& y) {
   return is_product_of_pixels(shape) && (!skips_pixels(shape) || lines_too_short(y[2], y[0]));
 }
 
-/// Images as the lines of one image.
+/// A batch of images viewed as one image: each image becomes one line with all its pixels.
 template <class T>
 tensor_view<T, 4> images_as_lines(const tensor_view<T, 4>& x) {
   return x.reshape(extents<4>{1, x.extent(0), x.extent(1) * x.extent(2), x.extent(3)});
 }
 
-/// The tasks of a forward convolution.
+/// Cuts the forward pass of a convolution with one group into tasks, for input extents x and output extents
+/// y.
 template <class T>
 image_tasks forward_tasks(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& x,
                           const extents<4>& y) {
@@ -101,13 +107,15 @@ image_tasks forward_tasks(const context<device::cpu>& ctx, const conv_shape& sha
   return {y[0], y[1], y[2], weight_bytes};
 }
 
+/// Cuts a correlation over `images` images into tasks.
 template <class T>
 image_tasks tasks_of(const correlation<T>& work, index_t images) {
   return {images, work.rows.outputs, work.columns.outputs,
           work.weight.cells * work.in_channels * work.out_channels * work.size};
 }
 
-/// The forward correlation of a convolution with its packed weight and, if needed, a pixel-major copy of x.
+/// The correlation of a forward pass, ready to run: with its packed weight and, for short lines, a
+/// pixel-major copy of x. Both are in memory of `frame`.
 template <class T>
 correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& x, const T* w, const tensor_view<T, 4>& y,
@@ -123,8 +131,10 @@ correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shap
   return work;
 }
 
-/// Computes `to` from `from` (NHWC) by Winograd tiles; each task then calls after(task, first, count) for
-/// its rows of output pixels. `transposed`: computes the gradient of the input from that of the output.
+/// Computes `to` from `from` (both NHWC) by Winograd tiles: the forward pass or, with `transposed`, the
+/// gradient of the input with dy as `from` and dx as `to`. `padding`: zeros around `from`; w: HWIO storage.
+/// `to` is overwritten or, with `add`, added to. Each task, once all channels of its output pixels are
+/// computed, calls after(task, first, count) for pixels first .. first + count - 1 of the batch.
 template <class T, class After>
 void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_view<const T, 4>& from,
                   const T* w, bool transposed, const tensor_view<T, 4>& to, bool add,
@@ -158,7 +168,7 @@ void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_
   }
 }
 
-/// Reports the algorithm of a convolution's pass, whose images have the extents x and y (kernel_report.hpp).
+/// Reports the algorithm that a pass of a convolution uses (see kernel_report.hpp). x: extents of the input.
 template <class T>
 void report_conv(const char* operation, const conv_shape& shape, const extents<4>& x, const char* algorithm) {
   pufferfish::detail::report_kernel<T>(operation, algorithm, [&] {
@@ -166,7 +176,8 @@ void report_conv(const char* operation, const conv_shape& shape, const extents<4
   });
 }
 
-/// y = x * w, split into `tasks` (see forward_tasks); after(task, first, count) as in run_by_tiles.
+/// y = x * w (no bias), overwritten, in the tasks that forward_tasks() returns. After its pixels are
+/// computed, each task calls after(task, first, count) as in run_by_tiles.
 template <class T, class After>
 void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                  const T* w, const tensor_view<T, 4>& y, const image_tasks& tasks, After&& after) {
@@ -205,16 +216,16 @@ void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tenso
   run_correlation(ctx, work, tasks, after);
 }
 
-/// Work on rows of the output while they are in the cache: adds the
-/// bias and collects the moments that a following batch norm needs.
+/// Final operations on rows of the output while the rows are in the cache: adds the bias and collects the
+/// moments that a following batch norm needs.
 template <class T>
 struct output_finish {
-  tensor_view<T, 2> y;  ///< all rows
-  const T* bias;
-  const moment_parts<T>* moments;
+  tensor_view<T, 2> y;             ///< all pixels x channels
+  const T* bias;                   ///< or nullptr for no bias
+  const moment_parts<T>* moments;  ///< or nullptr
 
-  /// Finishes rows first .. first + count - 1 of y, which task `task` has computed. Tasks may call it at the
-  /// same time.
+  /// Finishes rows first .. first + count - 1 of y, which task `task` has computed. Different tasks may call
+  /// the function at the same time.
   void operator()(index_t task, index_t first, index_t count) const {
     const tensor_view<T, 2> rows = y.slice(0, first, count);
     add_bias(rows, bias);
@@ -222,8 +233,8 @@ struct output_finish {
   }
 };
 
-/// dw (+)= the weight gradient of a convolution with skips_pixels(): a product of copies of the pixels that
-/// it reads.
+/// Gradient of the weight of a convolution with skips_pixels(), as the matrix product of a copy of the pixels
+/// that the convolution reads, transposed, and dy. dw is overwritten or, with `accumulate`, added to.
 template <class T>
 void copied_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
@@ -236,7 +247,8 @@ void copied_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   linear_backward_weight<T>(ctx, as_rows<const T>(pixels), as_rows(dy), gradient, accumulate);
 }
 
-/// dw (+)= the weight gradient (formula: reference::conv_backward_weight).
+/// Gradient of the weight for one group (formula: reference::conv_backward_weight). dw is overwritten or,
+/// with `accumulate`, added to.
 template <class T>
 void run_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                          const tensor_view<const T, 4>& dy, T* dw, bool accumulate) {

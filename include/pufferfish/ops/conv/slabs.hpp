@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: a copy of a matrix of pixels x channels in slabs, each of which a micro-kernel reads from its
-/// beginning to its end.
+/// Internal: a copy of a matrix of pixels x channels, cut into slabs of columns, so that a micro-kernel reads
+/// each slab from its beginning to its end.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,40 +18,45 @@ namespace ops::detail {
 
 using pufferfish::detail::bf16_pair;
 
-/// The elements of a matrix whose slabs have elements of T, and the number of pixels in an element: bf16_pair
-/// holds the same channel of two pixels.
+/// Type of the elements of the matrix that is copied to slabs with elements of T. A bf16_pair in a slab holds
+/// the same channel of two pixels.
 template <class T>
 using slab_element_t = std::conditional_t<std::is_same_v<T, bf16_pair>, bfloat16, T>;
+/// Number of pixels that an element of a slab holds.
 template <class T>
 inline constexpr index_t slab_pixels = std::is_same_v<T, bf16_pair> ? 2 : 1;
 
-/// A matrix cut into slabs of `width` columns, which are stored one after another, each [rows][width]. Its
-/// rows are pixels, in lines of `line` pixels. With pairs, row p holds pixel p and, second, the pixel `reach`
-/// later, or zeros if that is not in the same line. A kernel that reads every second row of these (`reach` =
-/// 1) or every (2 reach)-th row, from any row on, so reads all pixels of a correlation once.
+/// A matrix of `rows` pixels x channels, cut into slabs of `width` columns. Slabs are stored one after
+/// another, each [rows][width]. Pixels are grouped in lines of `line` pixels; a kernel uses every `reach`-th
+/// pixel of a line (`reach`: the stride of the convolution for its input, 1 for its output).
+///
+/// With pairs (bf16_pair), row p of a slab holds pixels p and p + reach, or zeros in place of the second
+/// pixel if it is not in the same line. A kernel that starts at any row and advances by 2 * reach rows thus
+/// reads every pixel of its line that it uses once.
 template <class T>
 struct slabs {
   T* data;
-  index_t rows, width;
-  index_t line, reach;
+  index_t rows, width;  ///< pixels; columns of a slab
+  index_t line, reach;  ///< pixels of a line; pixels from one pixel that a kernel uses to the next
 
-  /// Elements of storage for a matrix of rows x columns.
+  /// Number of elements of storage for a matrix of rows x columns.
   static index_t size(index_t rows, index_t columns, index_t width) {
-    // A whole number of cache lines, so that data stored after the slabs begin at a cache line.
+    // Rounded up to whole cache lines, so that data stored after the slabs begins at a cache line.
     constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
     return (rows * ((columns + width - 1) / width) * width + line - 1) / line * line;
   }
+  /// Elements from one slab to the next.
   index_t slab_size() const { return rows * width; }
 
-  /// Copies `count` rows of `columns` elements, row stride `step`, to rows
-  /// first, first + 1, ... Missing columns of the last slab are set to zero. With pairs, the rows are whole
-  /// lines.
+  /// Copies `count` rows of `columns` elements, which begin at `from` with row stride `step`, to rows first,
+  /// first + 1, ... of the slabs. Missing columns of the last slab are set to zero. With pairs, the rows must
+  /// be whole lines.
   void fill(index_t first, index_t count, const slab_element_t<T>* from, index_t step,
             index_t columns) const {
     T* to = data + first * width;
     if constexpr (slab_pixels<T> == 2) {
       pair_rows(to, count, from, step, columns);
-    } else if (width == 24) {  // for these widths the copies have a constant size and are inlined
+    } else if (width == 24) {  // copies of 24, 32 or 48 elements have a constant size and are inlined
       copy_rows<24>(to, count, from, step, columns);
     } else if (width == 32) {
       copy_rows<32>(to, count, from, step, columns);
@@ -63,6 +68,7 @@ struct slabs {
   }
 
  private:
+  // fill() for pairs: interleaves each row with the row `reach` rows later in the same line, or with zeros.
   void pair_rows(T* to, index_t count, const slab_element_t<T>* from, index_t step, index_t columns) const {
     const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, interleave<slab_element_t<T>>);
     for (index_t i = 0; i < count; ++i, from += step, to += width) {
@@ -76,7 +82,8 @@ struct slabs {
     }
   }
 
-  // fill() for slabs of Width columns, a compile-time constant, or of `width` columns if Width is 0.
+  // fill() without pairs, for slabs of Width columns, a compile-time constant, or of `width` columns if Width
+  // is 0.
   template <index_t Width>
   void copy_rows(T* to, index_t count, const T* from, index_t step, index_t columns) const {
     const index_t wide = Width > 0 ? Width : width, whole = columns / wide;

@@ -2,14 +2,16 @@
 #pragma once
 
 /// \file
-/// Internal: the gradient of a convolution's weight for few input channels, such as the three of a network's
-/// first layer. With one product for each element of the kernel, three rows would fill an eighth of a block.
-/// Here all elements of the kernel are the rows of one product, 27 for a 3x3 kernel of three channels.
+/// Internal: the gradient of a convolution's weight for few input channels, such as the three channels of a
+/// network's first layer. A separate product for each kernel element would have as many rows as there are
+/// input channels, and three rows fill an eighth of a micro-kernel's block. One product is therefore computed
+/// whose rows are the channels of all kernel elements: 27 rows for a 3x3 kernel and three channels.
 ///
-/// For each line of output pixels, the input lines under the kernel are copied so that the channels of one
-/// column of all kernel rows are adjacent: [column][kernel row][channel], with zeros for padding. The patch
-/// of an output pixel is then a contiguous part of the copy, and patches of neighbouring pixels overlap. The
-/// copy has kernel height * channels elements a pixel, a third of a matrix of patches for a 3x3 kernel.
+/// For each line of output pixels, the input lines under the kernel are copied so that the channels of all
+/// kernel rows in one column are contiguous: [column][kernel row][channel], with zeros for padding. The patch
+/// of an output pixel is then a contiguous part of the copy, and the patches of adjacent output pixels
+/// overlap. The copy has kernel height * channels elements for each input column, a third of an im2col matrix
+/// for a 3x3 kernel.
 
 #include <algorithm>
 
@@ -19,13 +21,15 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// True if thin_backward_weight applies and is faster than slabs (direct_conv_weight.hpp).
+/// True if thin_backward_weight applies and is faster than slabs (direct_conv_weight.hpp): at most 4 input
+/// channels, and a kernel more than one column wide without horizontal dilation.
 inline bool is_thin(const conv_shape& shape) {
   constexpr index_t most_channels = 4;
   return shape.in_channels <= most_channels && shape.kernel.width > 1 && shape.dilation.width == 1;
 }
 
-/// The products of one band of output lines after the other; see the file's comment.
+/// Computes the weight gradient of a shape with is_thin(), one band of output lines after another (algorithm:
+/// see the top of the file).
 template <class T>
 struct thin_gradient {
   conv_shape shape;
@@ -34,25 +38,31 @@ struct thin_gradient {
 
   static constexpr index_t size = static_cast<index_t>(sizeof(T));
 
-  /// Elements of a column of the copy, and of a line of it, with room after the last row of a block.
+  /// Number of elements in one column of the copy.
   index_t column_size() const { return shape.kernel.height * shape.in_channels; }
+  /// Number of columns in the copy for one output line.
   index_t line_columns() const { return (dy.extent(2) - 1) * shape.stride.width + shape.kernel.width; }
+  /// Number of elements in the copy for one output line, with space for reading past the last row of a block.
   index_t line_size() const { return (line_columns() * column_size() + row_step - 1 + 15) / 16 * 16; }
-  /// Rows of the sum, [kernel column][kernel row][channel], a multiple of the rows of a kernel; its columns,
-  /// whole vectors.
+  /// Number of rows of the sum, [kernel column][kernel row][channel], rounded up to a multiple of row_step.
   index_t rows() const { return (shape.patch() + row_step - 1) / row_step * row_step; }
+  /// Number of columns of the sum: the output channels, rounded up to whole vectors.
   index_t columns() const {
     return (shape.out_channels + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
   }
+  /// True if gradients are copied because the output channels are not whole vectors.
   bool copies_gradient() const { return columns() != shape.out_channels; }
 
-  /// Lines of a band: about 128 pixels, which amortize reading and writing the sum.
+  /// Number of output lines in a band: about 128 pixels, so that the cost of reading and writing the sum is
+  /// small.
   index_t band() const { return std::clamp<index_t>(128 / dy.extent(2), 1, 16); }
+  /// Elements of `scratch` that run() needs.
   index_t scratch_size() const {
     return band() * (line_size() + (copies_gradient() ? dy.extent(2) * columns() : 0));
   }
 
-  /// sum += the products of output lines `lines`, numbered through all images. `taps`: band() entries.
+  /// sum += the contribution of output lines `lines`, which are numbered through all images. `sum`: rows() x
+  /// columns(); `taps`: scratch memory for band() entries.
   void run(const range& lines, T* sum, T* scratch, block_tap<T>* taps) const {
     const index_t pixels = dy.extent(2);
     T* const gradients = scratch + band() * line_size();
@@ -72,9 +82,10 @@ struct thin_gradient {
   }
 
  private:
-  // Largest number of rows that are added to make blocks of rows even, plus one.
+  // The rows of the sum are rounded up to a multiple of this number, so that blocks of rows come out even.
   static constexpr index_t row_step = 4;
 
+  // sum += the products of `count` lines: the copies in `taps` times the gradients in `taps`.
   void multiply(const block_tap<T>* taps, index_t count, T* sum) const {
     const panel_cut panels(columns() / kernels->lanes, kernels->widest_adjacent);
     const index_t right_columns = copies_gradient() ? columns() : shape.out_channels;
@@ -95,6 +106,7 @@ struct thin_gradient {
     }
   }
 
+  // Copies the input lines under the kernel for output line `line` to `to`, [column][kernel row][channel].
   void copy_line(index_t line, T* to) const {
     const index_t image = line / dy.extent(1), row = line % dy.extent(1);
     std::fill(to + line_columns() * column_size(), to + line_size(), T{});
@@ -118,7 +130,8 @@ struct thin_gradient {
     }
   }
 
-  // One input line, column by column; zeros for padding, or everywhere if the line is not inside the image.
+  // Copies one input line, one kernel row of the copy, column by column. Padding becomes zeros; with inside =
+  // false, for a line outside the image, all columns do.
   template <index_t Channels>
   void copy_row(const T* from, bool inside, T* to) const {
     const index_t all = line_columns(), step = column_size(), width = inside ? x.extent(2) : 0;
@@ -131,7 +144,8 @@ struct thin_gradient {
     for (index_t j = end; j < all; ++j) std::fill_n(to + j * step, Channels, T{});
   }
 
-  // Gradients of a line, filled up with zeros to whole vectors.
+  // Copies the gradients of a line to `to`, with zeros after the output channels up to whole vectors. Returns
+  // `to`.
   const T* copy_gradient(const T* from, T* to) const {
     T* at = to;
     for (index_t i = 0; i < dy.extent(2); ++i, from += shape.out_channels, at += columns()) {
@@ -141,8 +155,9 @@ struct thin_gradient {
   }
 };
 
-/// dw (+)= the weight gradient (formula: reference::conv_backward_weight) of a shape with is_thin(). The
-/// output lines are cut into up to 16 splits whose sums are added in order; the cut depends on shapes alone.
+/// Gradient of the weight of a shape with is_thin() and one group (formula: reference::conv_backward_weight).
+/// dw is overwritten or, with `accumulate`, added to. The output lines are cut into up to 16 splits whose
+/// sums are added in order; the cut depends on shapes alone.
 template <class T>
 void thin_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, T* dw,

@@ -2,12 +2,15 @@
 #pragma once
 
 /// \file
-/// Internal: convolution with 3x3 kernels by Winograd's minimal filtering F(4x4, 3x3) (Lavin, Gray,
-/// Fast algorithms for convolutional neural networks, CVPR 2016, equation 8). A tile of 4 x 4
-/// outputs from 6 x 6 inputs takes 36 multiplications for each pair of channels instead of 144:
-///   y = A^T ((G g G^T) . (B^T d B)) A,
-/// where the products in the middle are 36 matrix products [tiles x in] [in x out]. Transforms add work
-/// that is proportional to the channels, so the algorithm pays if neither number of channels is small.
+/// Internal: convolution with 3x3 kernels and stride 1 by Winograd's minimal filtering F(4x4, 3x3) (Lavin,
+/// Gray, Fast algorithms for convolutional neural networks, CVPR 2016, equation 8). A tile of 4 x 4 outputs y
+/// depends on a tile of 6 x 6 inputs d and takes 36 multiplications for each pair of channels instead of 144.
+/// With the kernel g and the matrices A, B and G of winograd_transforms.hpp,
+///   y = A^T ((G g G^T) o (B^T d B)) A,
+/// where o multiplies element by element. Summed over the input channels, the products in the middle are 36
+/// matrix products [tiles x in] [in x out], one for each of the 36 elements, which are called points. The
+/// work of the transforms is proportional to the numbers of channels, that of the products to the product of
+/// these numbers, so the algorithm is less work if neither number is small.
 
 #include <algorithm>
 #include <type_traits>
@@ -22,34 +25,40 @@ namespace ops::detail {
 
 using pufferfish::detail::sized_kernel;
 
-/// True for scalars that use Winograd. Not double, which is chosen for its small errors. Of bfloat16, pixels
-/// are widened when they are transformed, and rounded once when they are written.
+/// True for element types that use Winograd tiles: float, and 16-bit types, whose pixels are widened when
+/// they are transformed and whose results are rounded once when they are written. Double does not, since it
+/// is chosen for its small rounding errors.
 template <class T>
 inline constexpr bool has_winograd = std::is_same_v<parameter_t<T>, float>;
 
-/// The tiles of a batch of images: image by image, line by line.
+/// The 4 x 4 tiles that cover the outputs of a batch of images, numbered image by image and row by row. Tiles
+/// at the lower and right edges may extend beyond the image.
 struct winograd_tiles {
   static constexpr index_t edge = 4, points = 36;
 
-  index_t images, height, width;  ///< of the output
-  index_t rows, columns;          ///< tiles of an image
+  index_t images, height, width;  ///< images and extents of the output
+  index_t rows, columns;          ///< tiles of an image, down and across
 
   winograd_tiles(index_t count, index_t h, index_t w)
       : images(count), height(h), width(w), rows((h + edge - 1) / edge), columns((w + edge - 1) / edge) {}
+  /// Number of tiles of an image.
   index_t of_image() const { return rows * columns; }
+  /// Number of tiles of the batch.
   index_t count() const { return images * of_image(); }
 
+  /// Position of a tile: its image, and the line and column of its first pixel.
   struct place {
-    index_t image, line, column;  ///< of the first pixel
+    index_t image, line, column;
   };
+  /// The position of tile number `tile`.
   place operator[](index_t tile) const {
     const index_t in_image = tile % of_image();
     return {tile / of_image(), in_image / columns * edge, in_image % columns * edge};
   }
 };
 
-/// Pointers to the pixels of a square of Edge x Edge pixels at a place
-/// of dense NHWC images, from `channel` on; null outside the image.
+/// Writes to pixels[i] the address of pixel i, channel `channel`, of the square of Edge x Edge pixels that
+/// begins at position `at` of dense NHWC images with extents `shape`; nullptr outside the image.
 template <index_t Edge, class T>
 void point_at_square(T* data, const extents<4>& shape, const winograd_tiles::place& at, index_t channel,
                      T** pixels) {
@@ -62,23 +71,28 @@ void point_at_square(T* data, const extents<4>& shape, const winograd_tiles::pla
   }
 }
 
-/// 36 matrices [rows][columns] one after the other, with a gap of a cache
-/// line: at strides of whole pages they would evict each other from the cache.
+/// One matrix [rows][columns] for each of the 36 points, stored one after another. A gap of a cache line
+/// between matrices avoids strides of whole pages, at which rows with the same number would evict each other
+/// from the cache.
 template <class T>
 struct winograd_matrices {
   T* data;
-  index_t columns, step;
+  index_t columns, step;  ///< columns of a matrix; elements from one matrix to the next
 
   static constexpr index_t gap = 64 / static_cast<index_t>(sizeof(T));
 
+  /// Elements from one matrix of rows x width to the next.
   static index_t step_for(index_t rows, index_t width) { return rows * width + gap; }
+  /// Elements of storage for the 36 matrices.
   static index_t size(index_t rows, index_t width) { return winograd_tiles::points * step_for(rows, width); }
   winograd_matrices(T* storage, index_t rows, index_t width)
       : data(storage), columns(width), step(step_for(rows, width)) {}
+  /// Row `number` of the matrix of a point.
   T* row(index_t point, index_t number) const { return data + point * step + number * columns; }
 };
 
-/// run_rows, in which every kernel continues to prefetch where the previous one has ended.
+/// Computes `rows` rows like run_rows, but every call of a kernel prefetches, from the address where the
+/// prefetch of the previous call ended.
 template <class T>
 void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T>& block, index_t rows) {
   for (const sized_kernel<T>* kernel = kernels.by_rows; rows > 0; ++kernel) {
@@ -91,19 +105,20 @@ void run_rows_ahead(const kernel_list<T>& kernels, block_arguments<T>& block, in
   }
 }
 
-/// The transformed weight of a correlation for some of its columns: 36 matrices
-/// [block][panel] for each panel of these columns and each block of the depth.
+/// The transformed weight of a correlation for some of its output columns (channels): 36 matrices
+/// [block][panel] for each panel of these columns and each block of the depth (input channels).
 template <class T>
 struct winograd_weight {
-  static constexpr index_t block = 64;
-  static constexpr index_t most_columns = 128;
+  static constexpr index_t block = 64;          // input channels of a block, at most
+  static constexpr index_t most_columns = 128;  // largest number of output columns
 
   T* data;
-  index_t depth;
-  range columns;
-  panel_cut panels;
-  index_t lanes;
+  index_t depth;     ///< input channels
+  range columns;     ///< the output columns
+  panel_cut panels;  ///< cut of the columns into panels
+  index_t lanes;     ///< elements of a vector
 
+  /// `of_depth`: input channels; `some`: the output columns; `storage`: size() elements.
   winograd_weight(index_t of_depth, const range& some, const kernel_table<T>& kernels, T* storage)
       : data(storage),
         depth(of_depth),
@@ -111,15 +126,18 @@ struct winograd_weight {
         panels((some.length() + kernels.lanes - 1) / kernels.lanes, kernels.widest_strided),
         lanes(kernels.lanes) {}
 
+  /// Rows stored for each block.
   index_t rows() const { return std::min(depth, block); }
+  /// Number of blocks of the depth.
   index_t blocks() const { return (depth + block - 1) / block; }
+  /// Number of columns, rounded up to whole vectors.
   index_t width() const { return panels.vectors * lanes; }
-  /// Elements of storage.
+  /// Number of elements of storage.
   index_t size() const {
     return blocks() * winograd_tiles::points * (rows() * width() + panels.panels * winograd_matrices<T>::gap);
   }
-  /// The 36 matrices of a panel for block `number` of the depth, rows() rows each (fewer are used in the last
-  /// block).
+  /// The 36 matrices of a panel for block `number` of the depth. Each has rows() rows, of which the last
+  /// block may use fewer.
   winograd_matrices<T> at(index_t panel, index_t number) const {
     const range vectors = panels[panel];
     const index_t before = rows() * vectors.begin * lanes + panel * winograd_matrices<T>::gap;
@@ -129,33 +147,33 @@ struct winograd_weight {
   }
 };
 
-/// A correlation by tiles, for the output columns of its weight, in blocks of tiles and channels whose
-/// transformed pixels and products stay in the second-level cache. For each block of tiles: the input
-/// channels are transformed and multiplied, block by block, into the sums of 36 products, which are
-/// transformed to the output once.
+/// A correlation by Winograd tiles, for the output columns of its weight. Tiles are computed in blocks whose
+/// transformed pixels and products stay in the second-level cache. For each block of tiles, one block of
+/// input channels after another is transformed (B^T d B) and multiplied by the weight, and the products are
+/// summed in 36 matrices. These sums are then transformed to the output once.
 template <class T>
 struct winograd_correlation {
-  using C = parameter_t<T>;                   // of transformed pixels and products
-  static constexpr index_t block_tiles = 48;  // a multiple of the rows of the widest kernels of each width
+  using C = parameter_t<T>;                   // type of transformed pixels and products
+  static constexpr index_t block_tiles = 48;  // a multiple of the rows of the largest kernel of each width
   static constexpr index_t size = static_cast<index_t>(sizeof(C));
 
-  winograd_tiles tiles;
-  size2 padding;
+  winograd_tiles tiles;  ///< tiles of the output
+  size2 padding;         ///< zeros above and to the left of the input
   const T* input;
-  extents<4> in;
+  extents<4> in;  ///< NHWC extents of the dense input
   T* output;
-  extents<4> out;
-  bool add;  ///< add to the output, instead of overwriting it
+  extents<4> out;  ///< NHWC extents of the dense output
+  bool add;        ///< add to the output instead of overwriting it
   const kernel_table<C>* kernels;
   winograd_weight<C> weight;
 
-  /// Elements of scratch of a thread: transformed pixels and products of a block of tiles.
+  /// Elements of scratch memory that a thread needs: transformed pixels and products of a block of tiles.
   index_t scratch_size() const {
     return winograd_matrices<C>::size(block_tiles, weight.rows()) +
            winograd_matrices<C>::size(block_tiles, weight.width());
   }
 
-  /// Computes the outputs of some tiles.
+  /// Computes the outputs of the tiles `some`. `scratch`: scratch_size() elements.
   void run(const range& some, C* scratch) const {
     const winograd_matrices<C> products(scratch + winograd_matrices<C>::size(block_tiles, weight.rows()),
                                         block_tiles, weight.width());
@@ -172,7 +190,7 @@ struct winograd_correlation {
   }
 
  private:
-  // B^T d B of the input channels `channels` for the tiles of a block.
+  // Transforms the pixels of the input channels `channels`, B^T d B, for the tiles of a block.
   void transform(const range& block, const range& channels, const winograd_matrices<C>& pixels) const {
     const T* squares[winograd_tiles::points];
     for (index_t tile = block.begin; tile < block.end; ++tile) {
@@ -185,8 +203,8 @@ struct winograd_correlation {
     }
   }
 
-  // products (+)= pixels times the weight's block `number`, 36 products of `rows` rows for each panel;
-  // overwritten by the first block of channels.
+  // products (+)= pixels * block `number` of the weight: for each panel and point a matrix product with
+  // `rows` rows (tiles). The first block of input channels overwrites the products.
   void multiply(index_t rows, index_t number, const winograd_matrices<C>& pixels,
                 const winograd_matrices<C>& products) const {
     for (index_t panel = 0; panel < weight.panels.panels; ++panel) {
@@ -204,7 +222,7 @@ struct winograd_correlation {
         block.result = products.row(point, 0) + vectors.begin * kernels->lanes;
         block.result_step = products.columns * size;
         block.accumulate = number > 0 ? 1 : 0;
-        // Meanwhile the kernel prefetches the weights of the next point, a cache line a step.
+        // The kernel also prefetches the weights of the next point, one cache line in each step.
         block.prefetch = factors.row(point + 1, 0);
         block.prefetch_step = 64;
         run_rows_ahead(kernels->strided[vectors.length() - 1], block, rows);
@@ -212,7 +230,7 @@ struct winograd_correlation {
     }
   }
 
-  // A^T m A: transforms the products of the tiles of a block to the output.
+  // Transforms the products m of the tiles of a block to the output: A^T m A.
   void finish(const range& block, const winograd_matrices<C>& products) const {
     T* squares[winograd_tiles::edge * winograd_tiles::edge];
     for (index_t tile = block.begin; tile < block.end; ++tile) {
@@ -223,8 +241,9 @@ struct winograd_correlation {
   }
 };
 
-/// Transforms a weight, HWIO storage [9][in][out], for a correlation: for
-/// the forward pass or, flipped and transposed, for the input gradient.
+/// Transforms a weight in HWIO storage, [9][in][out], for a correlation, G g G^T: for the forward pass or,
+/// with `transposed`, flipped and with in and out exchanged, for the gradient of the input. `to` receives the
+/// result for its columns; columns after the last one become zero.
 template <class T>
 void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t out, bool transposed,
                       const winograd_weight<parameter_t<T>>& to) {
@@ -261,7 +280,8 @@ void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t
   });
 }
 
-/// The tasks of a correlation by tiles: groups of images, or bands of lines of one image.
+/// The tasks of a correlation by Winograd tiles: groups of whole images, or bands of lines of one image. A
+/// task has about a block of tiles or more, and half a block if the batch has few tiles.
 inline image_tasks tasks_of(const winograd_tiles& tiles) {
   constexpr index_t block = winograd_correlation<float>::block_tiles, fewest_tasks = 8;
   image_tasks tasks(tiles.images, tiles.height, tiles.width, 0);
@@ -271,7 +291,8 @@ inline image_tasks tasks_of(const winograd_tiles& tiles) {
     tasks.band = (least + tiles.columns - 1) / tiles.columns * winograd_tiles::edge;
     return tasks;
   }
-  // The smallest group, of few images, whose tiles are whole half-blocks, if there is one.
+  // Uses the smallest group of at most four blocks of tiles whose tiles fill half-blocks without a remainder,
+  // if there is one.
   index_t group = (least + of_image - 1) / of_image;
   for (index_t more = group; more * of_image <= 4 * block; ++more) {
     if (more * of_image % (block / 2) != 0) continue;
@@ -283,18 +304,19 @@ inline image_tasks tasks_of(const winograd_tiles& tiles) {
   return tasks;
 }
 
-/// The tiles of a task of tasks_of(): `lines` begin at a multiple of a tile's edge.
+/// The tiles of a task, given by its images and lines. `lines` begins at a multiple of a tile's edge.
 inline range tiles_of(const winograd_tiles& tiles, const range& images, const range& lines) {
   const index_t first = images.begin * tiles.of_image() + lines.begin / winograd_tiles::edge * tiles.columns;
   const index_t rows = (lines.length() + winograd_tiles::edge - 1) / winograd_tiles::edge;
   return {first, first + ((images.length() - 1) * tiles.rows + rows) * tiles.columns};
 }
 
-/// True if Winograd's algorithm is less work than direct convolution for input extents `from` and output
-/// extents `to` (NHWC). Only for float and bfloat16, one group, 3x3 kernels of stride 1 without dilation,
-/// padding 0 .. 2, at least 12 tiles, and a context that allows it. For the input gradient pass the
-/// convolution that computes dx from dy. For bfloat16 also depends on whether this machine multiplies pairs;
-/// not on the number of threads.
+/// True if Winograd's algorithm is less work than direct sums for input extents `from` and output extents
+/// `to` (NHWC). Requires float or 16-bit elements, one group, a 3x3 kernel with stride 1, no dilation and
+/// padding 0 .. 2, at least 12 tiles, and a context that allows the algorithm (context_options::winograd).
+/// For the gradient of the input, the caller passes the convolution that computes dx from dy. For bfloat16
+/// the result also depends on whether this machine has kernels for pairs; it never depends on the number of
+/// threads.
 template <class T>
 bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
                    const extents<4>& to) {
@@ -305,19 +327,19 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
   constexpr index_t fewest_tiles = 12;
   const winograd_tiles tiles(to[0], to[1], to[2]);
   if (tiles.count() < fewest_tiles) return false;
-  index_t lines = 0, columns = 0;  // output lines and columns where a tap is not on padding, over all taps
+  index_t lines = 0, columns = 0;  // output lines and columns not on padding, summed over the taps
   for (index_t tap = 0; tap < 3; ++tap) {
     lines += forward_axis(from[1], to[1], 3, 1, shape.padding.height, 1).valid(tap).length();
     columns += forward_axis(from[2], to[2], 3, 1, shape.padding.width, 1).valid(tap).length();
   }
-  // Costs in multiply-adds of a vector of outputs. The transform of a tile's vector of channels costs
-  // about `transform` of these; small products run at about three fifths of the speed of direct sums.
+  // Costs in multiply-adds of a vector of outputs. Transforming a vector of channels of one tile costs about
+  // `transform` of them. The small matrix products run at about three fifths of the speed of direct sums.
   constexpr index_t lanes = 16, transform = 300;
   const auto vectors = [](index_t channels) { return channels / lanes + channels % lanes; };
   const index_t products = from[3] * ((to[3] + lanes - 1) / lanes);
   const index_t by_tiles =
       winograd_tiles::points * products + transform * (vectors(from[3]) + vectors(to[3]));
-  // Direct sums of pairs of bfloat16 are twice as fast; the products of tiles are float.
+  // Direct sums of bfloat16 pairs are twice as fast as those of float; products of tiles are float.
   const index_t slowdown = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0 ? 7 : 5;
   return slowdown * by_tiles * tiles.of_image() < 3 * lines * columns * products;
 }

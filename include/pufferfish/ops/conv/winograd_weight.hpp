@@ -6,7 +6,7 @@
 /// of the transforms G, B and A of the forward pass:
 ///   dg = G^T (sum over tiles of (B^T d B) o (A dy A^T)) G,
 /// where d is a tile of the input, dy the gradient of the tile's outputs, and o multiplies element by
-/// element. The sums are 36 matrix products [tiles x in]^T [tiles x out].
+/// element. The sums are 36 matrix products [tiles x in]^T [tiles x out], one for each point.
 
 #include <pufferfish/ops/conv/direct_conv_weight.hpp>
 #include <pufferfish/ops/conv/winograd.hpp>
@@ -14,38 +14,44 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// The gradient of the weight for blocks of up to 64 input and 64 output channels. Refers to the images of a
-/// batch.
+/// Computes the gradient of a weight in blocks of up to 64 input and 64 output channels. Reads the images and
+/// gradients of a batch, which must outlive the object.
 template <class T>
 struct winograd_weight_gradient {
-  using C = parameter_t<T>;                      // of the transforms and sums
+  using C = parameter_t<T>;                      // type of transformed values and sums
   static constexpr index_t chunk = 48;           // tiles whose transforms stay in the second-level cache
-  static constexpr index_t block_channels = 64;  // of input and of output; their sums stay there, too
+  static constexpr index_t block_channels = 64;  // input and output channels whose sums stay there, too
 
-  winograd_tiles tiles;
-  size2 padding;
-  const T* input;
-  extents<4> in;
-  const T* gradient;
-  extents<4> out;
+  winograd_tiles tiles;  ///< tiles of dy
+  size2 padding;         ///< zeros above and to the left of the input
+  const T* input;        ///< x, dense
+  extents<4> in;         ///< NHWC extents of x
+  const T* gradient;     ///< dy, dense
+  extents<4> out;        ///< NHWC extents of dy
   const kernel_table<C>* kernels;
 
   static constexpr index_t size = static_cast<index_t>(sizeof(C));
 
+  /// Number of blocks into which `channels` channels are cut.
   static index_t blocks(index_t channels) { return (channels + block_channels - 1) / block_channels; }
+  /// The channels of block `number` of `channels` channels.
   static range block(index_t channels, index_t number) {
     return {number * block_channels, std::min(channels, (number + 1) * block_channels)};
   }
+  /// Most input channels of a block.
   index_t in_width() const { return std::min(in[3], block_channels); }
+  /// Most output channels of a block, rounded up to whole vectors.
   index_t out_width() const { return whole_vectors(std::min(out[3], block_channels)); }
-  /// Elements of scratch of a thread: the transformed pixels and gradients of a chunk of tiles, and the 36
-  /// sums.
+  /// Elements of scratch memory that a thread needs: the transformed pixels and gradients of a chunk of
+  /// tiles, and the 36 sums.
   index_t scratch_size() const {
     return winograd_matrices<C>::size(chunk, in_width()) + winograd_matrices<C>::size(chunk, out_width()) +
            winograd_matrices<C>::size(in_width(), out_width());
   }
 
-  /// Computes the contribution of some tiles to a block of the weight gradient; dw is stored [9][in][out].
+  /// Computes the contribution of the tiles `some` to the gradient of the weight for input channels `from`
+  /// and output channels `to`. That block of dw, stored [9][in][out], is overwritten or, with `add`, added
+  /// to.
   void run(const range& some, const range& from, const range& to, C* dw, bool add, C* scratch) const {
     const winograd_matrices<C> pixels(scratch, chunk, from.length());
     C* rest = scratch + winograd_matrices<C>::size(chunk, in_width());
@@ -68,12 +74,13 @@ struct winograd_weight_gradient {
   }
 
  private:
+  // `channels` rounded up to whole vectors.
   index_t whole_vectors(index_t channels) const {
     return (channels + kernels->lanes - 1) / kernels->lanes * kernels->lanes;
   }
 
-  // The transforms of pixels, B^T d B for channels `from`, and gradients, A dy A^T for channels `to`, of some
-  // tiles.
+  // Transforms the pixels of input channels `from`, B^T d B, and the gradients of output channels `to`, A dy
+  // A^T, for the tiles `some`.
   void transform(const range& some, const range& from, const range& to, const winograd_matrices<C>& pixels,
                  const winograd_matrices<C>& gradients) const {
     const auto& transforms = winograd_transforms<T>::here();
@@ -89,7 +96,8 @@ struct winograd_weight_gradient {
     }
   }
 
-  // sums (+)= pixels^T gradients, 36 products over `depth` tiles with `rows` input channels.
+  // sums = pixels^T gradients or, with `add`, sums += this product: 36 matrix products over `depth` tiles
+  // with `rows` input channels.
   void multiply(index_t depth, index_t rows, bool add, const winograd_matrices<C>& pixels,
                 const winograd_matrices<C>& gradients, const winograd_matrices<C>& sums) const {
     const panel_cut panels(sums.columns / kernels->lanes, kernels->widest_adjacent);
@@ -113,8 +121,10 @@ struct winograd_weight_gradient {
   }
 };
 
-/// dw (+)= the weight gradient of a convolution for which winograd_pays(). Cut into blocks of channels and,
-/// if these are few, into splits of the tiles, each with its own sum. The cut depends on shapes alone.
+/// Gradient of the weight of a convolution for which winograd_pays() is true (formula:
+/// reference::conv_backward_weight). dw is overwritten or, with `accumulate`, added to. The channels are cut
+/// into blocks; if there are few blocks, the tiles are also cut into splits with one sum each. The cut
+/// depends on shapes alone.
 template <class T>
 void winograd_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
