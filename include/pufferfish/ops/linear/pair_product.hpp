@@ -161,10 +161,10 @@ void pair_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, cons
   });
 }
 
-/// dw = x^T dy for bfloat16, or with `accumulate` dw += x^T dy. dw: K x N, float, dense, not empty;
-/// has_pairs() must be true. A task interleaves a tile of at most 256 rows of x and of dy at a time into
-/// pairs. The rows are split into parts (weight_splits), whose sums are added in order. If there are few
-/// parts, the columns of dw are also split into groups, for about 16 tasks in all.
+/// dw = x^T dy for bfloat16, or with `accumulate` dw += x^T dy. x: M x K and dy: M x N, contiguous rows; dw:
+/// K x N, float, dense, not empty. has_pairs() must be true. A task interleaves a tile of at most 256 rows
+/// of x and of dy at a time into pairs. The rows are split into parts (weight_splits), whose sums are added
+/// in order. If there are few parts, the columns of dw are also split into groups, for about 16 tasks in all.
 template <class T>
 void pair_weight_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<float, 2>& dw,

@@ -34,7 +34,7 @@ struct norm_pass {
   typename relu_mask<T>::word* mask = nullptr;
   bool relu = false;
   bool stream = false;  ///< use non-temporal stores for y; see streams_past_cache
-  /// Values of each channel, repeated to `width` elements.
+  /// Coefficients of each channel in these formulas, repeated until there are `width` elements (wide_rows).
   const parameter_t<T>*mean = nullptr, *scale = nullptr, *slope = nullptr, *shift = nullptr;
   index_t width = 0;  ///< wide_rows::width
 };

@@ -5,10 +5,10 @@
 /// The elementwise part of one time step of an LSTM, forward and backward: a plain reference and the fast
 /// implementation, which reads and writes each operand once.
 ///
-/// A row of gates has 4 hidden elements: `hidden` elements each for the input gate i, the forget gate f, the
-/// cell candidate g and the output gate o, in PyTorch's order. Before the forward pass, the caller stores the
-/// preactivations in the gates: the products of the input and of the previous output with their weights, and
-/// the bias.
+/// A row of gates has 4 * hidden elements: `hidden` elements each for the input gate i, the forget gate f,
+/// the cell candidate g and the output gate o, in PyTorch's order. Before the forward pass, the caller stores
+/// the preactivations in the gates: the products of the input and of the previous output with their weights,
+/// plus the bias.
 ///
 /// \code
 /// weight.multiply(ctx, h, gates, true);  // step_operand: gates += h W
