@@ -23,8 +23,9 @@ index_t weight_splits(index_t rows, index_t elements) {
                              std::max<index_t>(1, rows / 256));
 }
 
-/// target += sums of `count` arrays of `elements` elements each, which are stored one after another in
-/// `sums`. The arrays are added in order, so the result does not depend on the number of threads.
+/// Adds `count` arrays of `elements` elements each to `target`, element by element. The arrays are stored one
+/// after another in `sums`, and are added in this order, so the result does not depend on the number of
+/// threads.
 template <class T>
 void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* target, index_t elements) {
   constexpr index_t chunk = 4096;

@@ -37,10 +37,10 @@ inline constexpr index_t lstm_gates = 4;
 namespace ops {
 namespace reference {
 
-/// The definition of one time step. With preactivations z in `gates`: i, f, o = sigmoid(z), g = tanh(z),
-/// cell = f before + i g, output = o tanh(cell), each element computed in double and rounded. The activations
-/// i, f, g, o overwrite z. gates: batch x 4 hidden; before: batch x hidden, or a null view for zeros; cell,
-/// output: batch x hidden.
+/// The definition of one time step. With the preactivations z_i, z_f, z_g and z_o in `gates`: i =
+/// sigmoid(z_i), f = sigmoid(z_f), g = tanh(z_g), o = sigmoid(z_o), cell = f before + i g, output = o
+/// tanh(cell). Each element is computed in double and rounded. The activations overwrite the preactivations.
+/// gates: batch x 4 hidden; before: batch x hidden, or a null view for zeros; cell, output: batch x hidden.
 template <class T>
 void lstm_forward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
                   const tensor_view<T, 2>& cell, const tensor_view<T, 2>& output) {

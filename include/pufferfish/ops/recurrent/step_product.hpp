@@ -43,6 +43,7 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
 template <class T, class Device = device::cpu>
 class step_operand;
 
+/// The operand on the CPU. Panels are packed as panel_kernels describes.
 template <class T>
 class step_operand<T, device::cpu> {
  public:
@@ -56,9 +57,9 @@ class step_operand<T, device::cpu> {
   /// b: K x N, any strides (on a device: dense rows or dense columns), the first of `groups` matrices, which
   /// are `group_step` elements apart. `steps`: the expected number of products; it only affects speed. The
   /// matrices are packed into memory of `frame` if that pays for `steps` products, else they are used in
-  /// place. b and the frame must outlive this object and its copies, and b must not change. The CPU packs
-  /// unless there are at most two steps, the rows of b are contiguous and N is a multiple of a vector. A
-  /// device uses all matrices in place.
+  /// place. b and the frame must outlive this object and its copies, and b must not change. The CPU uses the
+  /// matrices in place if there are at most two steps, the rows of b are contiguous and N is a multiple of
+  /// the vector length; otherwise it packs them. A device uses all matrices in place.
   step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
                index_t steps, index_t groups = 1, index_t group_step = 0)
       : data_(b.data()),

@@ -52,7 +52,7 @@ class halo_weight {
   __device__ halo_weight(unsigned char* memory, const halo_correlation<T>& work)
       : memory_(memory), depth_(work.depth), plane_((Backward ? 9 * Columns : 9 * work.depth) * 16 + 16) {}
 
-  /// Number of bytes of shared memory.
+  /// Number of bytes of shared memory that the weight occupies, with its padding.
   __device__ int bytes() const { return plane_ * (Backward ? depth_ : Columns) / 8; }
 
   /// Starts the copies (copy_async) of the columns first .. first + Columns - 1, by all `threads` threads of
@@ -73,7 +73,7 @@ class halo_weight {
     }
   }
 
-  /// Direction of the rows of the operand's blocks of 8 x 8 numbers.
+  /// Whether the 8 numbers in a row of the operand's blocks are consecutive along or across the depth.
   static constexpr dense layout = Backward ? dense::depth : dense::width;
   /// The operand of the first tap and the first 16 elements of the depth.
   __device__ block_matrix first() const {

@@ -75,9 +75,10 @@ struct block_target {
   }
 
  private:
-  // Stores the thread's part of one row of the block: half 0 is row g, half 1 row g + 8 of the warp's 16 rows
-  // (group_sums). Lanes first exchange words, so that each one stores 16 adjacent bytes, or 8 bytes if there
-  // are only 16 columns.
+  // Stores one pixel's channels together with the three lanes that hold the others: row g (half 0) or row g +
+  // 8 (half 1) of the warp's 16 rows (group_sums). `to`: address of the pixel; `inside`: whether the pixel
+  // exists. Lanes first exchange words, so that each lane stores 16 adjacent bytes at a time, or 8 bytes if
+  // there are only 16 columns.
   template <int Columns>
   __device__ static void store_row(const group_sums<T, Columns>& sums, int half, T* to, bool inside, int q) {
     const auto word = [&](int j) {

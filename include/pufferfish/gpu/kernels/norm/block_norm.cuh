@@ -65,6 +65,7 @@ __device__ inline void sum_over_block(const lanes<float, 8>& own, block_norm_mem
 struct block_rows {
   index_t rows, channels, channel;
 
+  /// For a matrix of row_count x channel_count elements.
   __device__ block_rows(index_t row_count, index_t channel_count)
       : rows(row_count),
         channels(channel_count),
