@@ -2,7 +2,8 @@
 #pragma once
 
 /// \file
-/// Sums of the columns of a matrix (the gradient of a bias), and rounding of sums in double to a gradient.
+/// Column sums of a matrix, which are the gradient of a bias, and the conversion of sums in double to a
+/// gradient in the parameter's type.
 
 #include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
@@ -11,7 +12,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// sums_n (+)= sum_m x_mn, in double, rounded once. x: M x N, any strides; sums: N elements.
+/// The definition: sums_n = sum_m x_mn, or with `add` sums_n += sum_m x_mn. Each sum is computed in double
+/// and rounded once. x: M x N, any strides; sums: N elements that do not overlap x.
 template <class T>
 void column_sums(const tensor_view<const T, 2>& x, T* sums, bool add) {
   for (index_t n = 0; n < x.extent(1); ++n) {
@@ -24,13 +26,13 @@ void column_sums(const tensor_view<const T, 2>& x, T* sums, bool add) {
 }  // namespace reference
 
 /// sums_n = sum_m x_mn, or with `add` sums_n += sum_m x_mn. x: M x N, contiguous rows, any row stride; sums:
-/// N elements that do not overlap x. Each column is summed in double and rounded once. Without rows the sums
-/// are 0 (with `add`: unchanged).
+/// N elements that do not overlap x. Each column is summed in double and rounded once. For M = 0 the sums are
+/// 0 (with `add`: unchanged).
 ///
-/// On the CPU, a sum runs from the first row to the last. Tasks are pieces of 512 columns, so a matrix of
-/// fewer columns is summed by one thread; bias_gradient (linear.hpp) splits the rows instead. On a device,
-/// the order depends on the shape and on whether x is aligned to 16 bytes; at most 16 rows are summed in
-/// float before a sum in double.
+/// On the CPU, a sum is computed from the first row to the last. A task sums 512 columns, so a matrix of at
+/// most 512 columns is summed by one thread; bias_gradient (linear.hpp) splits the rows among threads
+/// instead. On a device, the order of the additions depends on the shape and on whether x is aligned to 16
+/// bytes. At most 16 rows are summed in float before they are added to a sum in double.
 ///
 /// \code
 /// ops::column_sums<float>(ctx, dz, dbias, false);
@@ -54,17 +56,17 @@ void column_sums(context<Device>& ctx, const tensor_view<const T, 2>& x, paramet
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, column_sums);
 
-/// Destination of the gradient of a small parameter, in the memory of the context's device: overwritten, or
-/// added to if `add` is set. `data` is not owned.
+/// Destination of the gradient of a small parameter, in the memory of the context's device. The gradient
+/// overwrites `data`, or is added to it if `add` is set. `data` is not owned.
 template <class T>
 struct sum_target {
   T* data = nullptr;
   bool add = false;
 };
 
-/// to_i = sums_i, or to_i += sums_i with to.add, computed in double and rounded once. For passes that compute
-/// the gradient of a small parameter as a by-product and sum it in double. `size` elements each, in host
-/// memory; runs in the calling thread.
+/// to_i = sums_i, or with to.add to_i += sums_i, computed in double and rounded once. Used by passes that
+/// compute the gradient of a small parameter as a by-product. sums and to.data: `size` elements each, in host
+/// memory. Runs in the calling thread.
 template <class T>
 void store_sums(const double* sums, const sum_target<T>& to, index_t size) {
   for (index_t i = 0; i < size; ++i) {

@@ -2,9 +2,10 @@
 #pragma once
 
 /// \file
-/// y = x W + b over rows, with its gradients: the plain reference and the fast form.
+/// The linear map y = x w + b of the rows of x, and its gradients: a plain reference and the fast
+/// implementation.
 ///
-/// Weights are stored [in][out], outputs innermost. The three products and the gradient of the bias are
+/// Weights are stored as [in][out] with contiguous rows. The three products and the gradient of the bias are
 /// separate calls, since layers need different subsets of them:
 ///
 /// \code
@@ -31,7 +32,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// y_mn = sum_k x_mk w_kn + b_n. x: M x K, w: K x N, bias: N elements or nullptr, y: M x N.
+/// The definition: y_mn = sum_k x_mk w_kn + b_n. Each sum is computed in double and rounded; the bias is then
+/// added in T. x: M x K, w: K x N, y: M x N, any strides; bias: N elements or nullptr. y overlaps no input.
+/// Throws shape_error if the shapes do not fit.
 template <class T>
 void linear_forward(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& w, const T* bias,
                     const tensor_view<T, 2>& y) {
@@ -46,14 +49,17 @@ void linear_forward(const tensor_view<const T, 2>& x, const tensor_view<const T,
 
 namespace detail {
 
-/// Rows of a tile, so that its input and output stay in the second-level cache.
+/// Number of rows of a tile whose input (`depth` elements a row) and output (`columns` elements a row) fill
+/// at most 384 KiB of the second-level cache. The number is a multiple of 24, unless it is limited to 4096;
+/// it is at least 24, however long the rows are.
 template <class T>
 index_t tile_rows(index_t depth, index_t columns) {
   constexpr index_t cache = index_t{384} * 1024 / static_cast<index_t>(sizeof(T));
   return std::clamp<index_t>(cache / std::max<index_t>(1, depth + columns) / 24 * 24, 24, 4096);
 }
 
-/// Adds `bias`, unless nullptr, to every row of y (contiguous rows), in the calling thread.
+/// Adds `bias` (one element for each column, or nullptr: no bias) to every row of y, in the calling thread.
+/// y: contiguous rows, any row stride.
 template <class T>
 void add_bias(const tensor_view<T, 2>& y, const T* bias) {
   if (bias == nullptr) return;
@@ -63,7 +69,8 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
   }
 }
 
-/// Reports the algorithm of a product of matrices of the extents a and b (kernel_report.hpp).
+/// Reports that a product of matrices of extents a and b uses the named algorithm, if reports are enabled
+/// (linalg/kernel_report.hpp).
 template <class T>
 void report_product(const char* algorithm, const extents<2>& a, const extents<2>& b) {
   pufferfish::detail::report_kernel<T>("product", algorithm, [&] {
@@ -71,13 +78,15 @@ void report_product(const char* algorithm, const extents<2>& a, const extents<2>
   });
 }
 
-/// True if a product of `rows` rows pays for a copy of its weight in panels. (Measured: from 960 x 128 x 512
-/// to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time of the product without a copy.)
+/// Whether packing the weight into panels makes a product of `rows` rows faster. (Measured: from
+/// 960 x 128 x 512 to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time of the product without a
+/// packed weight.)
 inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96 && depth >= 32; }
 
-/// y (+)= x w + b. x, y: contiguous rows; w: K x N, any strides. `moments`, unless nullptr, receives the
-/// moments of y's columns. Without moments, tall products use row_product; others read x in place and pack w
-/// at most once.
+/// y = x w + bias, or with `add` y += x w + bias. x: M x K and y: M x N, contiguous rows, any row stride; w:
+/// K x N, any strides; bias: N elements or nullptr. y overlaps no input. `moments`, unless nullptr, receives
+/// the moments of y's columns. Without moments, products of many rows use row_product. All other products
+/// pack w at most once; they pack tiles of x only if that pays.
 template <class T>
 void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
@@ -87,7 +96,7 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
     report_product<T>("rows in place, weight in panels", x.shape(), w.shape());
     return row_product<T>(ctx, x, w, y, add, bias);
   }
-  // Wide products use tiles with enough rows to pay for packing them.
+  // Wide products use tiles with enough rows to pay for packing.
   const index_t tile =
       std::max<index_t>(tile_rows<T>(depth, columns), columns >= 192 && rows >= 384 ? 192 : 24);
   const index_t tiles = y.empty() ? 0 : (rows + tile - 1) / tile;
@@ -113,10 +122,13 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   });
 }
 
-/// dw (+)= x^T dy for a tall x, split over the rows; dw is dense. before(first, count, worker) is called for
-/// each tile of rows before it is multiplied, for other work on the tile while it is in the cache. The tiles
-/// of different calls are disjoint and cover all rows; calls run in several threads, each with its own
-/// `worker`. With no rows, before() is called once with count = 0.
+/// dw = x^T dy, or with `accumulate` dw += x^T dy, for an x of many rows. x: M x K and dy: M x N, contiguous
+/// rows; dw: K x N, dense. The rows are split into parts (weight_splits), whose sums are added in order.
+///
+/// before(first, count, worker) is called before the rows first .. first + count - 1 are multiplied, for
+/// other work on these rows while they are in the cache. The rows of different calls are disjoint, and all
+/// calls together cover all rows. Calls run in several threads, each with its own `worker`. With M = 0,
+/// before() is called once with count = 0.
 template <class T, class Before>
 void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate,
@@ -145,7 +157,7 @@ void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2
   add_in_order(ctx, partials, splits - 1, dw.data(), dw.size());
 }
 
-/// Throws shape_error, naming the operation `what`, unless x w has the shape of y.
+/// Throws shape_error unless x w has the shape of y. `what`: the operation's name, for the error text.
 inline void check_linear(const char* what, const extents<2>& x, const extents<2>& w, const extents<2>& y) {
   if (x[1] != w[0] || w[1] != y[1] || x[0] != y[0]) {
     pufferfish::detail::throw_error<shape_error>(
@@ -155,11 +167,14 @@ inline void check_linear(const char* what, const extents<2>& x, const extents<2>
 
 }  // namespace detail
 
-/// y_mn = sum_k x_mk w_kn + b_n. x: M x K, w: K x N, y: M x N, dense; bias: N elements or nullptr. y is
+/// y_mn = sum_k x_mk w_kn + b_n. x: M x K, w: K x N, y: M x N, all dense; bias: N elements or nullptr. y is
 /// overwritten and overlaps no input. `moments`, unless nullptr, receives the mean and variance of y's
-/// columns while the rows are in the cache; see moment_parts. A device ignores it (collects_moments). M = 0
-/// and K = 0 are allowed (an empty sum is 0). Sums as in wide_product; those of bfloat16 are float, and
-/// numbers below 2^-126 may count as 0 in them. Throws shape_error if the shapes do not fit.
+/// columns, which are collected while the rows are in the cache; see moment_parts. A device ignores
+/// `moments`; see collects_moments. M = 0 and K = 0 are allowed (an empty sum is 0). Throws shape_error if
+/// the shapes do not fit.
+///
+/// Sums are computed as in wide_product; those of 16-bit factors are in float. In products of bfloat16,
+/// operands or sums whose magnitude is below 2^-126 may count as 0.
 template <class T, class Device>
 void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& w,
                     const T* bias, const tensor_view<T, 2>& y, moment_parts<T>* moments = nullptr) {
@@ -179,8 +194,9 @@ void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, cons
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, linear_forward);
 
-/// dx = dy w^T, or with `add` dx += dy w^T. dy: M x N, w: K x N, dx: M x K, dense; dx overlaps no input.
-/// Throws shape_error if the shapes do not fit.
+/// Gradient of the input of linear_forward: dx = dy w^T, or with `add` dx += dy w^T. dy: M x N, w: K x N, dx:
+/// M x K, all dense; dx overlaps no input. Sums are computed as in linear_forward. Throws shape_error if the
+/// shapes do not fit.
 template <class T, class Device>
 void linear_backward_input(context<Device>& ctx, const tensor_view<const T, 2>& dy,
                            const tensor_view<const T, 2>& w, const tensor_view<T, 2>& dx, bool add = false) {
@@ -203,13 +219,14 @@ void linear_backward_input(context<Device>& ctx, const tensor_view<const T, 2>& 
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_input);
 
-/// dw = x^T dy, or with `accumulate` dw += x^T dy. x: M x K, dy: M x N, dw: K x N, dense; dw overlaps no
-/// input. Throws shape_error if the shapes do not fit.
+/// Gradient of the weight of linear_forward: dw = x^T dy, or with `accumulate` dw += x^T dy. x: M x K, dy:
+/// M x N, dw: K x N, all dense; dw overlaps no input. M = 0 is an empty sum. Throws shape_error if the shapes
+/// do not fit.
 ///
-/// On the CPU, the sum over rows is split into parts that are added in order. Scratch: up to 15 partial sums
-/// of the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least 512 and M at most
-/// 8192; for bfloat16 multiplied in pairs, 128 (K + 48) pairs for each thread. A device takes no scratch;
-/// sums of 16-bit factors are not rounded to 16 bits.
+/// On the CPU, the sum over rows is split into parts whose sums are added in order. Scratch memory holds up
+/// to 15 partial sums of the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least
+/// 512 and M at most 8192. If bfloat16 is multiplied in pairs, each thread needs another 128 (K + 48) pairs.
+/// A device needs no scratch memory, and does not round sums of 16-bit factors to 16 bits.
 template <class T, class Device>
 void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                             const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
@@ -227,7 +244,7 @@ void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>&
       linear_backward_weight<float>(ctx, from, gradient, dw, accumulate || !first);
     });
   } else {
-    // Wide gradients pay for a packed copy of x. With very many rows the copy would take too much memory.
+    // Packing x pays for wide gradients. With very many rows, the packed copy would take too much memory.
     constexpr index_t wide = 512, most_rows = 8192;
     const bool packs = dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows;
     detail::report_product<T>(packs ? "both operands in panels" : "sums of parts of the rows",
@@ -240,9 +257,10 @@ void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>&
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_weight);
 
-/// db_n = sum_m dy_mn, or with `accumulate` db_n += this sum. dy: M x N, contiguous rows, any row stride; db:
-/// N elements. Summed in double and rounded once: on the CPU in up to 64 parts of at least 256 rows whose
-/// boundaries depend on M alone, in fixed order; on a device as column_sums.
+/// Gradient of the bias of linear_forward: db_n = sum_m dy_mn, or with `accumulate` db_n += sum_m dy_mn. dy:
+/// M x N, contiguous rows, any row stride; db: N elements that do not overlap dy. Each sum is computed in
+/// double and rounded once. On the CPU it has up to 64 parts of at least 256 rows, which are added in order;
+/// their boundaries depend on M alone. On a device, the sum is that of column_sums.
 template <class T, class Device>
 void bias_gradient(context<Device>& ctx, const tensor_view<const T, 2>& dy, parameter_t<T>* db,
                    bool accumulate) {

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: products of 16-bit rows on the CPU by the float kernels. Blocks of rows are widened to float in
-/// scratch, multiplied, and rounded once. The blocks depend on shapes alone, so results are the same bits for
-/// any number of threads.
+/// Internal: products of 16-bit rows on the CPU by the float kernels. Blocks of rows are converted to float
+/// in scratch memory and multiplied, and each result is rounded once. The blocks depend on shapes alone, so
+/// results do not depend on the number of threads.
 
 #include <algorithm>
 
@@ -16,11 +16,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
 /// Number of rows that are converted to float at once: about 8 MiB of floats, but at least one row.
+/// `columns`: number of floats a row needs, input and output together.
 inline index_t widened_rows(index_t columns) {
   return std::max<index_t>(1, (index_t{2} << 20) / std::max<index_t>(1, columns));
 }
 
-/// y = x for matrices of the same extents whose rows are contiguous.
+/// Converts the elements of x to the type of y: y_mn = x_mn, rounded if the type of y is narrower. x and y
+/// have the same extents, contiguous rows and any row stride, and do not overlap.
 template <class From, class To>
 void convert_rows(context<device::cpu>& ctx, const tensor_view<From, 2>& x, const tensor_view<To, 2>& y) {
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, convert<std::remove_const_t<From>, To>);
@@ -31,19 +33,22 @@ void convert_rows(context<device::cpu>& ctx, const tensor_view<From, 2>& x, cons
   });
 }
 
-/// Number of rows in each part of the moments (column means and variances) of a matrix.
+/// Number of rows in each part of the moments (column means and variances) of a matrix with `columns`
+/// columns: about 32768 elements, but at least moment_block rows.
 inline index_t moment_rows(index_t columns) {
   return std::max<index_t>(moment_block, 32768 / std::max<index_t>(1, columns));
 }
 
-/// Prepares `moments` (column means and variances, in parts) for a matrix of the shape of y; add_row_moments
-/// fills them later. Call it before other scratch is taken from the frame, since `moments` takes its memory
-/// there.
+/// Prepares `moments` (column means and variances, in parts) for a matrix of the shape of y. Must be called
+/// before other scratch is taken from the frame that `moments` uses, since the memory of the parts is taken
+/// from it.
 template <class T>
 void start_row_moments(const tensor_view<T, 2>& y, moment_parts<T>& moments) {
   const index_t rows = moment_rows(y.extent(1));
   moments.start((y.extent(0) + rows - 1) / rows, y.extent(1));
 }
+/// Adds all rows of y (contiguous rows) to `moments`, which start_row_moments has prepared for the same
+/// shape.
 template <class T>
 void add_row_moments(context<device::cpu>& ctx, const tensor_view<T, 2>& y, moment_parts<T>& moments) {
   const index_t rows = moment_rows(y.extent(1));
@@ -53,10 +58,12 @@ void add_row_moments(context<device::cpu>& ctx, const tensor_view<T, 2>& y, mome
   });
 }
 
-/// y = x w + bias for 16-bit elements; with `add`, the result is added to y. Sums are in float and rounded
-/// once. w may be a transposed view. `moments`, unless nullptr, receives the column moments of the rounded y.
-/// The function multiply(x, w, bias, y) computes blocks of rows in float; with `add`, it must add its result
-/// to its y.
+/// y = x w + bias for 16-bit elements, or with `add` y += x w + bias. x: M x K and y: M x N, contiguous rows;
+/// w: K x N, contiguous rows or contiguous columns; bias: N elements or nullptr. Sums are in float; each
+/// result is rounded once. `moments`, unless nullptr, receives the column moments of the rounded y.
+///
+/// multiply(x, w, bias, y) computes blocks of rows in float. It must add its result to its y if `add` is set,
+/// and overwrite its y otherwise.
 template <class T, class Multiply>
 void narrow_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                  const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
@@ -86,8 +93,9 @@ void narrow_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   if (moments != nullptr) add_row_moments(ctx, y, *moments);
 }
 
-/// Calls product(x, dy, first) for blocks of rows of x and dy in float; `first`: the first block. There is at
-/// least one call.
+/// Converts x and dy (16-bit, contiguous rows) to float in blocks of the same rows, and calls
+/// product(x_block, dy_block, first) for each pair of blocks, in order. `first` is true in the first call
+/// only. If there are no rows, product is called once with empty blocks.
 template <class T, class Product>
 void narrow_weight_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                             const tensor_view<const T, 2>& dy, Product&& product) {

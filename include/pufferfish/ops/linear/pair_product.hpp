@@ -3,9 +3,10 @@
 
 /// \file
 /// Internal: products of rows of bfloat16 by kernels that multiply pairs of elements (bf16_pair in
-/// linalg/gemm/micro_kernels.hpp), twice as many products per instruction as the float kernels. Rows of
-/// activations are read in place, as pairs of adjacent elements. The weight is copied to panels of pairs of
-/// its rows. Sums are float; each result is rounded once.
+/// linalg/gemm/micro_kernels.hpp). An instruction of these kernels computes twice as many products as one of
+/// the float kernels. Rows of activations are read in place, as pairs of adjacent elements. The weight is
+/// packed into panels whose elements are pairs of vertically adjacent elements of the weight. Sums are in
+/// float; each result is rounded once.
 
 #include <algorithm>
 
@@ -19,14 +20,15 @@ namespace ops::detail {
 using pufferfish::detail::bf16_pair;
 using pufferfish::detail::has_pairs;
 
-/// True if products of rows of T are computed in pairs: has_pairs(), and the depth is even, so that no pair
-/// reaches into the next row.
+/// Whether products of rows of T are computed in pairs: the machine has the kernels (has_pairs), and the
+/// depth is even, so that no pair contains elements of two rows.
 template <class T>
 bool multiplies_pairs(index_t depth) {
   return depth > 0 && depth % 2 == 0 && has_pairs<T>();
 }
 
-/// The elements of x as pairs along its last axis, whose extent is even; other strides must be even, too.
+/// View of the elements of x as pairs along the last axis. The extent of the last axis and the strides of the
+/// other axes must be even, and the last axis contiguous (not checked).
 template <class T, std::size_t N>
 tensor_view<const bf16_pair, N> as_pairs(const tensor_view<const T, N>& x) {
   extents<N> shape = x.shape(), strides{};
@@ -36,8 +38,9 @@ tensor_view<const bf16_pair, N> as_pairs(const tensor_view<const T, N>& x) {
   return {reinterpret_cast<const bf16_pair*>(x.data()), shape, strides};
 }
 
-/// Copies rows of T to pairs of adjacent rows, in the calling thread: to[i] = {row 2 i, row 2 i + 1}; the row
-/// after the last one counts as zeros. to: (rows + 1) / 2 rows of `columns` pairs, row stride to_stride.
+/// Interleaves each two adjacent rows to a row of pairs, in the calling thread: to[i][j] = {from[2 i][j],
+/// from[2 i + 1][j]}. If the number of rows is odd, a row of zeros is added. `to`: (rows + 1) / 2 rows of
+/// `columns` pairs, row stride `to_stride`. Strides are in elements.
 template <class T>
 void pair_up_rows(const T* from, index_t row_stride, index_t rows, index_t columns, bf16_pair* to,
                   index_t to_stride) {
@@ -47,8 +50,8 @@ void pair_up_rows(const T* from, index_t row_stride, index_t rows, index_t colum
   }
 }
 
-/// Pairs of adjacent rows of a dense matrix of `rows` (an even number) x `columns` elements, in scratch:
-/// [rows / 2][columns].
+/// Interleaves adjacent rows of w (dense, `rows` x `columns` elements, an even number of rows) as
+/// pair_up_rows does, in parallel. Returns the pairs, [rows / 2][columns], in memory of `frame`.
 template <class T>
 bf16_pair* paired_rows(context<device::cpu>& ctx, scratch_frame& frame, const T* w, index_t rows,
                        index_t columns) {
@@ -60,8 +63,9 @@ bf16_pair* paired_rows(context<device::cpu>& ctx, scratch_frame& frame, const T*
   return pairs;
 }
 
-/// y = sums + bias, or with `add` y += sums + bias, for rows x columns float sums; each result is rounded
-/// once. bias: `columns` elements or nullptr. Runs in the calling thread.
+/// y = sums + bias, or with `add` y += sums + bias; each result is computed in float and rounded once. sums:
+/// `rows` x `columns`, dense; bias: `columns` elements or nullptr; y: contiguous rows, row stride `y_stride`.
+/// Runs in the calling thread.
 template <class T>
 void round_rows(const float* sums, index_t rows, index_t columns, const float* bias, bool add, T* y,
                 index_t y_stride) {
@@ -71,11 +75,13 @@ void round_rows(const float* sums, index_t rows, index_t columns, const float* b
   }
 }
 
-/// The right operand of products of pairs: a matrix K x N in panels of pairs of rows, [panel][K / 2][width].
+/// Right operand of products of pairs: a K x N matrix that has been packed into panels of pairs of vertically
+/// adjacent elements, [panel][K / 2][width of a panel].
 template <class T>
 class pair_operand {
  public:
-  /// w: K x N for an even K, dense rows or dense columns. The copy is in `frame`.
+  /// Packs w (K x N, K even, dense rows or dense columns) into memory of `frame`, in parallel. The frame must
+  /// outlive this object.
   pair_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& w)
       : depth_(w.extent(0) / 2),
         columns_(w.extent(1)),
@@ -86,12 +92,13 @@ class pair_operand {
     });
   }
 
+  /// Number of panels.
   index_t panels() const { return panels_; }
-  /// The first column of a panel; for the number of panels, the number of columns.
+  /// First column of a panel; number of columns if `panel` is the number of panels.
   index_t first_column(index_t panel) const { return std::min(columns_, panel * kernels_.width()); }
 
-  /// sums = a w for some rows of a and the columns of panels first .. last - 1, in the calling thread. sums:
-  /// rows of a x these columns, dense.
+  /// sums = a w for the columns of the panels first .. last - 1, in the calling thread. a: rows x K,
+  /// contiguous rows, an even row stride; sums: rows x (number of these columns), dense, overwritten.
   void multiply(const tensor_view<const T, 2>& a, index_t first, index_t last, float* sums) const {
     const index_t begin = first_column(first);
     const row_tile<bf16_pair> tile(kernels_, as_pairs(a), {sums, {a.extent(0), first_column(last) - begin}},
@@ -103,9 +110,11 @@ class pair_operand {
   }
 
  private:
+  // Number of pairs in a panel.
   index_t panel_size() const { return depth_ * kernels_.width(); }
 
-  // Pairs of rows of w, columns first .. first + width() - 1; zeros after the last column.
+  // Packs columns first .. first + width() - 1 of w into one panel; columns after the last one of w are
+  // zeros.
   void copy_panel(const tensor_view<const T, 2>& w, index_t first, bf16_pair* to) const {
     if (w.stride(1) != 1) return kernels_.copy_right(transpose(as_pairs(transpose(w))), first, to);
     const index_t width = kernels_.width(), columns = std::min(width, columns_ - first);
@@ -120,16 +129,17 @@ class pair_operand {
   bf16_pair* data_;
 };
 
-/// y = x w + bias for bfloat16, or with `add` y += x w + bias; multiplies_pairs() is true for the depth.
-/// `moments`, unless nullptr, receives the column moments of the rounded y. The tasks depend on shapes alone,
-/// so bits do not depend on the number of threads.
+/// y = x w + bias for bfloat16, or with `add` y += x w + bias. Shapes are those of linear_forward; w may be a
+/// transposed view; multiplies_pairs() must be true for the depth. `moments`, unless nullptr, receives the
+/// column moments of the rounded y. Tasks depend on shapes alone, so results do not depend on the number of
+/// threads.
 template <class T>
 void pair_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& w,
                const T* bias, const tensor_view<T, 2>& y, moment_parts<T>* moments, bool add) {
   const index_t rows = y.extent(0), columns = y.extent(1);
   row_cut cut(rows, w.extent(0) / 2, panel_kernels<bf16_pair>().right_panels(columns));
   if (moments != nullptr) {
-    cut.groups = 1;  // a part of the moments needs whole rows
+    cut.groups = 1;  // one task computes whole rows, since moments are collected by rows
     moments->start(cut.tiles, columns);
   }
   if (y.empty()) return;
@@ -151,9 +161,10 @@ void pair_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, cons
   });
 }
 
-/// Computes dw (+)= x^T dy for bfloat16, from pairs of adjacent rows of x and of dy, which are copied one
-/// tile of rows after the other; has_pairs() is true and dw is not empty. The rows are split as weight_splits
-/// says, and the sums of the parts are added in order; a large dw is cut into groups of columns instead.
+/// dw = x^T dy for bfloat16, or with `accumulate` dw += x^T dy. x: M x K and dy: M x N, contiguous rows; dw:
+/// K x N, float, dense, not empty. has_pairs() must be true. A task interleaves a tile of at most 256 rows
+/// of x and of dy at a time into pairs. The rows are split into parts (weight_splits), whose sums are added
+/// in order. If there are few parts, the columns of dw are also split into groups, for about 16 tasks in all.
 template <class T>
 void pair_weight_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<float, 2>& dw,

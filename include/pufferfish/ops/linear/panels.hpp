@@ -2,12 +2,13 @@
 #pragma once
 
 /// \file
-/// Internal: products of matrices that have been packed into panels, a few vectors wide for the right
-/// operand, a few rows high for the left one. Data of the next block are prefetched meanwhile.
+/// Internal: products of matrices that have been packed into panels. A panel of the right operand is a few
+/// vectors wide; a panel of the left operand is a few rows high. A kernel reads both from beginning to end
+/// and can prefetch the data of the next block meanwhile.
 ///
-/// A panel of the right operand is stored [K][width()]: row k holds elements k of width() consecutive
-/// columns. A panel of the left operand is stored [K][rows()]: row k holds elements k of rows() consecutive
-/// rows. A kernel reads both from beginning to end. Columns and rows that do not exist are zeros.
+/// A panel of the right operand is stored as [K][width()]: row k of the panel holds elements k of width()
+/// consecutive columns. A panel of the left operand is stored as [K][rows()]: row k of the panel holds
+/// elements k of rows() consecutive rows. Columns and rows beyond the end of the operand are zeros.
 
 #include <algorithm>
 #include <cstddef>
@@ -23,7 +24,8 @@ namespace ops::detail {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/linear/panels.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Prefetches the rows of a block of a result, soon to be added to or written.
+/// Prefetches a block of a result (rows x columns, row stride c_step in elements) for writing. Has no effect
+/// for compilers without __builtin_prefetch.
 template <class T>
 void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -36,8 +38,8 @@ void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
 #endif
 }
 
-/// Panel sizes for an instruction set, and the kernels that work on panels. Small and immutable: any number
-/// of threads may use one object. No member checks its arguments.
+/// The sizes of panels for an instruction set, and the kernels that work on panels. The object is small and
+/// immutable, so any number of threads may use it. No member checks its arguments.
 ///
 /// \code
 /// const panel_kernels<T> kernels;
@@ -52,40 +54,49 @@ class panel_kernels {
   using result_type = pufferfish::detail::product_result_t<T>;
   static_assert(sizeof(T) == sizeof(result_type), "both operands and the result have steps in elements");
 
+  /// `target`: an instruction set for which isa_available() is true. For pairs of bfloat16, has_pairs() must
+  /// be true, too.
   explicit panel_kernels(isa target = widest_isa())
       : table_(&pufferfish::detail::kernels_for<T>(target)),
         copy_(PUFFERFISH_KERNEL(target, panels, copy_panel<T>)),
         vectors_(table_->widest_adjacent),
         rows_(table_->adjacent[vectors_ - 1].by_rows[0].rows) {}
 
-  /// Columns of a panel of the right operand; rows of a panel of the left operand.
+  /// Number of columns of a panel of the right operand.
   index_t width() const { return vectors_ * table_->lanes; }
+  /// Number of rows of a panel of the left operand.
   index_t rows() const { return rows_; }
+  /// Number of elements of a vector.
   index_t lanes() const { return table_->lanes; }
 
   /// Number of panels of a right operand with `columns` columns.
   index_t right_panels(index_t columns) const { return (columns + width() - 1) / width(); }
+  /// Number of panels of a left operand with `rows` rows.
   index_t left_panels(index_t rows) const { return (rows + rows_ - 1) / rows_; }
 
-  /// Packs columns first .. of b (K x N, any strides) into a panel [K][width()], zeros after the last column.
+  /// Packs columns first .. first + width() - 1 of b (K x N, any strides) into the panel `to`, [K][width()];
+  /// zeros after the last column of b.
   void copy_right(const tensor_view<const T, 2>& b, index_t first, T* to) const {
     copy_(b.data() + first * b.stride(1), b.stride(0), b.stride(1), b.extent(0),
           std::min(width(), b.extent(1) - first), to, width());
   }
-  /// Packs rows first .. of a (M x K, any strides) into a panel: [K][rows()], zeros below the last row.
+  /// Packs rows first .. first + rows() - 1 of a (M x K, any strides) into the panel `to`, [K][rows()]; zeros
+  /// after the last row of a.
   void copy_left(const tensor_view<const T, 2>& a, index_t first, T* to) const {
     copy_(a.data() + first * a.stride(0), a.stride(1), a.stride(0), a.extent(1),
           std::min(rows_, a.extent(0) - first), to, rows_);
   }
 
-  /// Memory that the first kernel of a product prefetches while it computes: an address every `step` bytes.
+  /// Memory that multiply() prefetches: while its first kernel computes, one address for each step of the
+  /// depth, beginning at `from` and increasing by `step` bytes. `from` = nullptr: no prefetch.
   struct prefetch {
     const void* from = nullptr;
     index_t step = 0;
   };
 
-  /// c (+)= a b for one panel of b: `depth` rows, row stride right_step. a: `count` rows, strides
-  /// row_step and depth_step; c: `columns` <= width() columns, row stride c_step. Strides in elements.
+  /// c = a b, or with `accumulate` c += a b, for one panel b, in the calling thread. a: `count` x `depth`,
+  /// strides row_step and depth_step; b: `depth` rows, row stride right_step; c: `count` x `columns`, row
+  /// stride c_step, 1 <= columns <= width(), overlaps no operand. depth >= 1. Strides are in elements.
   void multiply(const T* a, index_t row_step, index_t depth_step, index_t count, const T* b,
                 index_t right_step, index_t depth, result_type* c, index_t c_step, index_t columns,
                 bool accumulate, const prefetch& soon = {}) const {
@@ -99,7 +110,8 @@ class panel_kernels {
     block.prefetch = soon.from;
     block.prefetch_step = soon.step;
     if (columns % lanes == 0) return pufferfish::detail::run_rows(list, block, count);
-    // If the last vector exceeds the result, the block is computed in a temporary array, then copied.
+    // If the last vector exceeds the result's columns, the block is computed in a temporary array. Its valid
+    // part is then copied or added to the result.
     constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
     alignas(64) result_type beside[static_cast<std::size_t>(most_rows * most_columns)];
     block.result_step = most_columns * size;
@@ -117,7 +129,8 @@ class panel_kernels {
     }
   }
 
-  /// The same for many rows: while a block of rows is computed, the next rows of c are prefetched.
+  /// The same as multiply(), for many rows: while rows() rows are computed, the next rows() rows of c are
+  /// prefetched.
   void multiply_rows(const T* a, index_t row_step, index_t depth_step, index_t count, const T* b,
                      index_t right_step, index_t depth, result_type* c, index_t c_step, index_t columns,
                      bool accumulate) const {

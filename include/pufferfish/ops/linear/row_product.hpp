@@ -18,11 +18,14 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// How a row_product is cut into tasks; depends on shapes alone.
+/// How a row_product is cut into tasks. A task multiplies a tile of rows by a group of panels. The cut
+/// depends on shapes alone, so that results do not depend on the number of threads.
 struct row_cut {
-  index_t tile;           ///< rows that stay in the second-level cache
-  index_t tiles, groups;  ///< number of tiles of rows, of groups of panels
+  index_t tile;           ///< number of rows of a tile, few enough for the second-level cache
+  index_t tiles, groups;  ///< number of tiles of rows, and of groups of panels
 
+  /// The cut for a left operand of rows x depth elements and a right operand of `panels` panels. There are
+  /// several groups only if there are at most 8 tiles.
   row_cut(index_t rows, index_t depth, index_t panels)
       : tile(std::clamp<index_t>(65536 / std::max<index_t>(1, depth) / 24 * 24, 24, 96)),
         tiles((rows + tile - 1) / tile),
@@ -30,18 +33,23 @@ struct row_cut {
 };
 
 /// Product of a tile of rows of the left operand with panels of the right operand, one block of the depth at
-/// a time. Each kernel prefetches one cache line per row of the block: of the next rows of the left operand
-/// during the first panel, and of the next panel during later ones.
+/// a time. Each call of a kernel prefetches one cache line for each step of the depth. During the first panel
+/// these lines hold the next rows of the left operand, if its rows are stored without gaps; else they hold
+/// the next panel.
 template <class T>
 class row_tile {
  public:
   using result_type = typename panel_kernels<T>::result_type;
 
+  /// a: the rows of the tile, contiguous rows; c: the same rows of the result. `add`: whether multiply() adds
+  /// to c or overwrites it.
   row_tile(const panel_kernels<T>& kernels, const tensor_view<const T, 2>& a,
            const tensor_view<result_type, 2>& c, bool add)
       : kernels_(kernels), a_(a), c_(c), blocks_(a.extent(1), 1024), add_(add) {}
 
-  /// right: the panel. The next panel follows it in memory, unless this is the last one.
+  /// Computes the columns column .. column + width() - 1 of the tile's result. `right`: the packed panel of
+  /// these columns. `first`: whether this is the first panel that the tile is multiplied by. `last`: whether
+  /// no other panel follows this one in memory.
   void multiply(index_t column, const T* right, bool first, bool last) const {
     const index_t columns = std::min(kernels_.width(), c_.extent(1) - column);
     const bool fetch_rows = first && a_.stride(0) == a_.extent(1);
@@ -82,12 +90,12 @@ class row_tile {
 
 }  // namespace detail
 
-/// c = a b, or with `add` c += a b; `bias` (N elements, or nullptr) is added to every row of c. a: M x K,
-/// contiguous rows, any row stride; b: K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0
-/// is an empty sum. Throws shape_error if the shapes do not fit.
+/// c = a b + bias, or with `add` c += a b + bias. a: M x K, contiguous rows, any row stride; b: K x N, any
+/// strides; bias: N elements or nullptr; c: M x N, contiguous rows, overlaps no operand. K = 0 is an empty
+/// sum. Throws shape_error if the shapes do not fit.
 ///
-/// The CPU packs b into panels first (scratch of about the size of b), which pays for about a hundred rows
-/// and more; sums are in T. A device computes wide_product.
+/// The CPU first packs b into panels, in scratch memory of about the size of b. Packing pays from about a
+/// hundred rows on. Sums are in T. A device computes the product as wide_product.
 template <class T, class Device>
 void row_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                  const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {

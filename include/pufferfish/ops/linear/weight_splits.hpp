@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: how the rows of a weight gradient are split into parts with sums of their own, and the addition
-/// of these sums.
+/// Internal: how the rows of a weight gradient are split into parts that are summed separately, and the
+/// addition of these sums.
 
 #include <algorithm>
 
@@ -12,8 +12,9 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
-/// Number of parts into which the rows of a product x^T dy are split; few if the sums of a part are
-/// large. Depends on shapes alone, so that the result does not depend on the number of threads.
+/// Number of parts into which the rows of a product x^T dy are split: 1 to 16, of at least 256 rows each if
+/// there are several, and no more than 4 if the product (`elements` elements) has 1 MiB or more. The number
+/// depends on shapes alone, so that results do not depend on the number of threads.
 template <class T>
 index_t weight_splits(index_t rows, index_t elements) {
   constexpr index_t partial_bytes = index_t{4} << 20;
@@ -22,7 +23,9 @@ index_t weight_splits(index_t rows, index_t elements) {
                              std::max<index_t>(1, rows / 256));
 }
 
-/// target += the `count` arrays of `elements` elements stored one after another in `sums`, in order.
+/// Adds `count` arrays of `elements` elements each to `target`, element by element. The arrays are stored one
+/// after another in `sums`, and are added in this order, so the result does not depend on the number of
+/// threads.
 template <class T>
 void add_in_order(context<device::cpu>& ctx, const T* sums, index_t count, T* target, index_t elements) {
   constexpr index_t chunk = 4096;

@@ -2,11 +2,12 @@
 #pragma once
 
 /// \file
-/// c = a b and c += a b for matrices that are large in every direction: both operands are packed
-/// into panels once, and every element of the result is written once for each block of the depth.
+/// c = a b and c += a b for matrices that are large in every direction. Both operands are packed into panels
+/// once, and every element of the result is written once for each block of the depth.
 ///
-/// Source: Goto, van de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008. Here a
-/// panel of the right operand stays in the second-level cache while all panels of the left one are read.
+/// Source: Goto, van de Geijn: "Anatomy of high-performance matrix multiplication", ACM TOMS 2008. In this
+/// implementation, a panel of the right operand stays in the second-level cache while all panels of the left
+/// operand are read.
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/gemm/gemm.hpp>
@@ -18,34 +19,40 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// The depth of a product, cut into the fewest blocks of at most `most` steps, of equal size except for the
-/// last.
+/// The depth of a product, cut into the fewest blocks of at most `most` steps. All blocks have the same size,
+/// except that the last one may be smaller.
 class depth_blocks {
  public:
   explicit depth_blocks(index_t depth, index_t most = 1536)
       : depth_(depth),
         count_((depth + most - 1) / most),
         step_(count_ == 0 ? 0 : (depth + count_ - 1) / count_) {}
+  /// Number of blocks; 0 if the depth is 0.
   index_t count() const { return count_; }
+  /// Number of steps of the depth in each block but the last.
   index_t step() const { return step_; }
+  /// First step of a block.
   index_t begin(index_t block) const { return block * step_; }
+  /// Number of steps in a block.
   index_t size(index_t block) const { return std::min(step_, depth_ - begin(block)); }
 
  private:
   index_t depth_, count_, step_;
 };
 
-/// The left operand of a wide product in panels, by blocks of the depth: [block][panel][step][rows].
+/// The left operand of a wide product in panels, by blocks of the depth: [block][panel][step][row of the
+/// panel].
 template <class T>
 struct left_panels {
   const T* data;
   index_t rows;
   depth_blocks blocks;
 
-  /// Elements of storage for a left operand; copy() packs `a` into it, in parallel over the panels.
+  /// Number of elements of storage for a left operand of rows x depth elements.
   static index_t storage_size(const panel_kernels<T>& kernels, index_t rows, index_t depth) {
     return kernels.left_panels(rows) * kernels.rows() * depth;
   }
+  /// Packs `a` (any strides) into `storage` (storage_size() elements), in parallel over the panels.
   static left_panels copy(context<device::cpu>& ctx, const panel_kernels<T>& kernels,
                           const tensor_view<const T, 2>& a, T* storage) {
     const left_panels result{storage, a.extent(0), depth_blocks(a.extent(1))};
@@ -62,15 +69,16 @@ struct left_panels {
     });
     return result;
   }
-  /// The address of a panel for one block of the depth.
+  /// Address of a panel's steps in one block of the depth.
   const T* at(const panel_kernels<T>& kernels, index_t block, index_t panel) const {
     return data +
            kernels.rows() * (kernels.left_panels(rows) * blocks.begin(block) + panel * blocks.size(block));
   }
 };
 
-/// One block of the depth of a product: c (+)= panels first .. last - 1 of the left operand times one
-/// panel of the right operand, in the rows of these panels. c: the columns of the right panel, all rows.
+/// c = a b, or with `accumulate` c += a b, for one block of the depth: panels first .. last - 1 of the left
+/// operand times one panel of the right operand, in the calling thread. c: all rows of the result, the
+/// columns of the right panel; only the rows of these left panels are written.
 template <class T>
 void multiply_left_panels(const panel_kernels<T>& kernels, const left_panels<T>& left, index_t block,
                           index_t first, index_t last, const T* right, const tensor_view<T, 2>& c,
@@ -91,14 +99,13 @@ void multiply_left_panels(const panel_kernels<T>& kernels, const left_panels<T>&
 
 }  // namespace detail
 
-/// c = a b, or with `add` c += a b; in both cases `bias` (N elements, or nullptr) is added to every row. a: M
-/// x K, b:
-/// K x N, any strides; c: M x N, contiguous rows, overlaps neither. K = 0 is an empty sum. Throws shape_error
-/// if the shapes do not fit.
+/// c = a b + bias, or with `add` c += a b + bias. a: M x K, b: K x N, any strides; bias: N elements or
+/// nullptr, added to every row; c: M x N, contiguous rows, overlaps no operand. K = 0 is an empty sum. Throws
+/// shape_error if the shapes do not fit.
 ///
-/// On the CPU, sums are in T, and rows of c that are not contiguous fail an assertion. Scratch: a packed copy
-/// of a, and a panel of b for each thread. A device computes sums in float (in double for T = double); it
-/// throws shape_error unless a and b each have dense rows or dense columns, and c dense rows.
+/// On the CPU, sums are in T, and rows of c that are not contiguous fail an assertion. Scratch memory holds a
+/// packed copy of a, and a panel of b for each thread. A device computes sums in float (in double for T =
+/// double); it throws shape_error unless a and b each have dense rows or dense columns, and c dense rows.
 ///
 /// \code
 /// ops::wide_product<float>(ctx, x, w, z, false, bias.data());  // z = x w + b
@@ -119,7 +126,7 @@ void wide_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const 
     scratch_frame frame(ctx.scratch());
     const auto left = detail::left_panels<T>::copy(
         ctx, kernels, a, frame.take<T>(detail::left_panels<T>::storage_size(kernels, rows, a.extent(1))));
-    // Few panels of columns are also cut into pieces of rows, so that there are tasks for many threads.
+    // If there are few panels of columns, the rows are also cut, so that there are tasks for many threads.
     const index_t panels = kernels.right_panels(columns), all_left = kernels.left_panels(rows);
     const index_t cuts = std::clamp<index_t>(24 / panels, 1, std::max<index_t>(1, all_left / 12));
     const index_t right_size = left.blocks.step() * kernels.width();
@@ -150,9 +157,10 @@ void wide_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const 
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, wide_product);
 
-/// Gradient of the weight of a wide product: dw = x^T dy, or dw += x^T dy with `accumulate`. x: M x in and
-/// dy: M x out, any strides; dw: in x out, contiguous rows, overlaps neither. Throws shape_error if the
-/// shapes do not fit. Scratch and requirements of a device are those of wide_product(x^T, dy).
+/// Gradient of the weight of a wide product: dw = x^T dy, or with `accumulate` dw += x^T dy. x: M x K and dy:
+/// M x N, any strides; dw: K x N, contiguous rows, overlaps no input. M = 0 is an empty sum. Throws
+/// shape_error if the shapes do not fit. Scratch memory and the strides that a device supports are those of
+/// wide_product for x^T and dy.
 template <class T, class Device>
 void wide_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,

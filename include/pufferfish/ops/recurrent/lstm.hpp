@@ -2,12 +2,13 @@
 #pragma once
 
 /// \file
-/// The elementwise part of one time step of an LSTM, forward and backward: the plain reference and the fast
-/// form, which reads and writes each operand once.
+/// The elementwise part of one time step of an LSTM, forward and backward: a plain reference and the fast
+/// implementation, which reads and writes each operand once.
 ///
-/// A row of gates has 4 * hidden elements: `hidden` each for input gate i, forget gate f, cell candidate g
-/// and output gate o, in PyTorch's order. Before the forward pass the caller adds to the gates the products
-/// of the input and of the previous output with their weights, and the bias:
+/// A row of gates has 4 * hidden elements: `hidden` elements each for the input gate i, the forget gate f,
+/// the cell candidate g and the output gate o, in PyTorch's order. Before the forward pass, the caller stores
+/// the preactivations in the gates: the products of the input and of the previous output with their weights,
+/// plus the bias.
 ///
 /// \code
 /// weight.multiply(ctx, h, gates, true);  // step_operand: gates += h W
@@ -15,8 +16,9 @@
 /// ops::lstm_backward<float>(ctx, gates, cell_before, cell, dy, dh, dcell, dcell);  // gates: now gradients
 /// \endcode
 ///
-/// Source: Hochreiter, Schmidhuber: "Long short-term memory", Neural Computation 9(8), 1997; the forget gate:
-/// Gers, Schmidhuber, Cummins, Neural Computation 12(10), 2000.
+/// Source: Hochreiter, Schmidhuber: "Long short-term memory", Neural Computation 9(8), 1997. The forget gate:
+/// Gers, Schmidhuber, Cummins: "Learning to forget: continual prediction with LSTM", Neural Computation
+/// 12(10), 2000.
 
 #include <cmath>
 #include <cstdint>
@@ -35,9 +37,10 @@ inline constexpr index_t lstm_gates = 4;
 namespace ops {
 namespace reference {
 
-/// With preactivations z in `gates`: i, f, o = sigmoid(z), g = tanh(z), cell = f before + i g, output = o
-/// tanh(cell), row by row. The activations replace z. gates: batch x 4 hidden; before: batch x hidden, or a
-/// null view for zeros; cell, output: batch x hidden.
+/// The definition of one time step. With the preactivations z_i, z_f, z_g and z_o in `gates`: i =
+/// sigmoid(z_i), f = sigmoid(z_f), g = tanh(z_g), o = sigmoid(z_o), cell = f before + i g, output = o
+/// tanh(cell). Each element is computed in double and rounded. The activations overwrite the preactivations.
+/// gates: batch x 4 hidden; before: batch x hidden, or a null view for zeros; cell, output: batch x hidden.
 template <class T>
 void lstm_forward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
                   const tensor_view<T, 2>& cell, const tensor_view<T, 2>& output) {
@@ -59,11 +62,16 @@ void lstm_forward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>&
   }
 }
 
-/// The gradients of lstm_forward. `gates` holds the activations and receives the gradient of the
-/// preactivations. The gradient of the output is dh = dy + dh_after. dc_after is the gradient of the cell
-/// from the next time step; dc_before receives the gradient of `before`. With t = tanh(cell) and dc =
-/// dc_after + dh o (1 - t^2): dz_i = dc g i (1 - i), dz_f = dc before f (1 - f), dz_g = dc i (1 - g^2), dz_o
-/// = dh t o (1 - o), dc_before = dc f. Null views of before, dy, dh_after and dc_after count as zeros.
+/// The definition of the gradients of lstm_forward. `gates` holds the activations, which are overwritten with
+/// the gradients dz of the preactivations. The gradient of the output has two parts: dh = dy + dh_after, from
+/// the next layer and from the next time step. dc_after is the gradient of the cell from the next time step;
+/// dc_before receives the gradient of `before`. With t = tanh(cell):
+///
+/// dc = dc_after + dh o (1 - t^2), dz_i = dc g i (1 - i), dz_f = dc before f (1 - f), dz_g = dc i (1 - g^2),
+/// dz_o = dh t o (1 - o), dc_before = dc f.
+///
+/// gates: batch x 4 hidden; all others: batch x hidden. Null views of before, dy, dh_after and dc_after count
+/// as zeros. Each element is computed in double and rounded.
 template <class T>
 void lstm_backward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
                    const tensor_view<const T, 2>& cell, const tensor_view<const T, 2>& dy,
@@ -92,8 +100,7 @@ void lstm_backward(const tensor_view<T, 2>& gates, const tensor_view<const T, 2>
 
 namespace detail {
 
-/// Operands of one row of a time step, forward and backward. `before`, `dy`, `dh` (the gradient dh_after) and
-/// `dc_after` may be nullptr, which counts as zeros.
+/// Operands of one row of a forward step. `before` may be nullptr, which counts as zeros.
 template <class T>
 struct lstm_row {
   T* gates;
@@ -101,6 +108,8 @@ struct lstm_row {
   T *cell, *output;
   index_t hidden;
 };
+/// Operands of one row of a backward step. `dh` is the gradient dh_after. `before`, `dy`, `dh` and `dc_after`
+/// may be nullptr, which counts as zeros.
 template <class T>
 struct lstm_gradient_row {
   T* gates;
@@ -113,13 +122,14 @@ struct lstm_gradient_row {
 #define PUFFERFISH_KERNEL_FILE <pufferfish/ops/recurrent/lstm.inc>
 #include <pufferfish/linalg/for_each_target.inc>
 
-/// Row b of a view, or nullptr for a null view.
+/// Address of row b of a view, or nullptr for a null view.
 template <class T>
 T* row_or_null(const tensor_view<T, 2>& view, index_t b) {
   return view.is_null() ? nullptr : view.data() + b * view.stride(0);
 }
 
-/// Throws shape_error unless gates is batch x 4 hidden and `other`, unless null, has the shape of cell.
+/// Throws shape_error unless `gates` is batch x 4 hidden for a cell of batch x hidden, and, if `given` is
+/// true, `other` has the shape of `cell`. `what`: the operation's name, for the error text.
 inline void check_lstm(const char* what, const extents<2>& gates, const extents<2>& cell,
                        const extents<2>& other, bool given) {
   if (gates != extents<2>{cell[0], lstm_gates * cell[1]} || (given && other != cell)) {
@@ -128,16 +138,17 @@ inline void check_lstm(const char* what, const extents<2>& gates, const extents<
   }
 }
 
-/// Cost of an element, with its exponentials, in elements of a cheap pass; for cutting work into tasks.
+/// Cost of an element of an LSTM, with its exponentials, in elements of a cheap elementwise pass. It
+/// determines the number of rows of a task.
 inline constexpr index_t lstm_row_weight = 16;
 
 }  // namespace detail
 
-/// One time step (formulas: reference::lstm_forward), on the CPU within a few units in the last place. gates:
-/// batch x 4 hidden, overwritten with the activations, which the backward pass needs; before: batch x hidden,
-/// or a null view for zeros; cell, output: batch x hidden, overwritten. Rows are contiguous; `cell` may be
-/// `before`, nothing else overlaps. A NaN preactivation gives a NaN activation. Throws shape_error if the
-/// shapes do not fit.
+/// One time step of an LSTM (formulas: reference::lstm_forward). gates: batch x 4 hidden, the preactivations,
+/// overwritten with the activations, which the backward pass needs; before: batch x hidden, or a null view
+/// for zeros; cell, output: batch x hidden, overwritten. All rows are contiguous, with any row stride. `cell`
+/// may be `before`; no other operands overlap. A NaN preactivation results in a NaN activation. On the CPU,
+/// the error is a few units in the last place. Throws shape_error if the shapes do not fit.
 template <class T, class Device>
 void lstm_forward(context<Device>& ctx, const tensor_view<T, 2>& gates, const tensor_view<const T, 2>& before,
                   const tensor_view<T, 2>& cell, const tensor_view<T, 2>& output) {
@@ -158,12 +169,12 @@ void lstm_forward(context<Device>& ctx, const tensor_view<T, 2>& gates, const te
 }
 PUFFERFISH_SEPARATE_OPERATION(sequence, lstm_forward);
 
-/// The gradients of lstm_forward (formulas: reference::lstm_backward). gates: the activations of the forward
-/// pass, overwritten with the gradient of the preactivations; before, cell: as in and from the forward pass;
-/// dy, dh_after, dc_after: batch x hidden; dc_before: batch x hidden, overwritten. before, dy, dh_after and
-/// dc_after may be null views, which count as zeros. Rows are contiguous; dc_before may be dc_after, nothing
-/// else overlaps. Throws shape_error if the shapes do not fit. dc_before is not a null view; only its shape
-/// is checked.
+/// Gradients of lstm_forward (formulas: reference::lstm_backward). gates: batch x 4 hidden, the activations
+/// of the forward pass, overwritten with the gradients of the preactivations; before, cell: the states before
+/// and after the forward pass; dy, dh_after, dc_after: batch x hidden; dc_before: batch x hidden,
+/// overwritten, not a null view (not checked). before, dy, dh_after and dc_after may be null views, which
+/// count as zeros. All rows are contiguous, with any row stride. dc_before may be dc_after; no other operands
+/// overlap. Throws shape_error if the shapes do not fit.
 template <class T, class Device>
 void lstm_backward(context<Device>& ctx, const tensor_view<T, 2>& gates,
                    const tensor_view<const T, 2>& before, const tensor_view<const T, 2>& cell,

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Products of few rows (a batch) with the same matrix, step after step: the hidden side of a recurrent
-/// layer. Every step reads the whole matrix, so its panels are stored in the order in which they are read,
-/// and each block prefetches the data of the next one.
+/// Products of few rows (a batch) with the same matrix in many time steps, for the recurrent weights of a
+/// layer. Every step reads the whole matrix. Its panels are therefore stored in the order in which they are
+/// read, and each block prefetches the data of the next block.
 ///
 /// \code
 /// scratch_frame frame(ctx.scratch());
@@ -18,9 +18,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace reference {
 
-/// c_g = a_g b_g, or c_g += a_g b_g, for each group g of columns, with sums in double. b: the K x N matrix of
-/// the first group; the matrices of consecutive groups are `group_step` elements apart; a: M x (G K); c: M x
-/// (G N). Throws shape_error if the shapes do not fit.
+/// The definition: c_g = a_g b_g, or with `add` c_g += a_g b_g, for each group g = 0 .. G - 1 of columns,
+/// with sums in double. b: the K x N matrix of the first group; the matrices of consecutive groups are
+/// `group_step` elements apart; a: M x (G K); c: M x (G N), overlaps no operand. Throws shape_error if the
+/// shapes do not fit.
 template <class T>
 void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b, index_t group_step,
                    const tensor_view<T, 2>& c, bool add) {
@@ -34,28 +35,31 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
 
 }  // namespace reference
 
-/// Right operand b of products c = a b of few rows, repeated in many time steps: one matrix, or the diagonal
-/// blocks (of one shape) of a block-diagonal matrix. It refers to the caller's matrix or to a packed copy,
-/// and copies of the object share that memory. multiply() is const: several contexts may use one operand at
-/// the same time. The specialization for a device (gpu/ops/lstm.hpp) has the same members with the same
-/// contract.
+/// Right operand b of products c = a b of few rows, which are repeated in many time steps. b is one matrix,
+/// or the diagonal blocks (all of one shape) of a block-diagonal matrix. A step_operand refers to the
+/// caller's matrix or to a packed copy of it; copies of the object share that memory. multiply() is const, so
+/// several contexts may use one operand at the same time. The specialization for a device (gpu/ops/lstm.hpp)
+/// has the same members with the same contract.
 template <class T, class Device = device::cpu>
 class step_operand;
 
+/// The operand on the CPU. Panels are packed as panel_kernels describes.
 template <class T>
 class step_operand<T, device::cpu> {
  public:
-  /// Whether one product with up down (`merged` elements) is faster than a product with each factor
-  /// (`factors` elements together), for `steps` products of `batch` rows. On the CPU never: it reads more
-  /// memory. On a device for few rows, since each small product has its own latency there, and at most four
-  /// times as many elements.
+  /// Whether the caller should multiply the two factors of a low-rank weight into one matrix before `steps`
+  /// products of `batch` rows. Parameters: steps, batch, the number of elements of the product matrix, and
+  /// the number of elements of both factors together. Never on the CPU, where the larger matrix costs more
+  /// memory traffic. A device merges for few rows, if the product matrix has at most four times as many
+  /// elements as the factors, because each small product has its own launch latency.
   static bool merges(index_t, index_t, index_t, index_t) { return false; }
 
-  /// b: K x N, any strides (on a device: dense rows or dense columns); `groups` matrices, each `group_step`
-  /// elements after the previous one. They are packed into memory of `frame` if that pays for `steps`
-  /// products, else used in place: b and the frame must outlive the use of the operand, and b must not
-  /// change. The CPU uses matrices of contiguous rows of whole vectors in place for at most two steps, a
-  /// device all. `steps` is only a hint.
+  /// b: K x N, any strides (on a device: dense rows or dense columns), the first of `groups` matrices, which
+  /// are `group_step` elements apart. `steps`: the expected number of products; it only affects speed. The
+  /// matrices are packed into memory of `frame` if that pays for `steps` products, else they are used in
+  /// place. b and the frame must outlive this object and its copies, and b must not change. The CPU uses the
+  /// matrices in place if there are at most two steps, the rows of b are contiguous and N is a multiple of
+  /// the vector length; otherwise it packs them. A device uses all matrices in place.
   step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
                index_t steps, index_t groups = 1, index_t group_step = 0)
       : data_(b.data()),
@@ -82,9 +86,9 @@ class step_operand<T, device::cpu> {
   }
 
   /// c = a b, or with `add` c += a b, group by group (formula: reference::group_product). a: M x (groups K),
-  /// c: M x (groups N), else an assertion fails; rows dense; c overlaps neither operand. On the CPU, sums are
-  /// in T, and every element is summed in one order, whatever the number of threads. `ctx` may differ from
-  /// the constructor's context.
+  /// c: M x (groups N), else an assertion fails. Rows are contiguous; c overlaps no operand. On the CPU, sums
+  /// are in T, in an order that does not depend on the number of threads. `ctx` may differ from the
+  /// constructor's context.
   void multiply(context<device::cpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
                 bool add) const {
     PUFFERFISH_ASSERT(
@@ -93,7 +97,7 @@ class step_operand<T, device::cpu> {
     if (c.empty()) return;
     const index_t panels = kernels_.right_panels(columns_);
     const detail::depth_blocks blocks(depth_);
-    // A task is a panel of columns of one group.
+    // A task computes the columns of one panel of one group.
     ctx.parallel_for(panels * groups_, [&](index_t task, int) {
       const index_t group = task / panels, panel = task % panels, first = panel * kernels_.width();
       const T* const right = data_ + group * group_step_ + panel * panel_step_;
@@ -108,7 +112,8 @@ class step_operand<T, device::cpu> {
   }
 
  private:
-  // One panel, one block of the depth. Prefetches the elements after it in memory, which are needed next.
+  // c = a b, or with `add` c += a b, for one panel and one block of the depth. If the panels are packed, the
+  // elements stored after this block, which are needed next, are prefetched.
   void multiply_block(const tensor_view<const T, 2>& a, const T* right, const tensor_view<T, 2>& c,
                       bool add) const {
     constexpr index_t line = 64;

@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// Kernels of halo_conv.hpp. A thread block keeps the weight, or the columns of it that it computes, in
-/// shared memory, and its four warp groups compute one block of 8 x 8 pixels after the other, each group on
-/// its own: 64 pixels are the rows of a product of the group, and the product of a tap begins at another
-/// pixel of the same tile.
+/// Kernels of halo_conv.hpp. A thread block keeps its weight in shared memory: all columns, or the part of
+/// them that it computes. Each of its four warp groups computes one block of 8 x 8 pixels after another,
+/// independently of the other groups. The 64 pixels are the rows of a matrix product. For another tap, the
+/// left operand of the product begins at another pixel of the same tile.
 
 #include <algorithm>
 
@@ -17,8 +17,12 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// Arguments of `correlate_halo`: a correlation of `in`, whose images have in_height x in_width pixels of
 /// `depth` channels, with results of out_height x out_width pixels of `columns` channels. Output (y, x) reads
-/// the inputs (y - top, x - left) .. (y - top + 2, x - left + 2). With `up`, `inner` gets the results, unless
-/// it is null, and `out` their product by `up`, which has up_columns columns.
+/// the inputs (y - top, x - left) .. (y - top + 2, x - left + 2). Inputs outside of the image count as zeros.
+/// `weight`: see halo_weight.
+///
+/// With `up` (columns x up_columns, dense), `inner` receives the results, unless it is null, and `out`
+/// receives the product of the results and `up`. Without `up`, `out` receives the results, which are added to
+/// its old values if `add` is set. `bias` (one element for each channel of `out`) may be null.
 template <class T>
 struct halo_correlation {
   const T* in;
@@ -27,26 +31,32 @@ struct halo_correlation {
   const T* bias;
   T* inner;
   T* out;
-  block_grid blocks;  ///< of the results
+  block_grid blocks;  ///< blocks of pixels of the result
   int in_height, in_width, depth;
   int out_height, out_width, columns, up_columns;
   int top, left;
   bool add;
 };
 
-/// The weight in shared memory as the right operand of products: Columns columns from `first` on.
-/// Forward: [tap][depth][columns] in memory, planes of 8 columns; else [tap][columns][depth], planes of 8 of
-/// the depth, and the taps in reverse order.
+/// The weight in shared memory, as the right operand of products: `Columns` columns from column `first` on,
+/// for all taps.
+///
+/// Forward: the weight in device memory is [tap][depth][columns], and planes of 8 columns in shared memory
+/// hold its rows [tap][depth], 16 bytes each. Backward: the weight in device memory is [tap][columns][depth],
+/// and planes of 8 elements of the depth hold its rows [tap][column], with the taps in reverse order. 16
+/// bytes of padding follow each plane.
 template <class T, int Columns, bool Backward>
 class halo_weight {
  public:
+  /// `memory`: bytes() bytes of shared memory, aligned to 16 bytes.
   __device__ halo_weight(unsigned char* memory, const halo_correlation<T>& work)
       : memory_(memory), depth_(work.depth), plane_((Backward ? 9 * Columns : 9 * work.depth) * 16 + 16) {}
 
-  /// Bytes of shared memory.
+  /// Number of bytes of shared memory that the weight occupies, with its padding.
   __device__ int bytes() const { return plane_ * (Backward ? depth_ : Columns) / 8; }
 
-  /// Starts the copies, by all threads of the block.
+  /// Starts the copies (copy_async) of the columns first .. first + Columns - 1, by all `threads` threads of
+  /// the block, of which the calling thread is number `thread`.
   __device__ void copy(const halo_correlation<T>& work, int first, int thread, int threads) const {
     const int runs = (Backward ? depth_ : Columns) / 8, rows = 9 * (Backward ? Columns : depth_);
     for (int at = thread; at < rows * runs; at += threads) {
@@ -63,12 +73,14 @@ class halo_weight {
     }
   }
 
-  /// The 16 rows of the depth from `k` on of a tap.
+  /// Whether the 8 numbers in a row of the operand's blocks are consecutive along or across the depth.
   static constexpr dense layout = Backward ? dense::depth : dense::width;
+  /// The operand of the first tap and the first 16 elements of the depth.
   __device__ block_matrix first() const {
     return Backward ? block_matrix(memory_, 128, plane_) : block_matrix(memory_, plane_, 128);
   }
-  /// Bytes from first() to the rows from k on of a tap.
+  /// Number of bytes from first() to the operand of a tap and the depth elements k .. k + 15; k is a multiple
+  /// of 16.
   __device__ int place(int tap, int k) const {
     return Backward ? tap * Columns * 16 + k / 8 * plane_ : (tap * depth_ + k) * 16;
   }
@@ -78,9 +90,13 @@ class halo_weight {
   int depth_, plane_;
 };
 
-/// Grid: x counts thread blocks, y parts of Columns columns. Warp group g of thread block bx of `blocks` has
-/// the blocks of pixels bx + (g + 4 n) blocks, n = 0, 1, ... Dynamic shared memory: the weight, `up` if
-/// Paired, then for each group its tiles.
+/// Computes a halo_correlation. Grid: blockIdx.y is the part of `Columns` columns. Of the gridDim.x thread
+/// blocks of a part, warp group g of thread block b computes the blocks of pixels b + (g + 4 n) gridDim.x,
+/// n = 0, 1, ... Dynamic shared memory: the weight, then `up` if Paired, then the tiles of each group.
+///
+/// `Chunk`: number of input channels in a tile. `Backward`: the weight has the layout and order of taps of
+/// the gradient of the input. `Paired`: the results are rounded to T and multiplied by `up`, without leaving
+/// the registers; a thread block then computes all columns.
 template <class T, int Columns, int Chunk, bool Backward, bool Paired>
 static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     correlate_halo(grid_dependency earlier, halo_correlation<T> work) {
@@ -119,8 +135,9 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   const int units = rounds * chunks;
 
   tiles copies(work.in, work.in_height, work.in_width, work.depth, own);
-  int copied = first;  // block and chunk of the next copies
+  int copied = first;  // block of pixels of the next copies; copied_chunk: its chunk, to: their slot
   int copied_chunk = 0, to = 0;
+  // Starts the copies of the next chunk of channels. The tiles of a group are used in turn.
   const auto copy_next = [&] {
     if (copied_chunk == 0) {
       const pixel_block at = all.at(copied < all.blocks ? copied : 0);
@@ -139,7 +156,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   }
   wait_for_copies<slots - 1>();
   publish_to_products();
-  __syncthreads();  // the weight is there
+  __syncthreads();  // the weight is now visible to all threads
 
   group_sums<T, Columns> sums;
   sums.clear();
@@ -149,7 +166,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   for (int unit = 0; unit < units; ++unit) {
     wait_for_copies<slots - 2>();
     publish_to_products();
-    group_barrier(group);  // this unit's tile has arrived, and all warps are done with the unit before
+    group_barrier(group);  // the tile of this unit is complete, and no warp reads the previous one any more
     const block_matrix left(memory + slot * tiles::bytes, side * 16, tiles::plane);
     begin_products(sums);
 #pragma unroll
@@ -184,6 +201,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
                       work.add}
           .store(sums, own);
     } else {
+      // Sums of a thread, rounded to 16 bits, are a left operand in registers.
       array_of<std::uint32_t[4], Columns / 16> words;
 #pragma unroll
       for (int k = 0; k < Columns / 16; ++k) {
@@ -224,7 +242,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
 #endif
 }
 
-/// Calls f(columns, chunk) with both numbers of a plan as integral constants.
+/// Calls f(columns, chunk) with plan.columns and plan.chunk as integral constants.
 template <class F>
 inline void with_halo_plan(const halo_plan& plan, F f) {
   const auto chunks = [&](auto columns) {
@@ -236,7 +254,8 @@ inline void with_halo_plan(const halo_plan& plan, F f) {
   chunks(std::integral_constant<int, 64>());
 }
 
-/// Starts correlate_halo. Grid: about as many blocks as run at the same time, for each part of the columns.
+/// Starts correlate_halo. About as many thread blocks as run at the same time on a large device share the
+/// blocks of pixels and the parts of the columns. Throws backend_error if the launch fails.
 template <class T, bool Backward, bool Paired>
 inline void run_halo(const launch_site& site, const halo_plan& plan, const halo_correlation<T>& work) {
   const index_t parts = work.columns / plan.columns;

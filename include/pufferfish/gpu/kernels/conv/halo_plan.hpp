@@ -2,42 +2,52 @@
 #pragma once
 
 /// \file
-/// Decides which convolutions are computed from blocks of pixels that are copied once for all taps, on
-/// devices whose tensor cores read shared memory themselves. A halo is the border of a block that its taps
-/// read, too. Plans depend on shapes alone.
+/// Decides which convolutions are computed by warp groups (gpu/kernels/gemm/warpgroup.cuh) from blocks of
+/// pixels that are copied to shared memory once for all taps. The halo of a block is the border of pixels
+/// around it that its taps read, too. Plans depend on shapes alone, never on the device.
 
 #include <pufferfish/gpu/kernels/conv/conv_plan.hpp>
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// How a convolution of 3 x 3 taps is computed from blocks of 8 x 8 pixels.
+/// How a convolution with 3 x 3 taps is computed from blocks of 8 x 8 pixels.
 struct halo_plan {
-  bool fits = false;         ///< whether the convolution is computed in this way
-  int columns = 64;          ///< channels of the result that a thread block computes: 16, 32 or 64
-  int chunk = 32;            ///< channels of the input that are copied at a time: 16 or 32, or 64 for weights
-  int slices = 1;            ///< number of parts of the pixels in the gradient of the weight
-  index_t scratch = 0;       ///< number of floats of `partials` in the gradient of the weight
-  index_t shared_bytes = 0;  ///< shared memory of a thread block
+  /// Whether the kernels support the convolution. The other members are valid only if `fits` is true.
+  bool fits = false;
+  /// Number of channels of the result that a thread block computes: 16, 32 or 64.
+  int columns = 64;
+  /// Number of channels of the input that are copied at a time: 16 or 32; 64 for the gradient of the weight.
+  int chunk = 32;
+  /// For the gradient of the weight: number of parts of the pixels that are summed separately.
+  int slices = 1;
+  /// For the gradient of the weight: number of floats of device memory for the sums of the slices.
+  index_t scratch = 0;
+  /// Shared memory of a thread block, in bytes.
+  index_t shared_bytes = 0;
 };
 
 PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// Internal: the rules of the plans.
 namespace plans {
 
-/// Pixels of a block in each direction, and those of its border on both sides together.
+/// Number of pixels of a block in each direction, and number of pixels of its border in each direction, both
+/// sides together.
 inline constexpr int halo_side = 8, halo_border = 2;
-/// Warp groups of a thread block, and tiles of each of them in shared memory.
+/// Number of warp groups of a thread block, and number of tiles in shared memory for each of them. While one
+/// tile is multiplied, the others are filled.
 inline constexpr int halo_groups = 4, halo_slots = 3;
-/// Thread blocks that run at the same time on a large device.
+/// Number of thread blocks that run at the same time on a large device: one on each of the 132
+/// multiprocessors of an H100.
 inline constexpr index_t halo_blocks = 132;
-/// Shared memory that a thread block may have, in bytes.
+/// Largest shared memory of a thread block on devices of compute capability 9.0, in bytes.
 inline constexpr index_t most_shared = index_t{227} * 1024;
 
-/// Whether the images fill their blocks of pixels to three quarters, the kernel has 3 x 3 taps of stride and
-/// dilation 1, and ten lines of an image have fewer than 2^31 elements. `channels`: the most channels that an
-/// image has.
+/// Whether the convolution has 3 x 3 taps with stride and dilation 1 and a padding of at most 2, at least
+/// three quarters of the pixels in the blocks that cover an image of the result exist, and offsets within ten
+/// lines of an image need no more than 31 bits. `channels`: the most channels of an image.
 inline bool has_blocks(const conv_geometry& g, int channels) {
   const index_t line = static_cast<index_t>(std::max(g.in_width, g.out_width)) * channels;
   if (line > (index_t{1} << 31) / 10) return false;
@@ -47,23 +57,27 @@ inline bool has_blocks(const conv_geometry& g, int channels) {
          4 * static_cast<index_t>(g.out_height) * g.out_width >= 3 * padded;
 }
 
-/// Bytes of a tile of pixels with its border.
+/// Number of bytes of a tile of 10 x 10 pixels, a block with its border, with 16, 32 or 64 channels
+/// (pixel_tiles::bytes).
 constexpr index_t halo_tile_bytes(int channels) {
   return channels == 16 ? 3200 : channels == 32 ? 6528 : 12928;
 }
-/// Bytes of a tile of pixels without a border.
+/// Number of bytes of a tile of 8 x 8 pixels, a block without a border, with 16, 32 or 64 channels
+/// (pixel_tiles::bytes).
 constexpr index_t block_tile_bytes(int channels) {
   return channels == 16 ? 2176 : channels == 32 ? 4224 : 8320;
 }
 
-/// Of the gradient of the weight: channels of the input that a thread block computes, its warp groups, one
-/// for each row of taps, blocks of pixels that it multiplies at a time, and how many of these are in shared
-/// memory.
+/// For the gradient of the weight: number of channels of the input that a thread block computes; number of
+/// its warp groups, one for each row of taps; number of blocks of pixels that are multiplied at a time; and
+/// number of such sets of blocks in shared memory.
 inline constexpr int halo_weight_rows = 64, halo_weight_groups = 3, halo_weight_blocks = 2;
 inline constexpr int halo_weight_slots = 3;
 
-/// The widest part of `columns` channels that a thread block computes, and its shared memory: the weight of
-/// this part, padded, for `depth` channels of the input, the tiles, and `more` bytes for something else.
+/// The plan of a correlation of `depth` channels with a result of `columns` channels: the largest number of
+/// columns for which the shared memory of a thread block suffices. The shared memory holds the weight of
+/// these columns, with padding, the tiles, and `more` bytes for other data. The plan does not fit if a number
+/// of channels is not a multiple of 16.
 inline halo_plan halo_plan_for(int depth, int columns, index_t more = 0) {
   halo_plan plan;
   plan.chunk = depth % 32 == 0 ? 32 : 16;
@@ -80,13 +94,15 @@ inline halo_plan halo_plan_for(int depth, int columns, index_t more = 0) {
 
 }  // namespace plans
 
-/// The plan of halo_forward.
+/// The plan of halo_forward. It fits if the convolution has blocks (plans::has_blocks), the numbers of
+/// channels are multiples of 16, and the weight of 16 columns fits into shared memory.
 inline halo_plan plan_halo_forward(const conv_geometry& g) {
   if (!plans::has_blocks(g, std::max(g.in_channels, g.out_channels))) return {};
   return plans::halo_plan_for(g.in_channels, g.out_channels);
 }
 
-/// The plan of halo_backward_input, which computes blocks of the input's pixels.
+/// The plan of halo_backward_input, which correlates dy and computes blocks of the input's pixels. It fits
+/// under the conditions of plan_halo_forward, with input and output exchanged.
 inline halo_plan plan_halo_backward_input(const conv_geometry& g) {
   conv_geometry swapped = g;
   std::swap(swapped.in_height, swapped.out_height);
@@ -95,8 +111,10 @@ inline halo_plan plan_halo_backward_input(const conv_geometry& g) {
   return plans::halo_plan_for(g.out_channels, g.in_channels);
 }
 
-/// The plan of halo_low_rank_forward: `g` is the geometry of `down`, and `up` has `out_channels` columns. All
-/// of `down` must fit into one thread block.
+/// The plan of halo_low_rank_forward. `g` is the geometry of `down`, and `up` has `out_channels` columns. It
+/// fits if the convolution has blocks (plans::has_blocks), in_channels is a multiple of 16, the rank is 16,
+/// 32 or 64, out_channels is a multiple of 64, and all of `down` and `up` fit into the shared memory of one
+/// thread block.
 inline halo_plan plan_halo_low_rank(const conv_geometry& g, int out_channels) {
   if (!plans::has_blocks(g, std::max(g.in_channels, out_channels)) || out_channels % 64 != 0) return {};
   halo_plan plan = plans::halo_plan_for(g.in_channels, g.out_channels,
@@ -107,8 +125,10 @@ inline halo_plan plan_halo_low_rank(const conv_geometry& g, int out_channels) {
 
 namespace plans {
 
-/// Estimated microseconds of halo_backward_weight on a device with halo_blocks multiprocessors: rounds of
-/// thread blocks, each with its blocks of pixels one after the other, then two passes over all slices.
+/// Estimated time of halo_backward_weight, in microseconds, on a device with halo_blocks multiprocessors.
+/// `blocks`: number of blocks of pixels; `tiles`: number of tiles of the result; `size`: number of elements
+/// of the result. The time is the number of rounds of thread blocks times the blocks of pixels of a slice, at
+/// 0.4 to 0.8 microseconds each, plus two passes over the sums of all slices at 2.5 TB/s.
 inline double halo_weight_time(index_t blocks, index_t tiles, int columns, int slices, index_t size) {
   const double block = columns == 64 ? 0.8 : columns == 32 ? 0.5 : 0.4, bytes_per_us = 2.5e6;
   return static_cast<double>(cut(tiles * slices, halo_blocks) * cut(blocks, slices)) * block +
@@ -117,8 +137,10 @@ inline double halo_weight_time(index_t blocks, index_t tiles, int columns, int s
 
 }  // namespace plans
 
-/// The plan of halo_backward_weight: of the possible numbers of columns, the one that takes the least time.
-/// With fewer columns there are more tiles and fewer slices, whose sums pass through memory.
+/// The plan of halo_backward_weight: of the possible numbers of columns, the one with the least estimated
+/// time. Fewer columns mean more tiles and fewer slices, and the sums of all slices pass through device
+/// memory. The plan fits if the convolution has blocks (plans::has_blocks), in_channels is a multiple of 64
+/// and out_channels a multiple of 16.
 inline halo_plan plan_halo_backward_weight(const conv_geometry& g) {
   halo_plan plan;
   if (!plans::has_blocks(g, std::max(g.in_channels, g.out_channels)) ||
@@ -134,8 +156,8 @@ inline halo_plan plan_halo_backward_weight(const conv_geometry& g) {
   for (const int columns : {64, 32, 16}) {
     if (g.out_channels % columns != 0) continue;
     const index_t tiles = static_cast<index_t>(g.in_channels / plan.chunk) * (g.out_channels / columns);
-    // Float sums of no more than 4096 rows, because of rounding, as long as the slices take no more memory
-    // than those of other kernels.
+    // Each slice has at most about 4096 pixels, which limits the rounding error of its float sums, as long as
+    // all slices take no more memory than those of other kernels.
     const index_t wanted = std::max(plans::halo_blocks / tiles, plans::cut(g.out_pixels(), 4096));
     const index_t most = std::clamp<index_t>(plans::most_partials / std::max<index_t>(size, 1), 1, 4096);
     const auto slices =

@@ -2,14 +2,14 @@
 #pragma once
 
 /// \file
-/// Internal: stores the sums of a warp group as pixels of 16-bit channels.
+/// Internal: converts the sums of a warp group to 16 bits and stores them as pixels of a dense NHWC tensor.
 
 #include <pufferfish/gpu/kernels/gemm/warpgroup.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Two numbers of 16 bits in a word, the first one in the lower half.
+/// Rounds two floats to T (16 bits) and packs them into a word, the first one in the lower half.
 template <class T>
 __device__ inline std::uint32_t packed(float first, float second) {
   const element_run<T, 2> pair{{static_cast<T>(first), static_cast<T>(second)}};
@@ -18,7 +18,8 @@ __device__ inline std::uint32_t packed(float first, float second) {
   return word;
 }
 
-/// Exchanges words among four neighbouring lanes: words[i] of lane q becomes words[q] of lane i.
+/// Transposes a 4 x 4 matrix of words over four adjacent lanes: words[i] of lane q becomes words[q] of lane
+/// i. `q`: the calling lane modulo 4. All lanes of a warp must call this function.
 __device__ inline void transpose_words(std::uint32_t (&words)[4], int q) {
   const auto exchange = [&](int a, int b, int distance) {
     const bool second = (q & distance) != 0;
@@ -33,17 +34,19 @@ __device__ inline void transpose_words(std::uint32_t (&words)[4], int q) {
   exchange(1, 3, 2);
 }
 
-/// Where a warp group stores a block of 8 x 8 pixels, as rows of `columns` channels. Row r of the sums is
-/// pixel r % 8 of line r / 8.
+/// Destination of the sums of a warp group: a block of 8 x 8 pixels with `columns` channels each. Row r of
+/// the sums is pixel r % 8 of line r / 8 of the block. Pixels outside of the image are not stored.
 template <class T>
 struct block_target {
-  T* out;             ///< the first channel to store of the block's first pixel
-  const T* bias;      ///< a number for each channel to store, or null
-  int height, width;  ///< lines and pixels of the block that exist
-  int line, columns;  ///< elements from a line of the image to the next one, and from a pixel to the next one
+  T* out;             ///< address of the first channel to store of the block's first pixel
+  const T* bias;      ///< bias of each channel to store, or null
+  int height, width;  ///< number of lines and of pixels in a line that exist; values above 8 count as 8
+  int line, columns;  ///< stride of the image's lines and of its pixels, in elements
   bool add;           ///< whether the sums are added to the old values
 
-  /// Stores all columns. All lanes of the group call it.
+  /// Stores sums + bias, or with `add` old values + sums + bias, computed in float and rounded once. Changes
+  /// `sums`. All threads of the warp group must call this function; `thread`: index of the calling thread in
+  /// the group. `out` and both strides must be multiples of 8 elements.
   template <int Columns>
   __device__ void store(group_sums<T, Columns>& sums, int thread) const {
     const int q = thread % 4, pixel = thread / 4 % 8;
@@ -72,7 +75,10 @@ struct block_target {
   }
 
  private:
-  // 16 bytes at a time; 8 bytes if there are only 16 columns.
+  // Stores one pixel's channels together with the three lanes that hold the others: row g (half 0) or row g +
+  // 8 (half 1) of the warp's 16 rows (group_sums). `to`: address of the pixel; `inside`: whether the pixel
+  // exists. Lanes first exchange words, so that each lane stores 16 adjacent bytes at a time, or 8 bytes if
+  // there are only 16 columns.
   template <int Columns>
   __device__ static void store_row(const group_sums<T, Columns>& sums, int half, T* to, bool inside, int q) {
     const auto word = [&](int j) {

@@ -2,9 +2,10 @@
 #pragma once
 
 /// \file
-/// The gradient of the weight of 3 x 3 taps from blocks of pixels that are copied once for all taps. A thread
-/// block computes 64 input channels by 16, 32 or 64 output channels of all taps: warp group g has the taps of
-/// row g. The 64 pixels of a block are the depth of its products.
+/// The gradient of the weight of a convolution with 3 x 3 taps, from blocks of pixels that are copied to
+/// shared memory once for all taps. A thread block computes 64 input channels x 16, 32 or 64 output channels
+/// of all nine taps; warp group g computes the three taps of row g. The depth of the products is the 64
+/// pixels of a block.
 
 #include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
 #include <pufferfish/gpu/kernels/conv/halo_tiles.cuh>
@@ -12,7 +13,9 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Arguments of `halo_weight_gradient`. `size`: elements of the gradient; `add`: whether a single slice is
+/// Arguments of `halo_weight_gradient`. in: the input x; gradient: the gradient dy of the output; out: the
+/// gradient of the weight, [3][3][in_channels][out_channels] in float, or one such array for each slice if
+/// there are several. size: number of elements of this gradient. add: whether the sums of a single slice are
 /// added to the old values of `out`.
 template <class T>
 struct halo_gradient {
@@ -26,9 +29,11 @@ struct halo_gradient {
   bool add;
 };
 
-/// Grid: x counts tiles, of all output channels of 64 input channels first; y counts slices: slice b has the
-/// blocks of pixels blocks b / slices .. blocks (b + 1) / slices - 1. Dynamic shared memory: `slots` times
-/// `at_once` pairs of a tile of x with its border and one of dy.
+/// Computes the sums of a slice for a tile of the weight, 64 input channels x `Columns` output channels.
+/// Grid: blockIdx.x is the tile, numbered by output channels first; blockIdx.y is the slice. Slice s has the
+/// blocks of pixels B s / slices .. B (s + 1) / slices - 1, where B is the number of all blocks. Dynamic
+/// shared memory: halo_weight_slots sets of halo_weight_blocks pairs, each of a tile of x with its border and
+/// a tile of dy.
 template <class T, int Columns>
 static __global__ void __launch_bounds__(plans::halo_weight_groups* group_threads, 1)
     halo_weight_gradient(grid_dependency earlier, halo_gradient<T> work) {
@@ -59,6 +64,7 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
   constexpr int pair_bytes = inputs::bytes + gradients::bytes, slot_bytes = at_once * pair_bytes;
   inputs xs(work.in, g.in_height, g.in_width, g.in_channels, thread);
   gradients dys(work.gradient, g.out_height, g.out_width, g.out_channels, thread);
+  // Starts the copies of the tiles of a unit, which is halo_weight_blocks blocks of pixels.
   const auto copy = [&](int slot, int unit) {
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
@@ -83,11 +89,11 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
   for (int unit = 0; unit < units; ++unit) {
     wait_for_copies<slots - 2>();
     publish_to_products();
-    __syncthreads();  // this unit's tiles have arrived, and all warps are done with the unit before
+    __syncthreads();  // the tiles of this unit are complete, and no warp reads the previous ones any more
     begin_products(sums[0], sums[1], sums[2]);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      // Lines of 8 pixels are blocks whose rows are across the depth.
+      // 8 pixels of a line are a block of 8 x 8 numbers whose rows are dense across the depth.
       const unsigned char* const tile = memory + slot * slot_bytes + i * pair_bytes;
       const block_matrix x(tile + group * side * 16, inputs::plane, side * 16);
       const block_matrix dy(tile + inputs::bytes, gradients::plane, plans::halo_side * 16);
@@ -133,7 +139,7 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
 #endif
 }
 
-/// Grid: (tiles of input channels times tiles of output channels, slices).
+/// Starts halo_weight_gradient for all tiles and slices, and then add_slices if there are several slices.
 template <class T>
 void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const halo_plan& plan, const T* x,
                           const T* dy, float* dw, bool accumulate, float* partials) {

@@ -2,20 +2,25 @@
 #pragma once
 
 /// \file
-/// Products by the tensor cores of a group of four warps, which read operands from shared memory themselves
-/// (wgmma, PTX ISA: "Asynchronous warpgroup-level matrix multiply-accumulate"). Devices of compute capability
-/// 9.0 have these instructions, and only code that was compiled for sm_90a may use them.
+/// Products by the tensor cores of a warp group, which is four consecutive warps. The tensor cores read
+/// operands directly from shared memory (instruction wgmma.mma_async; PTX ISA: "Asynchronous Warpgroup Level
+/// Matrix Multiply-Accumulate Instructions"). Devices of compute capability 9.0 have these instructions, and
+/// only code that was compiled for sm_90a may use them.
 ///
-/// Operands in shared memory consist of blocks of 8 x 8 numbers of 16 bits: 8 rows of 16 bytes, one after the
-/// other (128 bytes). A row of a block is 8 numbers along the depth (dense::depth) or across it
-/// (dense::width).
+/// Operands in shared memory consist of blocks of 8 x 8 numbers of 16 bits: 8 rows of 16 bytes, stored one
+/// after another (128 bytes). The 8 numbers of a row are consecutive along the depth (dense::depth) or across
+/// it (dense::width).
+///
+/// Order of use: write the operands, publish_to_products, a barrier, begin_products, group_sums::add (any
+/// number of times), end_products, other work, wait_for_products.
 
 #include <atomic>
 
 #include <pufferfish/gpu/kernels/gemm/tile_product.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 
-/// Defined where kernels can use warp groups: in code for sm_90a and on an emulated device.
+/// Defined if the code that is being compiled can use warp groups: code for sm_90a, and code for an emulated
+/// device.
 #if defined(PUFFERFISH_EMULATED_DEVICE) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define PUFFERFISH_WARP_GROUPS
 #endif
@@ -25,15 +30,16 @@ PUFFERFISH_KERNELS_BEGIN
 /// Number of threads of a warp group.
 inline constexpr int group_threads = 128;
 
-/// Whether the current device can run the kernels of warp groups, of which `kernel` is one. Kernels are
-/// compiled for several architectures; those for one without such instructions have an empty body with
-/// `absent_mark`. The first call on a device decides.
+/// Whether the current device can execute the kernels that use warp groups. `kernel`: one of them. Kernels
+/// are compiled for several architectures; in code for an architecture without warp groups, their body is
+/// absent_mark(), which this function recognizes. The first successful call on a device decides for all later
+/// calls on it. Returns false if CUDA reports an error, or for device numbers of 64 and more.
 #if defined(PUFFERFISH_EMULATED_DEVICE)
 inline bool has_warp_groups(const void*) { return true; }
 #else
 inline bool has_warp_groups(const void* kernel) {
   enum : signed char { unknown, yes, no };
-  static std::atomic<signed char> known[64];  // state of each device
+  static std::atomic<signed char> known[64];  // the answer for each device
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return false;
   signed char now = known[device].load(std::memory_order_relaxed);
@@ -50,8 +56,8 @@ inline bool has_warp_groups(const void* kernel) {
 }
 #endif
 
-/// The body of a kernel where there are no warp groups: static shared memory, by which has_warp_groups knows
-/// it.
+/// Body of a kernel in code for an architecture without warp groups. It declares static shared memory, by
+/// which has_warp_groups recognizes the kernel: kernels that use warp groups have only dynamic shared memory.
 __device__ inline void absent_mark() {
 #if !defined(PUFFERFISH_EMULATED_DEVICE)
   __shared__ volatile int mark;
@@ -60,16 +66,19 @@ __device__ inline void absent_mark() {
 #endif
 }
 
-/// A matrix in shared memory for a warp group, below byte 2^18 of it. `across`: bytes from a block to its
-/// neighbour across the depth (rows of the left operand, columns of the right one); `along`: to its neighbour
-/// along the depth. All three numbers are multiples of 16.
+/// Describes an operand in shared memory, which consists of blocks of 8 x 8 numbers. `first`: address of the
+/// first block. `across`: number of bytes from a block to the adjacent block across the depth (next rows of
+/// the left operand, next columns of the right operand). `along`: number of bytes from a block to the
+/// adjacent block along the depth. The address and both numbers are multiples of 16,
+/// and below 2^18.
 class block_matrix {
  public:
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   block_matrix(const void* first, int across, int along)
       : first_(static_cast<const unsigned char*>(first)), across_(across), along_(along) {}
-  /// The matrix that begins `bytes` bytes further.
+  /// The operand that begins `bytes` bytes later, with the same `across` and `along`.
   block_matrix at(int bytes) const { return {first_ + bytes, across_, along_}; }
+  /// The operand as the emulated device describes it.
   emulated_device::blocks blocks() const { return {first_, across_, along_}; }
 
  private:
@@ -79,13 +88,14 @@ class block_matrix {
   __device__ block_matrix(const void* first, int across, int along)
       : bits_(static_cast<std::uint64_t>(__cvta_generic_to_shared(first)) >> 4 |
               static_cast<std::uint64_t>(along) >> 4 << 16 | static_cast<std::uint64_t>(across) >> 4 << 32) {}
-  /// The matrix that begins `bytes` bytes further.
+  /// The operand that begins `bytes` bytes later, with the same `across` and `along`.
   __device__ block_matrix at(int bytes) const {
     block_matrix moved = *this;
     moved.bits_ += static_cast<std::uint64_t>(static_cast<unsigned>(bytes) >> 4);
     return moved;
   }
-  /// The descriptor of the instruction (PTX ISA: "Matrix descriptor"), without swizzling.
+  /// The operand's descriptor (PTX ISA: "Matrix Descriptor"), without swizzling: address, leading dimension
+  /// byte offset (`along`) and stride dimension byte offset (`across`), each divided by 16.
   __device__ std::uint64_t bits() const { return bits_; }
 
  private:
@@ -93,21 +103,23 @@ class block_matrix {
 #endif
 };
 
-/// Number of the calling thread's warp group in its block. All lanes of a warp call it: a value that the
-/// compiler knows to be the same in a warp is computed once for the warp, as are addresses that follow from
-/// it.
+/// Index of the calling thread's warp group in its thread block. All lanes of a warp must call this function.
+/// Its value comes from a shuffle, so the compiler knows that all lanes have the same value, and computes it
+/// and addresses that depend on it once for the warp.
 __device__ inline int warp_group() { return __shfl_sync(all_lanes, block_thread() / group_threads, 0); }
 
-/// Makes writes of the calling thread to shared memory, also those of copy_async that have arrived, visible
-/// to products. A barrier must follow.
+/// Makes writes of the calling thread to shared memory, including finished copies of copy_async, visible to
+/// products (PTX ISA: fence.proxy.async). A barrier must follow before other threads start products that read
+/// them.
 __device__ inline void publish_to_products() {
 #if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-/// Waits for all threads of `group`, the calling thread's warp group. All groups of a block call it equally
-/// often.
+/// Waits until all threads of warp group `group` have called this function; `group` is the calling thread's
+/// own. All groups of a thread block must call it equally often, because an emulated device waits for all
+/// threads of the block.
 __device__ inline void group_barrier([[maybe_unused]] int group) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   __syncthreads();
@@ -116,17 +128,20 @@ __device__ inline void group_barrier([[maybe_unused]] int group) {
 #endif
 }
 
-/// The sums of a product of 64 x Columns elements, distributed over the 128 threads of a group. Thread t of
-/// warp w has, with g = t / 4 % 8 and q = t % 4: values[4 j + 2 h + i] is in row 16 w + g + 8 h and column 8
-/// j
-/// + 2 q + i (h, i: 0 or 1). Columns: 16, 32 or 64.
+/// The sums of a product of 64 x Columns elements, in float, distributed over the 128 threads of a warp
+/// group. T: __nv_bfloat16 or __half, the type of the operands. Columns: 16, 32 or 64.
+///
+/// Let g = t / 4 % 8 and q = t % 4 for thread t of warp w. values[4 j + 2 h + i] is the element in column 8
+/// j + 2 q + i and row 16 w + 8 h + g, for h, i = 0, 1 (PTX ISA: the register fragments of wgmma.m64nNk16).
 template <class T, int Columns>
 struct group_sums {
   static_assert(Columns == 16 || Columns == 32 || Columns == 64);
   static_assert(sizeof(T) == 2);
+  /// Number of the sums' elements that each thread holds.
   static constexpr int size = Columns / 2;
   float values[static_cast<std::size_t>(size)];
 
+  /// Sets all sums to 0.
   __device__ void clear() {
 #pragma unroll
     for (int i = 0; i < size; ++i) values[i] = 0.0F;
@@ -141,8 +156,10 @@ struct group_sums {
 #endif
   }
 
-  /// Adds a product of 64 x 16 by 16 x Columns elements, between begin_products and end_products. Left,
-  /// Right: direction of the rows of the operands' blocks.
+  /// Adds the matrix product of `left` (64 x 16) and `right` (16 x Columns) to the sums. Must be called by
+  /// all threads of the warp group, between begin_products and end_products. Left, Right: direction of the
+  /// rows of each operand's blocks. The order of the additions and the rounding of intermediate sums are not
+  /// specified.
   template <dense Left, dense Right>
   __device__ void add(const block_matrix& left, const block_matrix& right) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -183,7 +200,10 @@ struct group_sums {
 #endif
   }
 
-  /// The same with the left operand in registers: words[i] as `a` in mma.cuh, for the 16 rows of the warp.
+  /// Adds the matrix product of a left operand in registers (64 x 16) and `right` (16 x Columns) to the sums.
+  /// `words` holds the 16 rows of the left operand that belong to the calling thread's warp, in the layout of
+  /// operand `a` in mma.cuh, and must not change until wait_for_products returns. Otherwise as the function
+  /// above.
   template <dense Right>
   __device__ void add(const std::uint32_t (&words)[4], const block_matrix& right) {
 #if defined(PUFFERFISH_EMULATED_DEVICE)
@@ -220,7 +240,8 @@ struct group_sums {
   }
 };
 
-/// Begins products with these sums: from now on the tensor cores may use their registers.
+/// Begins products: orders earlier accesses to the registers of these sums and of operands before the
+/// products that follow (PTX ISA: wgmma.fence). All threads of the warp group must call this function.
 template <class... Sums>
 __device__ inline void begin_products([[maybe_unused]] Sums&... sums) {
 #if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
@@ -228,13 +249,16 @@ __device__ inline void begin_products([[maybe_unused]] Sums&... sums) {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
-/// Ends the products that are to be computed; other work that does not use the sums may follow meanwhile.
+/// Closes the group of the products that were added since the last call (PTX ISA: wgmma.commit_group).
+/// Products are computed asynchronously: the thread may do other work until it calls wait_for_products, but
+/// must not access the sums.
 __device__ inline void end_products() {
 #if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
-/// Waits until all products of the warp group have been computed; these sums may then be used.
+/// Waits until all products of the warp group have been computed (PTX ISA: wgmma.wait_group). After that,
+/// these sums may be read, and the operands in shared memory overwritten.
 template <class... Sums>
 __device__ inline void wait_for_products([[maybe_unused]] Sums&... sums) {
 #if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)

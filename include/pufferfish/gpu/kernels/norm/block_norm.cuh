@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Batch normalization of few rows in one launch: a block has eight channels and all rows, of which a thread
-/// has several, so that statistics and normalization need no pass over partial results and no second launch.
-/// Launches are what small batch norms spend most of their time on.
+/// Batch normalization of few rows in one launch. A thread block has eight channels of all rows, and each of
+/// its threads has some of the rows. Statistics and normalization therefore need neither a pass over partial
+/// results nor a second launch, and small batch norms spend most of their time on launches.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,22 +13,24 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Channels of a block, whose bits in a mask are one byte, and the most threads of a block.
+/// Number of channels of a thread block, whose bits in a mask are one byte, and the largest number of threads
+/// of a block.
 inline constexpr int block_norm_channels = 8, block_norm_threads = 512;
-/// The most rows of a thread: 64 registers.
+/// Largest number of rows of a thread: eight channels of these rows fill 64 registers.
 template <class T>
 inline constexpr int block_norm_rows = sizeof(T) == 2 ? 16 : 8;
 
-/// Shared memory of a block: sums of warps, and numbers of channels.
+/// Shared memory of a thread block.
 struct block_norm_memory {
-  double parts[8][warp_threads];
-  double first[8];
-  float numbers[3][8];
+  double parts[8][warp_threads];  ///< [k][w]: sum of number k over the threads of warp w
+  double first[8];                ///< results of the first of two calls of sum_over_block
+  float numbers[3][8];            ///< three coefficients of each channel, read by all threads
 };
 
-/// Adds eight numbers over a block's threads, in double and in a fixed order, and calls finish(k, sum) for
-/// each of them in one thread. All threads of the block, which must be whole warps, call it. Ends with a
-/// barrier.
+/// Sums each of eight numbers over the threads of a block, in double and in a fixed order, and calls
+/// finish(k, sum) for k = 0 .. 7, each in one thread. All threads of the block must call this function, and
+/// the block must consist of whole warps. It ends with a barrier, after which all threads can read what
+/// finish() has written to shared memory.
 template <class F>
 __device__ inline void sum_over_block(const lanes<float, 8>& own, block_norm_memory& memory, F finish) {
   const int thread = block_thread(), lane = thread % warp_threads, warp = thread / warp_threads;
@@ -36,7 +38,8 @@ __device__ inline void sum_over_block(const lanes<float, 8>& own, block_norm_mem
   lanes<double, 8> values;
 #pragma unroll
   for (int k = 0; k < 8; ++k) values[k] = static_cast<double>(own[k]);
-    // Half of the lanes keep half of the numbers, three times: lane l then has number l / 4.
+    // In each of three steps, a lane sends half of its numbers to another lane, and adds the numbers that it
+    // receives to the other half. Lane l then has a partial sum of number l / 4.
 #pragma unroll
   for (int kept = 4; kept > 0; kept /= 2) {
     const bool upper = (lane & (4 * kept)) != 0;
@@ -57,23 +60,28 @@ __device__ inline void sum_over_block(const lanes<float, 8>& own, block_norm_mem
   __syncthreads();
 }
 
-/// The rows of a thread: t, t + threads, ... of the eight channels of its block.
+/// The rows of the calling thread t: t, t + threads, t + 2 threads, ..., in the eight channels of its block
+/// from `channel` on.
 struct block_rows {
   index_t rows, channels, channel;
 
+  /// For a matrix of row_count x channel_count elements.
   __device__ block_rows(index_t row_count, index_t channel_count)
       : rows(row_count),
         channels(channel_count),
         channel(static_cast<index_t>(blockIdx.x) * block_norm_channels) {}
+  /// Index of the thread's i-th row.
   __device__ index_t row(int i) const { return threadIdx.x + static_cast<index_t>(i) * blockDim.x; }
+  /// Whether the matrix has the thread's i-th row.
   __device__ bool exists(int i) const { return row(i) < rows; }
-  /// The element of the matrix where the thread's i-th row begins.
+  /// Index of the first of the eight elements of the thread's i-th row.
   __device__ index_t place(int i) const { return row(i) * channels + channel; }
 };
 
-/// Statistics of a batch, and the normalization. Grid: block b has the channels 8 b .. 8 b + 7; thread t has
-/// the rows t, t + threads, ..., of which there are at most Rows. Sums of a thread are of distances from the
-/// first row, and those of squares are of distances from the mean, so that a large mean cancels no digits.
+/// Computes the statistics of a batch, and normalizes it (formulas: batch_norm.hpp). Grid: block b has the
+/// channels 8 b .. 8 b + 7. Its thread t has the rows t, t + threads, ..., at most `Rows` of them, which stay
+/// in registers. A thread sums differences from the first row for the mean, then squared differences from the
+/// mean for the variance, so that a large mean causes no cancellation.
 template <class T, int Rows>
 static __global__ void __launch_bounds__(block_norm_threads)
     block_norm_forward_kernel(grid_dependency earlier, norm_matrix<T> m, norm_batch_use use,
@@ -115,7 +123,7 @@ static __global__ void __launch_bounds__(block_norm_threads)
   }
   sum_over_block(squares, memory, [&](int k, double sum) {
     const double off = memory.first[k] - static_cast<double>(memory.numbers[0][k]);
-    const double rest = sum - count * off * off;  // from the mean before it was rounded
+    const double rest = sum - count * off * off;  // squared deviations from the mean in double
     const index_t c = own.channel + k;
     norm_batch_finish{use, m.channels}.store(c, memory.first[k], rest < 0.0 ? 0.0 : rest, count);
     memory.numbers[1][k] = use.statistics[m.channels + c] * m.weight[c];
@@ -147,8 +155,10 @@ static __global__ void __launch_bounds__(block_norm_threads)
   }
 }
 
-/// Gradients of weight, bias and, unless dx is null, x. Grid: as block_norm_forward_kernel. Of half as many
-/// rows as forward, x and dy are kept in registers; those of more rows are read twice.
+/// Computes the gradients of weight and bias and, unless dx is null, of x (formulas: norm_sum_finish and
+/// norm_input_task in batch_norm.cuh). Grid: as block_norm_forward_kernel. If `Rows` is at most half of
+/// block_norm_rows, x and dy stay in registers between the sums and the gradient of x; otherwise they are
+/// read twice.
 template <class T, int Rows>
 static __global__ void __launch_bounds__(block_norm_threads)
     block_norm_backward_kernel(grid_dependency earlier, norm_matrix<T> m, const T* dy,
@@ -207,7 +217,8 @@ static __global__ void __launch_bounds__(block_norm_threads)
   }
 }
 
-/// Calls f(rows of a thread, threads): the rows as an integral constant, 1, 4 or block_norm_rows.
+/// Calls f(each, threads) for a matrix of `rows` rows. `each`: the number of rows of a thread, 1, 4 or
+/// block_norm_rows<T>, as an integral constant. `threads`: the number of threads of a block, whole warps.
 template <class T, class F>
 inline void with_block_rows(index_t rows, F f) {
   const auto call = [&](auto each) {
