@@ -164,7 +164,7 @@ TEST_CASE("gpu convolution by warp groups: plans") {
   kernels::conv_geometry large = geometry(512, 512, 1, 1, 24);
   large.images = 4096;
   CHECK(kernels::plan_halo_backward_weight(large).scratch <= kernels::plans::most_partials);
-  // A line with so many elements that offsets within a block need more than 31 bits.
+  // Offsets within a block of these lines need more than 31 bits.
   large.in_width = large.out_width = 1 << 22;
   CHECK_FALSE(kernels::plan_halo_forward(large).fits);
   for (const index_t in : {16, 32, 64, 128, 256, 512}) {
