@@ -69,7 +69,7 @@ class Runs(Folder):
         text = (self.results / "reproduce.md").read_text(encoding="utf-8")
         self.assertIn("| the paper's switch | fp32 | 0.01 | 9 | 1 | 80.00 | 94.87 | 3.00, 2.00 |", text)
         self.assertIn("| dense | fp32 | 0.01 | 9 | 1 | 80.00 | 95.09 | 3.00 |", text)
-        self.assertIn("| hybrid, switch after 6 epochs | fp32 | 9 | 1 | 24.0 | 80.00 | 80.0 |", text)
+        self.assertIn("| hybrid, switch after 12 epochs | fp32 | 9 | 1 | 24.0 | 80.00 | 160.0 |", text)
         self.assertIn("--epochs 3 --milestones 2,2 ", text)
 
     def test_results_of_other_commands_do_not_count(self):
