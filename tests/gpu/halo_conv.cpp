@@ -98,8 +98,10 @@ conv_case case_of(index_t in, index_t out, index_t padding, const pf::extents<3>
 TEST_CASE_TEMPLATE("gpu convolution by warp groups: all widths, chunks and borders", T, pf::gpu::bf16,
                    pf::gpu::fp16) {
   if (no_warp_groups()) return;
+  constexpr bool thorough = std::is_same_v<T, pf::gpu::bf16>;  // the other type differs in one instruction
   for (const index_t in : {16, 32, 48, 128}) {
     for (const index_t out : {16, 32, 64}) {
+      if (!thorough && in + out != 80) continue;
       CAPTURE(in);
       CAPTURE(out);
       check_forward<T>(case_of(in, out, 1, {2, 8, 8}));
@@ -112,6 +114,7 @@ TEST_CASE_TEMPLATE("gpu convolution by warp groups: all widths, chunks and borde
     check_backward_input<T>(case_of(32, 16, padding, {1, 15, 16}), true);
   }
   check_forward<T>(case_of(16, 96, 1, {3, 7, 7}));
+  if (!thorough) return;
   // More blocks of pixels than groups of warps on the device.
   check_forward<T>(case_of(16, 16, 1, {150, 16, 16}));
 }
@@ -127,11 +130,10 @@ TEST_CASE_TEMPLATE("gpu gradients of weights by warp groups", T, pf::gpu::bf16, 
       check_backward_weight<T>(case_of(64, out, 1, {2, 8, 8}), columns, 2, out == 32);
     }
   }
+  if (std::is_same_v<T, pf::gpu::fp16>) return;
   for (const index_t padding : {0, 1, 2}) {
-    for (const int columns : {16, 32}) {
-      check_backward_weight<T>(case_of(128, 32, padding, {3, 17 - 2 * padding, 18 - 2 * padding}), columns, 5,
-                               false);
-    }
+    check_backward_weight<T>(case_of(128, 32, padding, {3, 17 - 2 * padding, 18 - 2 * padding}),
+                             padding == 1 ? 32 : 16, 5, false);
   }
 }
 
