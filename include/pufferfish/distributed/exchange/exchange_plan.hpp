@@ -64,7 +64,7 @@ struct exchange_plan {
 ///     ring above    32 KiB  64 KiB  128 KiB 256 KiB 512 KiB  1 MiB
 /// With latency a and b seconds per byte, recursive doubling takes log2 p (a + b n) and the ring
 /// 2 (p - 1) a + 2 (p - 1) / p b n. The times are equal where n is 8, 8.8, 12 and 30 a / b for 4, 8, 16 and
-/// 64 ranks. a / b is about 6 KiB for Ethernet at 1 Gbit/s and 25 KiB at 10 Gbit/s, so the rule lies between
+/// 64 ranks. a / b is about 6 KiB for Ethernet at 1 Gbit/s and 25 KiB at 10 Gbit/s, so the rule is between
 /// the two for up to 16 ranks, and above both for 64; tune() measures what a network needs. Both algorithms
 /// wait without keeping a core busy, and their sums do not depend on the MPI library. With one rank there are
 /// no rules. `ranks` becomes the plan's.
