@@ -53,11 +53,11 @@ class services {
   /// Inference of a network.
   answer infer(const request& asked) {
     const std::string key = asked.at("network").get<std::string>() + asked.at("mode").get<std::string>() +
-                            (asked.at("folded").get<bool>() ? "-folded-" : "-") +
+                            "-" + asked.at("form").get<std::string>() + "-" +
                             std::to_string(asked.at("batch").get<index_t>());
     auto& net = inferences_[key];
     if (net == nullptr) {
-      net = make_inference(asked.at("network"), asked.at("mode"), asked.at("folded"), asked.at("batch"),
+      net = make_inference(asked.at("network"), asked.at("mode"), asked.at("form"), asked.at("batch"),
                            threads_);
     }
     answer reply = timed(asked, [&] { net->run(); });

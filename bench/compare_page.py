@@ -143,14 +143,16 @@ def inference_section(content):
     lines = comparison_table("ms a batch", content["rows"])
     shown = []
     for row in content["rows"]:
-        ours, kept = row["results"].get("ours"), row["results"].get("ours, batch norms kept")
-        if ours and kept:
+        ours = row["results"].get("ours")
+        others = [row["results"].get(f"ours, {form}") for form in ("packed in each pass", "batch norms kept")]
+        if ours:
             shown.append([row["work"], f"{ours['parameters']:,}", number(1e3 * row["batch"] / ours["ms"], 0),
-                          number(100 * ours["bound_ms"] / ours["ms"]), number(kept["ms"] / ours["ms"], 2)])
+                          number(100 * ours["bound_ms"] / ours["ms"]),
+                          *(number(r["ms"] / ours["ms"], 2) if r else "-" for r in others)])
     lines += table(["ours", "parameters", "images a second", "% of the convolutions' bound",
-                    "time with batch norms kept / folded"], shown)
-    return [*lines, "Forward passes alone; the bound is that of direct sums, which Winograd's can pass. Ours has its batch norms folded into the layers before them unless it says otherwise; "
-            "merged factors take the dense network's time. PyTorch: channels last, `inference_mode`; frozen is "
+                    "time if weights are packed in each pass", "and batch norms kept"], shown)
+    return [*lines, "Forward passes alone; the bound is that of direct sums, which Winograd's can pass. Ours is a "
+            "`frozen_model` with batch norms folded into the layers before them, unless it says otherwise; merged factors take the dense network's time. PyTorch: channels last, `inference_mode`; frozen is "
             "`torch.jit.optimize_for_inference` of the traced network, which folds batch norms, too.", ""]
 
 

@@ -4,6 +4,7 @@
 #include <pufferfish/models/resnet.hpp>
 #include <pufferfish/models/vgg.hpp>
 #include <pufferfish/nn/fold_batch_norm.hpp>
+#include <pufferfish/nn/frozen_model.hpp>
 #include <pufferfish/nn/loss.hpp>
 #include <pufferfish/optim/sgd.hpp>
 
@@ -124,26 +125,34 @@ extents<4> with_batch(extents<4> image, index_t batch) {
 
 class image_inference final : public inference {
  public:
-  image_inference(const image_network& which, const std::string& mode, bool folded, index_t batch,
+  image_inference(const image_network& which, const std::string& mode, const std::string& form, index_t batch,
                   int threads)
-      : net_(made<float>(which, mode)),
+      : served_(form_of(made<float>(which, mode), form)),
+        packs_once_(form == "frozen"),
         ctx_({threads, 1}),
         x_(with_batch(which.image, batch)),
         y_({batch, 1, 1, which.classes}) {
-    if (folded) pf::fold_batch_norm(net_);
-    ctx_.set_mode(pf::run_mode::inference);
     pf::fill_normal(x_.flat(), 1.0, pf::random_stream(5, 1));
-    for_each_conv(net_, x_.shape(), [&](const auto& layer, const conv_shape& shape, index_t rank) {
+    for_each_conv(served_.get(), x_.shape(), [&](const auto& layer, const conv_shape& shape, index_t rank) {
       parts_.push_back(conv_work(shape, rank, layer.input).forward());
     });
   }
 
-  void run() override { net_.forward(ctx_, x_.view(), y_.view()); }
-  index_t parameters() const override { return net_.parameter_count(); }
+  void run() override {
+    if (packs_once_) return served_.forward(ctx_, x_.view(), y_.view());
+    served_.get().forward(ctx_, x_.view(), y_.view());
+  }
+  index_t parameters() const override { return served_.get().parameter_count(); }
   double least_seconds(double peak, const bandwidth& b) const override { return sum_of(parts_, peak, b); }
 
  private:
-  net_type net_;
+  static net_type form_of(net_type net, const std::string& form) {
+    if (form != "trained") pf::fold_batch_norm(net);
+    return net;
+  }
+
+  pf::frozen_model<net_type> served_;
+  bool packs_once_;
   pf::cpu_context ctx_;
   pf::tensor<float, 4> x_, y_;
   std::vector<work> parts_;
@@ -284,9 +293,9 @@ std::unique_ptr<image_training_step> make_image_step(const std::string& network,
   return std::make_unique<image_step<pf::bfloat16>>(which, mode, batch, threads);
 }
 
-std::unique_ptr<inference> make_inference(const std::string& network, const std::string& mode, bool folded,
-                                          index_t batch, int threads) {
-  return std::make_unique<image_inference>(image_network_called(network), mode, folded, batch, threads);
+std::unique_ptr<inference> make_inference(const std::string& network, const std::string& mode,
+                                          const std::string& form, index_t batch, int threads) {
+  return std::make_unique<image_inference>(image_network_called(network), mode, form, batch, threads);
 }
 
 double switch_seconds(const std::string& network, int threads) {

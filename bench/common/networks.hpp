@@ -106,9 +106,10 @@ class inference {
   virtual double least_seconds(double peak, const bandwidth& b) const = 0;
 };
 
-/// mode: "dense" or "hybrid". folded: batch norms are folded into the layers before them.
-std::unique_ptr<inference> make_inference(const std::string& network, const std::string& mode, bool folded,
-                                          index_t batch, int threads);
+/// mode: "dense" or "hybrid". form: "trained"; "folded": batch norms are folded into the layers before them;
+/// "frozen": folded, and weights are packed once (frozen_model).
+std::unique_ptr<inference> make_inference(const std::string& network, const std::string& mode,
+                                          const std::string& form, index_t batch, int threads);
 
 /// Seconds that factorize() takes to make the network hybrid: decompositions and new arenas.
 double switch_seconds(const std::string& network, int threads);

@@ -30,6 +30,7 @@
 #include <pufferfish/nn/containers/sequential.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/fold_batch_norm.hpp>
+#include <pufferfish/nn/frozen_model.hpp>
 #include <pufferfish/nn/init.hpp>
 #include <pufferfish/nn/layers/activation.hpp>
 #include <pufferfish/nn/layers/batch_norm.hpp>

@@ -7,11 +7,13 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include <pufferfish/core/arena.hpp>
 #include <pufferfish/core/device.hpp>
 #include <pufferfish/core/gradient_hook.hpp>
 #include <pufferfish/core/message.hpp>
+#include <pufferfish/core/packed_weights.hpp>
 #include <pufferfish/core/parallel.hpp>
 #include <pufferfish/core/parameter.hpp>
 #include <pufferfish/core/random.hpp>
@@ -161,6 +163,22 @@ class context<device::cpu> {
   const observed_rows& rows() const { return rows_; }
   observed_rows& rows() { return rows_; }
 
+  /// The object that keeps packed forms of `weight` from pass to pass (see packed_weights_scope), or nullptr:
+  /// in training, without a scope, and for other memory.
+  packed_weights* packed(const void* weight) const {
+    return packed_ != nullptr && !training() && packed_->contains(weight) ? packed_ : nullptr;
+  }
+  /// A packed form of a weight, `count` elements, which pack(T* to) writes: kept from an earlier pass if
+  /// packed() keeps it, else packed now, into memory of `frame`. Throws the errors of `pack`, and
+  /// std::bad_alloc.
+  template <class T, class Pack>
+  T* packed(scratch_frame& frame, const packed_form& form, index_t count, Pack&& pack) {
+    if (packed_weights* const kept = packed(form.weight)) return kept->get<T>(form, count, pack);
+    T* const storage = frame.take<T>(count);
+    pack(storage);
+    return storage;
+  }
+
   /// Peak bytes of scratch and tape: the sum of the peaks of the single arenas.
   std::size_t peak_bytes() const {
     return scratch_.peak_bytes() + tape_.memory().peak_bytes() + tape_.notes().peak_bytes();
@@ -172,6 +190,8 @@ class context<device::cpu> {
   }
 
  private:
+  friend class packed_weights_scope;
+
   thread_pool threads_;
   stack_arena scratch_;
   pufferfish::tape tape_;
@@ -184,6 +204,23 @@ class context<device::cpu> {
   std::uint64_t streams_used_ = 0;
   gradient_hook ready_;
   observed_rows rows_;
+  packed_weights* packed_ = nullptr;
+};
+
+/// While this object exists, inference passes in a context use and complete the packed forms of `packed`
+/// instead of packing the weights in each pass. The context and `packed` must outlive it. The weights must
+/// not change; see packed_weights. A scope within a scope replaces the outer one until it ends.
+class packed_weights_scope {
+ public:
+  packed_weights_scope(context<device::cpu>& ctx, packed_weights& packed)
+      : ctx_(ctx), before_(std::exchange(ctx.packed_, &packed)) {}
+  packed_weights_scope(const packed_weights_scope&) = delete;
+  packed_weights_scope& operator=(const packed_weights_scope&) = delete;
+  ~packed_weights_scope() { ctx_.packed_ = before_; }
+
+ private:
+  context<device::cpu>& ctx_;
+  packed_weights* before_;
 };
 
 /// Sets a context's mode for the lifetime of the scope. The destructor restores the previous mode.

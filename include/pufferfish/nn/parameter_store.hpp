@@ -157,6 +157,7 @@ class parameter_store {
   /// Arena of the 16-bit copies (nullptr: none), and the offset of a parameter's copy in it, by its id. Code
   /// other than the store and optimizers calls round() after writing values(); it waits for the device.
   void* rounded() { return rounded_.data(); }
+  std::span<const std::uint16_t> rounded_values() const { return rounded_.span(); }
   index_t rounded_offset(int id) const { return rounded_offsets_[static_cast<std::size_t>(id)]; }
   rounded_format rounded_as() const { return format_; }
   void round() {

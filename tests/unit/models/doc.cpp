@@ -4,12 +4,14 @@
 
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/models/recipes.hpp>
 #include <pufferfish/models/weights.hpp>
 #include <pufferfish/models/zoo.hpp>
 #include <pufferfish/nn/fold_batch_norm.hpp>
+#include <pufferfish/nn/frozen_model.hpp>
 
 namespace {
 
@@ -88,9 +90,9 @@ TEST_CASE("docs: inference") {
   // clang-format off
   // [inference]
   const batch_norm_folding done = fold_batch_norm(net);  // done.kept names those that no layer could take over
-  cpu_context context;
-  context.set_mode(run_mode::inference);                 // running statistics, no dropout, nothing kept for backward
-  net.forward(context, images.view(), logits.view());
+  const frozen_model served(std::move(net));             // packs the weights once, in the first pass
+  cpu_context context;                                   // inference: running statistics, no dropout
+  served.forward(context, images.view(), logits.view());
   // [inference]
   // clang-format on
   CHECK(done.kept.empty());

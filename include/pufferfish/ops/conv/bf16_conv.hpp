@@ -81,9 +81,22 @@ void pair_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const
   const tensor_view<const bf16_pair, 4> pairs = as_pairs(x);
   auto work =
       forward_correlation<bf16_pair>(shape, pairs, tensor_view<float, 4>(nullptr, y.shape()), kernels);
-  const bf16_pair* const weight = paired_rows(ctx, frame, w, shape.patch(), out);
-  work.weight = pack_weight<bf16_pair>(ctx, weight, cells, in, out, false, pixels, work.panels, kernels,
-                                       frame.take<bf16_pair>(packed_weight_size(cells, in, out, kernels)));
+  work.weight = {nullptr, in, out, 0, cells, kernels.lanes};
+  if (reads_in_place(out, pixels, ctx.packed(w) != nullptr, kernels)) {
+    work.weight.row = out;
+    work.weight.data =
+        ctx.packed<bf16_pair>(frame, {w, "pairs of rows", {cells, in, out}}, cells * in * out,
+                              [&](bf16_pair* to) { pair_up_matrix(ctx, w, shape.patch(), out, to); });
+  } else {
+    work.weight.data = ctx.packed<bf16_pair>(
+        frame, {w, "convolution panels of pairs", {cells, in, out, work.panels.panels}},
+        packed_weight_size(cells, in, out, kernels), [&](bf16_pair* to) {
+          scratch_frame inner(ctx.scratch());
+          auto* const rows = inner.take<bf16_pair>(cells * in * out);
+          pair_up_matrix(ctx, w, shape.patch(), out, rows);
+          pack_weight<bf16_pair>(ctx, rows, cells, in, out, false, work.panels, kernels, to);
+        });
+  }
   if (work.by_images) {
     use_pixel_major(ctx, work, pairs.shape(), frame.take<bf16_pair>(pixel_major_size(work, pairs.shape())));
   }

@@ -61,29 +61,31 @@ index_t pixel_major_size(const correlation<T>& work, const extents<4>& shape) {
   return shape[0] * shape[1] * shape[2] * ((shape[3] + row - 1) / row) * row;
 }
 
-/// Number of elements of storage that pack_weight may need, for a kernel of `cells` elements with `depth`
+/// Number of elements of storage that pack_weight needs, for a kernel of `cells` elements with `depth`
 /// channels to sum over and `columns` channels of results.
 template <class T>
 index_t packed_weight_size(index_t cells, index_t depth, index_t columns, const kernel_table<T>& kernels) {
   return cells * depth * ((columns + kernels.lanes - 1) / kernels.lanes * kernels.lanes);
 }
 
-/// Prepares the weight of a correlation from HWIO storage w, [cells][in][out]. For the forward pass the sums
-/// are over `in` channels (depth) and the results have `out` channels (columns); with `transposed`, for the
-/// gradient of the input, the roles are exchanged. The weight is packed into `storage`, packed_weight_size()
-/// elements, with columns after the last one set to zero. Storage stays unused if w is read in place: w is
-/// not transposed, rows are whole vectors, and either rows are short or there are so few output `pixels` that
-/// packing costs more than reading long rows.
+/// Whether a forward correlation reads a weight with `columns` output channels in place: its rows are whole
+/// vectors, and either rows are short or there are so few output `pixels` that packing the weight for one
+/// pass costs more than reading long rows. `kept`: the packed weight serves many passes.
+template <class T>
+bool reads_in_place(index_t columns, index_t pixels, bool kept, const kernel_table<T>& kernels) {
+  constexpr index_t widest_in_place = 256 / static_cast<index_t>(sizeof(T)), few_pixels = 16;
+  return columns % kernels.lanes == 0 && (columns <= widest_in_place || (!kept && pixels <= few_pixels));
+}
+
+/// Packs the weight of a correlation into panels, from HWIO storage w, [cells][in][out]. For the forward pass
+/// the sums are over `in` channels (depth) and the results have `out` channels (columns); with `transposed`,
+/// for the gradient of the input, the roles are exchanged. `storage` receives packed_weight_size() elements;
+/// columns after the last one are zero. Returns the packed weight.
 template <class T>
 correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t cells, index_t in,
-                                  index_t out, bool transposed, index_t pixels, const panel_cut& panels,
+                                  index_t out, bool transposed, const panel_cut& panels,
                                   const kernel_table<T>& kernels, T* storage) {
   const index_t depth = transposed ? out : in, columns = transposed ? in : out, lanes = kernels.lanes;
-  constexpr index_t widest_in_place = 256 / static_cast<index_t>(sizeof(T));
-  constexpr index_t few_pixels = 16;
-  if (!transposed && columns % lanes == 0 && (columns <= widest_in_place || pixels <= few_pixels)) {
-    return {w, depth, columns, columns, cells, lanes};
-  }
   ctx.parallel_for(cells * panels.panels, [&](index_t task, int) {
     const range panel = panels[task / cells];
     const index_t cell = task % cells, first = panel.begin * lanes;

@@ -76,7 +76,7 @@ void for_each_phase(context<device::cpu>& ctx, const conv_shape& shape, const te
       // weight repacked.
       if (row + column == 0 || work.panels.panels != panels) {
         panels = work.panels.panels;
-        pack_weight<T>(ctx, w, cells, in, depth, true, 0, work.panels, kernels, storage);
+        pack_weight<T>(ctx, w, cells, in, depth, true, work.panels, kernels, storage);
       }
       work.weight = {storage, depth, in, 0, cells, kernels.lanes};
       if (work.by_images) {

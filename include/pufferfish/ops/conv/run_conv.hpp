@@ -114,8 +114,8 @@ image_tasks tasks_of(const correlation<T>& work, index_t images) {
           work.weight.cells * work.in_channels * work.out_channels * work.size};
 }
 
-/// The correlation of a forward pass, ready to run: with its packed weight and, for short lines, a
-/// pixel-major copy of x. Both are in memory of `frame`.
+/// The correlation of a forward pass, ready to run: with its packed weight, kept from an earlier pass or in
+/// memory of `frame`, and, for short lines, a pixel-major copy of x in memory of `frame`.
 template <class T>
 correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& x, const T* w, const tensor_view<T, 4>& y,
@@ -123,10 +123,16 @@ correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shap
   const auto& kernels = conv_kernels<T>();
   auto work = forward_correlation<T>(shape, x, y, kernels);
   const index_t cells = shape.kernel.height * shape.kernel.width;
-  T* storage = frame.take<T>(packed_weight_size(cells, shape.in_channels, shape.out_channels, kernels));
+  const index_t in = shape.in_channels, out = shape.out_channels;
+  work.weight = {w, in, out, out, cells, kernels.lanes};
   const index_t pixels = y.extent(0) * y.extent(1) * y.extent(2);
-  work.weight = pack_weight<T>(ctx, w, cells, shape.in_channels, shape.out_channels, false, pixels,
-                               work.panels, kernels, storage);
+  if (!reads_in_place(out, pixels, ctx.packed(w) != nullptr, kernels)) {
+    work.weight.row = 0;
+    work.weight.data = ctx.packed<T>(
+        frame, {w, "convolution panels", {cells, in, out, work.panels.panels}},
+        packed_weight_size(cells, in, out, kernels),
+        [&](T* to) { pack_weight<T>(ctx, w, cells, in, out, false, work.panels, kernels, to); });
+  }
   if (work.by_images) use_pixel_major(ctx, work, x.shape(), frame.take<T>(pixel_major_size(work, x.shape())));
   return work;
 }
@@ -150,13 +156,21 @@ void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_
     return winograd_weight<C>(from.extent(3), {first, std::min(first + most, to.extent(3))}, kernels,
                               storage);
   };
-  C* const storage = frame.take<C>(weight_of(0, nullptr).size());
+  const bool kept = ctx.packed(w) != nullptr;
+  C* const storage = kept ? nullptr : frame.take<C>(weight_of(0, nullptr).size());
   C* scratch = nullptr;
   for (index_t first = 0; first < to.extent(3); first += most) {
-    const winograd_correlation<T> work{tiles,        padding,   from.data(),
-                                       from.shape(), to.data(), to.shape(),
-                                       add,          &kernels,  weight_of(first, storage)};
-    transform_weight<T>(ctx, w, in, out, transposed, work.weight);
+    const auto transformed = [&](C* memory) {
+      transform_weight<T>(ctx, w, in, out, transposed, weight_of(first, memory));
+      return memory;
+    };
+    winograd_correlation<T> work{tiles,        padding,   from.data(),
+                                 from.shape(), to.data(), to.shape(),
+                                 add,          &kernels,  weight_of(first, nullptr)};
+    work.weight.data =
+        kept ? ctx.packed(w)->template get<C>({w, "Winograd tiles", {in, out, first, transposed}},
+                                              work.weight.size(), transformed)
+             : transformed(storage);
     if (first == 0) scratch = frame.take<C>(work.scratch_size() * ctx.threads());
     ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
       const range images = tasks.image_range(task), lines = tasks.line_range(task);

@@ -51,16 +51,12 @@ void pair_up_rows(const T* from, index_t row_stride, index_t rows, index_t colum
 }
 
 /// Interleaves adjacent rows of w (dense, `rows` x `columns` elements, an even number of rows) as
-/// pair_up_rows does, in parallel. Returns the pairs, [rows / 2][columns], in memory of `frame`.
+/// pair_up_rows does, in parallel. `to`: [rows / 2][columns] pairs.
 template <class T>
-bf16_pair* paired_rows(context<device::cpu>& ctx, scratch_frame& frame, const T* w, index_t rows,
-                       index_t columns) {
-  auto* const pairs = frame.take<bf16_pair>(rows / 2 * columns);
+void pair_up_matrix(context<device::cpu>& ctx, const T* w, index_t rows, index_t columns, bf16_pair* to) {
   for_row_chunks(ctx, rows / 2, columns, [&](index_t begin, index_t end) {
-    pair_up_rows(w + 2 * begin * columns, columns, 2 * (end - begin), columns, pairs + begin * columns,
-                 columns);
+    pair_up_rows(w + 2 * begin * columns, columns, 2 * (end - begin), columns, to + begin * columns, columns);
   });
-  return pairs;
 }
 
 /// y = sums + bias, or with `add` y += sums + bias; each result is computed in float and rounded once. sums:

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// `packed_weights`: copies of weights in the order in which kernels read them, kept from pass to pass.
+/// Without it, each pass packs its weights again into scratch memory, which costs most of the time for a
+/// single image. frozen_model (nn/frozen_model.hpp) keeps the packed weights of a whole model.
+
+#include <algorithm>
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <pufferfish/core/assert.hpp>
+#include <pufferfish/core/memory.hpp>
+
+PUFFERFISH_NAMESPACE_BEGIN
+
+/// Identifies a packed form of a weight: address of the weight's first element, name of the form, and numbers
+/// that the form depends on. A form is a function of the weight's elements and of these values.
+struct packed_form {
+  const void* weight;
+  std::string_view name;  ///< a string literal
+  std::array<index_t, 4> numbers{};
+  friend auto operator<=>(const packed_form&, const packed_form&) = default;
+};
+
+/// Packed forms of weights whose elements do not change while this object exists. A form is packed when it is
+/// first used, and kept until the end of the object. Only weights within the memory given to the constructor
+/// are kept, never temporary operands. Several threads may use one object at the same time.
+///
+/// Changing a weight while its packed forms exist makes later passes use old numbers. At assert level 2, each
+/// use packs the weight again and fails an assertion if the result differs; at lower levels nothing notices.
+///
+/// \code
+/// packed_weights packed(std::as_bytes(std::span(weights)));  // layers' weights are in this array
+/// cpu_context ctx;
+/// const packed_weights_scope scope(ctx, packed);
+/// for (const auto& image : images) layer.forward(ctx, image, y);  // packs in the first pass only
+/// \endcode
+class packed_weights {
+ public:
+  /// `memory`: where the weights are. It must outlive this object.
+  explicit packed_weights(std::vector<std::span<const std::byte>> memory) : memory_(std::move(memory)) {}
+  explicit packed_weights(std::span<const std::byte> memory) : memory_{memory} {}
+  packed_weights(const packed_weights&) = delete;
+  packed_weights& operator=(const packed_weights&) = delete;
+
+  /// Whether an address is within the memory of the weights.
+  bool contains(const void* weight) const {
+    const auto* const at = static_cast<const std::byte*>(weight);
+    for (const auto& part : memory_) {
+      if (!std::less<>()(at, part.data()) && std::less<>()(at, part.data() + part.size())) return true;
+    }
+    return false;
+  }
+
+  /// The packed form, `count` elements. The first call with a form computes it by pack(T* to), where `to` is
+  /// filled with zeros; meanwhile, other threads wait. Throws std::bad_alloc and the errors of `pack`;
+  /// nothing is kept then. form.weight must satisfy contains().
+  template <class T, class Pack>
+  T* get(const packed_form& form, index_t count, Pack&& pack) {
+    const std::lock_guard lock(mutex_);
+    auto found = forms_.find(form);
+    if (found == forms_.end()) {
+      found = forms_.emplace(form, packed<T>(count, pack)).first;
+    } else {
+      PUFFERFISH_ASSERT_FULL(same(found->second, packed<T>(count, pack)),
+                             "packed_weights: a weight has changed");
+    }
+    return reinterpret_cast<T*>(found->second.data());
+  }
+
+  /// Bytes of all packed forms so far.
+  std::size_t bytes() const {
+    const std::lock_guard lock(mutex_);
+    std::size_t sum = 0;
+    for (const auto& [form, kept] : forms_) sum += static_cast<std::size_t>(kept.size());
+    return sum;
+  }
+
+ private:
+  using block = memory_block<std::byte>;
+
+  // A block of `count` elements of T that pack(T*) has written. Elements that it skips are 0.
+  template <class T, class Pack>
+  static block packed(index_t count, Pack& pack) {
+    block result(host_memory(), static_cast<index_t>(detail::byte_count<T>(count)));
+    pack(reinterpret_cast<T*>(result.data()));
+    return result;
+  }
+  static bool same(const block& a, const block& b) {
+    return a.size() == b.size() && std::equal(a.data(), a.data() + a.size(), b.data());
+  }
+
+  std::vector<std::span<const std::byte>> memory_;
+  mutable std::mutex mutex_;
+  std::map<packed_form, block> forms_;
+};
+
+PUFFERFISH_NAMESPACE_END

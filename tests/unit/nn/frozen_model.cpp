@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <pufferfish/nn/frozen_model.hpp>
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include <pufferfish/models/small_resnet.hpp>
+#include <pufferfish/nn.hpp>
+
+namespace {
+
+using namespace pufferfish;
+
+static_assert(std::is_nothrow_move_constructible_v<frozen_model<network<float>>>);
+static_assert(!std::is_copy_constructible_v<frozen_model<network<float>>>);
+
+/// A network of one layer with random values.
+template <class T>
+network<T> of_layer(any_layer<T> layer) {
+  Sequential<T> layers;
+  layers.add("layer", std::move(layer));
+  network<T> net(any_layer<T>(std::move(layers)));
+  net.initialize(3);
+  return net;
+}
+
+template <class T>
+tensor<T, 4> random_images(const extents<4>& shape, std::uint64_t seed = 1) {
+  tensor<float, 4> values(shape);
+  fill_normal(values.flat(), 1.0, random_stream(7, seed));
+  tensor<T, 4> images(shape);
+  for (index_t i = 0; i < images.size(); ++i) images.data()[i] = static_cast<T>(values.data()[i]);
+  return images;
+}
+
+template <class T>
+double largest(const tensor<T, 4>& y) {
+  double most = 0.0;
+  for (const T value : y.flat()) most = std::max(most, std::abs(static_cast<double>(value)));
+  return most;
+}
+
+template <class T>
+double largest_difference(const tensor<T, 4>& a, const tensor<T, 4>& b) {
+  REQUIRE(a.shape() == b.shape());
+  double most = 0.0;
+  for (index_t i = 0; i < a.size(); ++i) {
+    most = std::max(most, std::abs(static_cast<double>(a.data()[i]) - static_cast<double>(b.data()[i])));
+  }
+  return most;
+}
+
+/// Passes of the frozen network with several batches, each twice, against those of a copy.
+template <class T>
+void check_frozen(network<T> net, extents<4> image) {
+  const network<T> plain = net;
+  const frozen_model served(std::move(net));
+  CHECK(served.packed_bytes() == 0);
+  cpu_context ctx({.threads = 2}), fresh;
+  const double rounding = std::is_same_v<T, double> ? 1e-13 : std::is_same_v<T, float> ? 2e-6 : 2e-2;
+  for (const index_t batch : {1, 5, 40, 1}) {
+    CAPTURE(batch);
+    image[0] = batch;
+    for (const std::uint64_t seed : {1U, 2U}) {
+      const auto x = random_images<T>(image, seed);
+      const auto y = served.forward(ctx, x.view()), expected = plain.forward(fresh, x.view());
+      CHECK(largest_difference(y, expected) <= rounding * (1.0 + largest(expected)));
+    }
+  }
+  const std::size_t bytes = served.packed_bytes();
+  served.forward(fresh, random_images<T>(image).view());
+  CHECK(served.packed_bytes() == bytes);
+}
+
+TEST_CASE_TEMPLATE("frozen_model: each layer gives the results of the network", T, float, double, bfloat16) {
+  const auto check = [](any_layer<T> layer, const extents<4>& image) {
+    CAPTURE(layer.describe());
+    check_frozen<T>(of_layer<T>(std::move(layer)), image);
+  };
+  check(Conv<T>(conv_shape::square(64, 96, 3, 1, 1)), {1, 13, 12, 64});   // Winograd tiles, from 12 tiles on
+  check(Conv<T>(conv_shape::square(16, 256, 3, 1, 1)), {1, 16, 16, 16});  // two blocks of columns
+  check(Conv<T>(conv_shape::square(12, 96, 3, 2, 1)), {1, 9, 9, 12});     // direct sums, panels
+  check(Conv<T>(conv_shape::square(512, 512, 3, 1, 1)), {1, 2, 2, 512});  // few pixels
+  check(Conv<T>(conv_shape::square(7, 33, 3, 1, 1)), {1, 5, 6, 7});       // odd channels
+  check(Conv<T>(conv_shape::square(64, 192, 1, 2)), {1, 6, 6, 64});       // pixels are skipped
+  check(Conv<T>(conv_shape{12, 24, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 3}), {1, 6, 6, 12});  // groups
+  check(LowRankConv<T>(conv_shape::square(64, 128, 3, 1, 1), 16), {1, 9, 9, 64});
+  check(LowRankConv<T>(conv_shape::square(32, 100, 3, 2, 1), 24), {1, 9, 9, 32});
+  check(Linear<T>(96, 200), {1, 1, 1, 96});
+  check(LowRankLinear<T>(128, 96, 10), {1, 1, 1, 128});
+}
+
+TEST_CASE("frozen_model: a whole network, dense, factorized, and with folded batch norms") {
+  network<float> net = small_resnet<float>({});
+  net.initialize(1);
+  check_frozen<float>(net, {1, 32, 32, 3});
+  factorize(net, factorize_policy{});
+  check_frozen<float>(net, {1, 32, 32, 3});
+  fold_batch_norm(net);
+  check_frozen<float>(net, {1, 32, 32, 3});
+}
+
+TEST_CASE("frozen_model: several threads share the packed weights") {
+  const frozen_model served(of_layer<float>(Conv<float>(conv_shape::square(64, 128, 3, 1, 1))));
+  const auto x = random_images<float>({3, 16, 16, 64});
+  std::vector<tensor<float, 4>> results(4);
+  std::vector<std::thread> threads;
+  for (auto& result : results) {
+    threads.emplace_back([&] {
+      cpu_context ctx;
+      for (int pass = 0; pass < 3; ++pass) result = served.forward(ctx, x.view());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& result : results) CHECK(largest_difference(result, results[0]) == 0.0);
+  CHECK(largest(results[0]) > 0.0);
+}
+
+TEST_CASE("frozen_model: training passes are refused; a thawed model has new values at once") {
+  frozen_model served(of_layer<float>(Conv<float>(conv_shape::square(64, 96, 3, 1, 1))));
+  const auto x = random_images<float>({1, 16, 16, 64});
+  cpu_context ctx;
+  ctx.set_mode(run_mode::training);
+  CHECK_THROWS_WITH_AS(served.forward(ctx, x.view()),
+                       doctest::Contains("frozen_model: a pass in training mode"), state_error);
+  ctx.set_mode(run_mode::inference);
+  const auto before = served.forward(ctx, x.view());
+  CHECK(served.packed_bytes() > 0);
+  network<float> net = std::move(served).thaw();
+  net.initialize(4);
+  const auto after = net.forward(ctx, x.view());
+  CHECK(largest_difference(before, after) > 0.1);
+  const frozen_model again(std::move(net));
+  CHECK(largest_difference(again.forward(ctx, x.view()), after) < 1e-4);
+}
+
+TEST_CASE("packed_weights: forms are kept for their own memory only, and not after an error") {
+  std::vector<float> weights(100, 1.0F), others(100, 2.0F);
+  packed_weights packed(std::as_bytes(std::span<const float>(weights)));
+  CHECK(packed.contains(weights.data()));
+  CHECK(packed.contains(weights.data() + 99));
+  CHECK_FALSE(packed.contains(weights.data() + 100));
+  CHECK_FALSE(packed.contains(others.data()));
+
+  cpu_context ctx;
+  int calls = 0;
+  const auto doubled = [&](const float* from) {
+    scratch_frame frame(ctx.scratch());
+    return ctx.packed<float>(frame, {from, "doubled", {100}}, 100, [&](float* to) {
+      ++calls;
+      for (int i = 0; i < 100; ++i) to[i] = 2.0F * from[i];
+    })[7];
+  };
+  const auto fails = [&](float*) { throw value_error("no"); };
+  {
+    const packed_weights_scope scope(ctx, packed);
+    CHECK_THROWS_AS(packed.get<float>({weights.data(), "doubled", {100}}, 100, fails), value_error);
+    CHECK(packed.bytes() == 0);
+    CHECK(doubled(weights.data()) == 2.0F);
+    CHECK(doubled(others.data()) == 4.0F);
+    CHECK(packed.bytes() == 400);
+    const int first_calls = calls;
+    CHECK(doubled(weights.data()) == 2.0F);
+    CHECK(calls == first_calls + (PUFFERFISH_ASSERT_LEVEL > 1 ? 1 : 0));  // level 2 compares
+    const mode_scope training(ctx, run_mode::training);
+    CHECK(ctx.packed(weights.data()) == nullptr);
+  }
+  CHECK(ctx.packed(weights.data()) == nullptr);
+  const int before = calls;
+  doubled(weights.data());
+  CHECK(calls == before + 1);
+}
+
+}  // namespace
