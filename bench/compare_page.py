@@ -121,6 +121,14 @@ def step_section(content):
     return lines + table(["ours", "parameters", "ms", "bound of the convolutions, ms", "percent", "hybrid / dense"], shown)
 
 
+def bf16_section(content):
+    lines = turned_table(f"ms; batch {content['batch']}", content["rows"])
+    shown = [[row["work"], number(row["results"]["ours, float"]["ms"] / row["results"]["ours"]["ms"], 2)]
+             for row in content["rows"] if {"ours", "ours, float"} <= set(row["results"])]
+    lines += table(["ours", "time in float / time in bfloat16"], shown)
+    return [*lines, "`ours` and PyTorch compute in bfloat16 (PyTorch under `autocast`), with float parameters.", ""]
+
+
 def sequences_section(content):
     lines = turned_table("ms", content["rows"])
     shown = []
@@ -412,7 +420,8 @@ def write_page(results):
     goals = goal_lines(found)
     if goals:
         lines += ["## Goals", "", *goals]
-    titles = [("step", "Training steps", step_section), ("mobile", "Blocks of MobileNet", step_section),
+    titles = [("step", "Training steps", step_section), ("bf16", "Training steps in bfloat16", bf16_section),
+              ("mobile", "Blocks of MobileNet", step_section),
               ("sequences", "Training steps over sequences", sequences_section),
               ("inference", "Inference", inference_section), ("conv", "Factorized layers of ResNet-18", conv_section),
               ("kernels", "Our kernels against the machine", kernels_section), ("gemm", "Matrix products", gemm_section),

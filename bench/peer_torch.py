@@ -251,11 +251,13 @@ IMAGES = {"mobile_blocks": (128, 28, 28)}  # of the others: 3 x 32 x 32
 
 
 class Training:
-    """A network over images with its optimizer and random data; run() is one step."""
+    """A network over images with its optimizer and random data; run() is one step. Modes that end with _bf16 compute under
+    autocast; parameters stay fp32."""
 
     def __init__(self, network, mode, batch, layout):
         torch.manual_seed(1)
-        self.net = NETWORKS[network](mode == "hybrid").to(memory_format=LAYOUTS[layout])
+        self.bf16 = mode.endswith("_bf16")
+        self.net = NETWORKS[network](mode.startswith("hybrid")).to(memory_format=LAYOUTS[layout])
         self.net.train()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
         self.loss = nn.CrossEntropyLoss()
@@ -264,7 +266,9 @@ class Training:
 
     def run(self):
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss(self.net(self.x), self.labels).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            loss = self.loss(self.net(self.x), self.labels)
+        loss.backward()
         self.optimizer.step()
 
     def parameters(self):

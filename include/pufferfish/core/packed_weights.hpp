@@ -8,10 +8,8 @@
 
 #include <algorithm>
 #include <array>
-#include <compare>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <span>
 #include <string_view>
@@ -29,7 +27,7 @@ struct packed_form {
   const void* weight;
   std::string_view name;  ///< a string literal
   std::array<index_t, 4> numbers{};
-  friend auto operator<=>(const packed_form&, const packed_form&) = default;
+  friend bool operator==(const packed_form&, const packed_form&) = default;
 };
 
 /// Packed forms of weights whose elements do not change while this object exists. A form is packed when it is
@@ -68,26 +66,29 @@ class packed_weights {
   template <class T, class Pack>
   T* get(const packed_form& form, index_t count, Pack&& pack) {
     const std::lock_guard lock(mutex_);
-    auto found = forms_.find(form);
-    if (found == forms_.end()) {
-      found = forms_.emplace(form, packed<T>(count, pack)).first;
-    } else {
-      PUFFERFISH_ASSERT_FULL(same(found->second, packed<T>(count, pack)),
-                             "packed_weights: a weight has changed");
+    for (kept_form& kept : forms_) {
+      if (kept.form != form) continue;
+      PUFFERFISH_ASSERT_FULL(same(kept.data, packed<T>(count, pack)), "packed_weights: a weight has changed");
+      return reinterpret_cast<T*>(kept.data.data());
     }
-    return reinterpret_cast<T*>(found->second.data());
+    forms_.push_back({form, packed<T>(count, pack)});
+    return reinterpret_cast<T*>(forms_.back().data.data());
   }
 
   /// Bytes of all packed forms so far.
   std::size_t bytes() const {
     const std::lock_guard lock(mutex_);
     std::size_t sum = 0;
-    for (const auto& [form, kept] : forms_) sum += static_cast<std::size_t>(kept.size());
+    for (const kept_form& kept : forms_) sum += static_cast<std::size_t>(kept.data.size());
     return sum;
   }
 
  private:
   using block = memory_block<std::byte>;
+  struct kept_form {
+    packed_form form;
+    block data;
+  };
 
   // A block of `count` elements of T that pack(T*) has written. Elements that it skips are 0.
   template <class T, class Pack>
@@ -102,7 +103,7 @@ class packed_weights {
 
   std::vector<std::span<const std::byte>> memory_;
   mutable std::mutex mutex_;
-  std::map<packed_form, block> forms_;
+  std::vector<kept_form> forms_;  // a model has about a hundred
 };
 
 PUFFERFISH_NAMESPACE_END
