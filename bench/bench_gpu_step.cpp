@@ -6,7 +6,7 @@
 //   {"work": "rates", "tiny": false}                 copies within the device, products in each precision
 //   {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": 128, "precision": "tf32", "steps": 20,
 //    "captured": true, "cudnn": false, "overlap": false, "tiny": false}
-//                                                    milliseconds a step, of `steps` in a row
+//          milliseconds a step, of `steps` in a row; the number of operations in a captured step
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "convolutions", "batch": 128, "tiny": false}   those of ResNet-18, by each kind of kernels
 //   {"work": "forget"}                               frees the memory of kept steps
@@ -170,6 +170,7 @@ answer time_step(device_step& step, const request& asked) {
           {"parameters", step.parameters()},
           {"items", step.items()},
           {"captured", step.captured()},
+          {"operations", step.operations()},
           {"gflop", 6e-9 * step.macs()},
           {"working_mib", static_cast<double>(step.context().peak_bytes()) / (1 << 20)}};
 }

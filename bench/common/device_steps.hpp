@@ -58,6 +58,8 @@ class device_step {
   }
   pufferfish::gpu_context& context() { return ctx_; }
   bool captured() const { return graph_.enabled(); }
+  /// Kernels, copies and fills of the captured part of a step; 0 if it is not captured.
+  std::size_t operations() const { return graph_.operations(); }
 
   virtual index_t parameters() const = 0;
   virtual std::string items() const = 0;

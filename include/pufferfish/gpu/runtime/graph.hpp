@@ -26,16 +26,21 @@ class executable_graph {
  public:
   executable_graph() = default;
   explicit executable_graph(cudaGraph_t graph) {
+    const cudaError_t counted = cudaGraphGetNodes(graph, nullptr, &operations_);
     // Keeps the priorities of streams: urgent streams stay urgent within the graph.
     const cudaError_t status = cudaGraphInstantiate(&handle_, graph, cudaGraphInstantiateFlagUseNodePriority);
     static_cast<void>(cudaGraphDestroy(graph));
+    check(counted, "cudaGraphGetNodes");
     check(status, "cudaGraphInstantiate");
   }
   executable_graph(executable_graph&& other) noexcept
-      : handle_(std::exchange(other.handle_, nullptr)), launched_(std::move(other.launched_)) {}
+      : handle_(std::exchange(other.handle_, nullptr)),
+        operations_(std::exchange(other.operations_, 0)),
+        launched_(std::move(other.launched_)) {}
   executable_graph& operator=(executable_graph&& other) noexcept {
     executable_graph replaced(std::move(other));
     std::swap(handle_, replaced.handle_);
+    std::swap(operations_, replaced.operations_);
     std::swap(launched_, replaced.launched_);
     return *this;
   }
@@ -49,6 +54,8 @@ class executable_graph {
   }
 
   bool empty() const { return handle_ == nullptr; }
+  // Number of kernels, copies and fills in the graph.
+  std::size_t operations() const { return operations_; }
   // Launches the graph in the stream and records the end of the launch. Throws backend_error.
   void launch(cudaStream_t stream) {
     if (!launched_) launched_ = std::make_unique<event>();
@@ -58,6 +65,7 @@ class executable_graph {
 
  private:
   cudaGraphExec_t handle_ = nullptr;
+  std::size_t operations_ = 0;
   // Recorded after the last launch; null before the first. The stream may be destroyed before the event.
   std::unique_ptr<event> launched_;
 };
@@ -172,6 +180,8 @@ class step_graph {
     settled_ = false;
   }
 
+  /// Number of kernels, copies and fills of the captured step; 0 if none is captured.
+  std::size_t operations() const { return graph_.operations(); }
   /// Number of times a step was captured.
   std::size_t captures() const { return captures_; }
   /// Number of times a captured step was replayed.
