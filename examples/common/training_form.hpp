@@ -75,25 +75,22 @@ inline std::array<double, 2> powersgd_bytes(const gradient_sizes& sizes, index_t
   return bytes;
 }
 
-/// The buckets of the exchange, with the limits of cut_buckets. The arena of gradients has the order of the
-/// backward pass, so its first n elements are complete when the layers at the end that have n parameters are.
+/// The buckets of the exchange. The arena of gradients has the order of the backward pass, so its first n
+/// elements are complete when the layers at the end that have n parameters are.
 inline std::vector<bucket> buckets_of(const gradient_sizes& gradients, const pufferfish::model_cost& cost) {
-  const pufferfish::bucket_limits limits;
   const double all = std::max(1.0, static_cast<double>(cost.total().macs));
+  std::vector<index_t> sizes;
+  for (const auto& [rows, cols] : gradients) sizes.push_back(rows * cols);
   std::vector<bucket> buckets;
   auto layer = cost.layers.rbegin();
-  index_t parameters = 0, ready = 0;
+  index_t ready = 0;
   double macs = 0.0;
-  for (const auto& [rows, cols] : gradients) {
-    const auto limit = static_cast<double>(buckets.size() <= 1 ? limits.first_bytes : limits.bytes);
-    const double bytes = 4.0 * static_cast<double>(rows * cols);
-    if (buckets.empty() || buckets.back().bytes + bytes > limit) buckets.push_back({0.0, 0.0});
-    for (parameters += rows * cols; ready < parameters && layer != cost.layers.rend(); ++layer) {
+  for (const pufferfish::gradient_bucket& each : pufferfish::cut_buckets(sizes, sizeof(float))) {
+    for (; ready < each.offset + each.size && layer != cost.layers.rend(); ++layer) {
       ready += layer->parameters;
       macs += static_cast<double>(layer->macs);
     }
-    buckets.back().bytes += bytes;
-    buckets.back().done = macs / all;
+    buckets.push_back({4.0 * static_cast<double>(each.size), macs / all});
   }
   return buckets;
 }

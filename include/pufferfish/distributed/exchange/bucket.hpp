@@ -32,34 +32,42 @@ struct bucket_limits {
   friend bool operator==(const bucket_limits&, const bucket_limits&) = default;
 };
 
-/// Cuts the gradient arena at parameter boundaries. The arena has the order in which a backward pass
-/// completes gradients, so buckets become ready one after the other. Throws value_error for a limit below 1.
-/// Every parameter is in exactly one bucket, the buckets cover the arena without gaps, and each has at least
-/// one parameter. A store without parameters has no buckets. Local: ranks with equal stores and limits get
-/// equal buckets.
-/// \code
-///   const bucket_limits limits{.first_bytes = 1 << 20, .bytes = 4 << 20};
-///   for (const gradient_bucket& b : cut_buckets(net.store(), limits)) sgd.step_range(ctx, b.offset, b.size);
-/// \endcode
-template <class T>
-std::vector<gradient_bucket> cut_buckets(const parameter_store<T>& store, const bucket_limits& limits = {}) {
+/// Cuts gradients of these sizes (numbers of elements, of `element_bytes` bytes each), which follow each
+/// other without gaps, into buckets: every gradient is in exactly one bucket, the buckets cover all gradients
+/// in order, and each has at least one. Throws value_error for a limit below 1. Local: ranks with equal sizes
+/// and limits get equal buckets.
+PUFFERFISH_COLD inline std::vector<gradient_bucket> cut_buckets(std::span<const index_t> sizes,
+                                                                index_t element_bytes,
+                                                                const bucket_limits& limits = {}) {
   if (limits.first_bytes < 1 || limits.bytes < 1) {
     detail::throw_error<value_error>(
         {"cut_buckets: limits of ", limits.first_bytes, " and ", limits.bytes, " bytes; at least 1"});
   }
   std::vector<gradient_bucket> buckets;
+  index_t offset = 0;
   int number = 0;
-  for (const auto& entry : store.parameters()) {
-    const index_t limit =
-        (buckets.size() <= 1 ? limits.first_bytes : limits.bytes) / static_cast<index_t>(sizeof(T));
-    const index_t size = entry.thing->size();
-    if (buckets.empty() || buckets.back().size + size > limit)
-      buckets.push_back({entry.offset, 0, number, 0});
+  for (const index_t size : sizes) {
+    const index_t limit = (buckets.size() <= 1 ? limits.first_bytes : limits.bytes) / element_bytes;
+    if (buckets.empty() || buckets.back().size + size > limit) buckets.push_back({offset, 0, number, 0});
     buckets.back().size += size;
     ++buckets.back().count;
+    offset += size;
     ++number;
   }
   return buckets;
+}
+
+/// The buckets of a store's gradients, cut at parameter boundaries. The arena has the order in which a
+/// backward pass completes gradients, so buckets become ready one after the other. A store without parameters
+/// has no buckets. Throws value_error for a limit below 1. \code
+///   const bucket_limits limits{.first_bytes = 1 << 20, .bytes = 4 << 20};
+///   for (const gradient_bucket& b : cut_buckets(net.store(), limits)) sgd.step_range(ctx, b.offset, b.size);
+/// \endcode
+template <class T>
+std::vector<gradient_bucket> cut_buckets(const parameter_store<T>& store, const bucket_limits& limits = {}) {
+  std::vector<index_t> sizes;
+  for (const auto& entry : store.parameters()) sizes.push_back(entry.thing->size());
+  return cut_buckets(sizes, static_cast<index_t>(sizeof(T)), limits);
 }
 
 namespace detail {
