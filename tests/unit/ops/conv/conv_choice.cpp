@@ -231,6 +231,22 @@ TEST_CASE_TEMPLATE("convolution choices: each candidate against the reference, f
   CHECK(bits_differ > 0);
 }
 
+TEST_CASE("convolution choices: the example of docs/kernels.md") {
+  const builtin_afterwards restore;
+  const scratch_folder folder;
+  const std::string path = folder / "kernels.txt";
+  const instance<float> a(conv_shape::square(16, 16, 3, 1, 1), {2, 9, 9, 16}, 0);
+  cpu_context ctx({1, 0});
+  const auto train_some_steps = [&] { a.run(ctx); };
+  // [table]
+  kernel_choices::measure();  // in this process only; the file of the variable is not used
+  train_some_steps();
+  kernel_choices::save(path);  // adds the rows to a file
+  kernel_choices::load(path);  // in later runs; builtin() returns to the rules
+  // [table]
+  CHECK(kernel_choices::rows().size() == 3);
+}
+
 TEST_CASE("convolution choices: groups and empty batches under a measured table") {
   const builtin_afterwards restore;
   cpu_context ctx({2, 0});
