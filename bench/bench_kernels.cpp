@@ -8,12 +8,17 @@
 //
 // Directions of low-rank layers: `grad_weight` is a backward pass without the gradient of the input,
 // `backward` a complete one, `grad_input` their difference.
+//
+// With --table measure, the program instead times every algorithm that can compute a pass, as the measured
+// table of kernel choices does (linalg/kernel_choice.hpp), and prints the built-in choice and the fastest.
 
 #include <CLI/CLI.hpp>
 
 #include <cmath>
 #include <map>
 #include <utility>
+
+#include <pufferfish/linalg/kernel_choice.hpp>
 
 #include "../examples/common/session.hpp"
 #include "common/conv_case.hpp"
@@ -33,6 +38,7 @@ struct settings {
   std::string layer;
   bool low_rank_only = false;
   bool winograd = true;
+  std::string table = "builtin";
   std::string json_file;
 };
 
@@ -148,6 +154,7 @@ class program {
     out.text(format("peak %.1f GFLOP/s, memory %.1f GB/s, last cache %.1f GB/s; batch %td, %d runs\n\n",
                     measure_peak(settings_.threads), b.memory * 1e-9, b.cache * 1e-9, settings_.batch,
                     settings_.runs));
+    if (settings_.table == "measure") return compare_choices(out);
     for (const std::string& name : settings_.networks) {
       text_table table(
           {name, "shape", "mode", "direction", "ms", "GFLOP/s", "bound", "percent", "best", "ms min..max"});
@@ -227,6 +234,70 @@ class program {
     }
   }
 
+  // Milliseconds of each algorithm in each of the rounds, for a key.
+  using choice_times = std::map<std::string, std::vector<double>>;
+  struct measured_choices {
+    std::string rule;
+    choice_times times;
+    std::map<std::string, int> chosen;  // rounds in which the table has chosen the algorithm
+  };
+
+  void compare_choices(reporter& out) {
+    std::map<pufferfish::kernel_key, measured_choices> all;
+    for (const std::string& name : settings_.networks) {
+      for (const conv_layer& layer : conv_layers(name)) {
+        if (!settings_.layer.empty() && layer.name != settings_.layer) continue;
+        extents<4> input = layer.input;
+        input[0] = settings_.batch;
+        const auto dense = settings_.low_rank_only ? nullptr : dense_case(ctx_, layer.shape, input);
+        const auto low_rank = dynamic_case(ctx_, layer.shape, layer.rank(), input);
+        for (int round = 0; round < settings_.runs; ++round) {
+          pufferfish::kernel_choices::measure();
+          for (conv_case* c : {dense.get(), low_rank.get()}) {
+            if (c == nullptr) continue;
+            c->forward();
+            c->prepare_backward();
+            c->backward();
+          }
+          for (const auto& [key, row] : pufferfish::kernel_choices::rows()) {
+            measured_choices& m = all[key];
+            m.rule = row.times.front().algorithm;
+            ++m.chosen[row.chosen];
+            for (const auto& time : row.times) m.times[time.algorithm].push_back(time.milliseconds);
+          }
+        }
+      }
+    }
+    text_table table({"operation", "shape", "built-in", "ms", "fastest", "ms", "of built-in", "chosen"});
+    for (const auto& [key, m] : all) {
+      const double rule = spread_of(m.times.at(m.rule)).median;
+      std::string fastest = m.rule;
+      for (const auto& [algorithm, times] : m.times) {
+        if (spread_of(times).median < spread_of(m.times.at(fastest)).median) fastest = algorithm;
+      }
+      const double least = spread_of(m.times.at(fastest)).median;
+      int rounds = 0;
+      for (const auto& [algorithm, count] : m.chosen) rounds += count;
+      const auto found = m.chosen.find(fastest);
+      const int chosen = found == m.chosen.end() ? 0 : found->second;
+      table.add({key.operation, key.shape, m.rule, format("%.3f", rule), fastest, format("%.3f", least),
+                 format("%.2f", least / rule), format("%d of %d", chosen, rounds)});
+      json object{{"operation", key.operation},
+                  {"type", key.type},
+                  {"shape", key.shape},
+                  {"threads", key.threads},
+                  {"isa", key.isa},
+                  {"builtin", m.rule},
+                  {"builtin_ms", rounded(rule)},
+                  {"fastest", fastest},
+                  {"fastest_ms", rounded(least)},
+                  {"chosen", chosen},
+                  {"rounds", rounds}};
+      out.record(object);
+    }
+    out.text(table.str());
+  }
+
   static mode_candidates low_rank_candidates(turns& all, const char* mode, conv_case& c) {
     const auto prepare = [&c] { c.prepare_backward(); };
     return {mode, c.cost(), all.add([&c] { c.forward(); }), all.add([&c] { c.grad_weight(); }, prepare),
@@ -253,6 +324,8 @@ int main(int argc, char** argv) {
   app.add_option("--layer", s.layer, "Only the layer of this name");
   app.add_flag("--lowrank", s.low_rank_only, "No dense layers");
   app.add_flag("!--direct", s.winograd, "Direct sums only, no Winograd");
+  app.add_option("--table", s.table, "measure: compare the algorithms of each pass, built-in and fastest")
+      ->check(CLI::IsMember({"builtin", "measure"}));
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each measurement to this file (-: standard output)");
   return examples::run_on_first(app, argc, argv, [&] { program(std::move(s)).run(); });

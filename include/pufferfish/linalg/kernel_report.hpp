@@ -39,6 +39,20 @@ inline bool& reports_kernels() {
   return wanted;
 }
 
+/// Number of muted_reports objects of this thread.
+inline int& report_mutes() {
+  static thread_local int mutes = 0;
+  return mutes;
+}
+
+/// While an object exists, its thread reports nothing: operations run to be timed (kernel_choice.hpp).
+struct muted_reports {
+  muted_reports() { ++report_mutes(); }
+  muted_reports(const muted_reports&) = delete;
+  muted_reports& operator=(const muted_reports&) = delete;
+  ~muted_reports() { --report_mutes(); }
+};
+
 /// Prints the parts as a line, unless the same line has been printed before. Any thread may call this.
 PUFFERFISH_COLD inline void print_once(std::initializer_list<message_part> parts) {
   static std::mutex mutex;
@@ -58,7 +72,7 @@ constexpr const char* scalar_name() {
 /// describe() returns the shape as a text; it is called only if a report is wanted.
 template <class T, class Describe>
 void report_kernel(const char* operation, const char* algorithm, Describe&& describe) {
-  if (!reports_kernels()) return;
+  if (!reports_kernels() || report_mutes() > 0) return;
   print_once({operation, "<", scalar_name<T>(), ">, ", describe(), ": ", algorithm, ", ", kernel_name()});
 }
 

@@ -5,7 +5,7 @@
 /// Internal: fast algorithms for bfloat16 convolutions with one group. Convolutions without a fast algorithm
 /// widen blocks of images to float (narrow_conv.hpp).
 ///
-/// - Winograd tiles (winograd.hpp), where winograd_pays() is true: pixels are widened when they are
+/// - Winograd tiles (winograd.hpp): pixels are widened when they are
 ///   transformed, and results are rounded when they are written. The machine needs no kernels for pairs.
 /// - Direct sums of pairs (direct_conv.hpp, ops/linear/pair_product.hpp). Pixels are read in place, as pairs
 ///   of adjacent channels. Each task computes float sums in scratch memory and rounds each sum once.
@@ -74,7 +74,6 @@ void pair_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const
   const image_tasks tasks{y.extent(0), y.extent(1), line,
                           shape.patch() * out * static_cast<index_t>(sizeof(T))};
   if (moments != nullptr) moments->start(tasks.count(), out);
-  report_conv<T>("conv_forward", shape, x.shape(), "direct sums of pairs");
   const auto& kernels = conv_kernels<bf16_pair>();
   scratch_frame frame(ctx.scratch());
   const float* const wide_bias = widened(ctx, frame, bias, out);
@@ -118,7 +117,6 @@ void tiled_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, cons
   const image_tasks tasks = tasks_of(winograd_tiles(y.extent(0), y.extent(1), y.extent(2)));
   const index_t out = y.extent(3);
   if (moments != nullptr) moments->start(tasks.count(), out);
-  report_conv<T>("conv_forward", shape, x.shape(), "Winograd tiles");
   run_by_tiles<T>(ctx, shape.padding, x, w, false, y, false, tasks,
                   [&](index_t task, index_t first, index_t count) {
                     if (moments != nullptr) moments->add(task, y.data() + first * out, count, out);
@@ -131,7 +129,6 @@ template <class T>
 void pair_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                               const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
                               bool add) {
-  report_conv<T>("conv_backward_input", shape, dx.shape(), "direct sums of pairs");
   const index_t in = shape.in_channels;
   const tensor_view<float, 4> sums_of_dx(nullptr, dx.shape());
   for_each_phase<bf16_pair>(
@@ -152,16 +149,94 @@ void pair_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape
       });
 }
 
-/// Gradient of the weight of a convolution with pairs_pixels(). dw is overwritten or, with `accumulate`,
-/// added to. For a 1x1 kernel whose stride skips pixels, the gradient is computed from a dense copy of the
-/// pixels that the convolution reads.
-template <class T>
-void pair_conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
+/// Forward pass of a convolution with 16-bit elements that is not a matrix product: chooses among Winograd
+/// tiles (only without a bias, since the sum is rounded before a bias could be added), direct sums of pairs
+/// and widen(y, moments), which computes blocks of images in float. Arguments as in conv_forward.
+template <class T, class Widen>
+void bf16_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                       const T* w, const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments,
+                       const Widen& widen) {
+  const bool pairs = multiplies_pairs<T>(shape, shape.in_channels);
+  const auto run = [&](kernel_algorithm algorithm, const tensor_view<T, 4>& to, moment_parts<T>* parts) {
+    if (algorithm == kernel_algorithm::winograd) {
+      return tiled_conv_forward<T>(ctx, shape, x, w, to, parts);
+    }
+    if (algorithm == kernel_algorithm::pairs) return pair_conv_forward(ctx, shape, x, w, bias, to, parts);
+    widen(to, parts);
+  };
+  const bool tiles_pay = bias == nullptr && winograd_pays<T>(ctx, shape, x.shape(), y.shape());
+  const kernel_algorithm algorithm = choose_conv<T>(
+      ctx, "conv_forward", shape, x.shape(), bias != nullptr,
+      tiles_pay ? kernel_algorithm::winograd
+      : pairs   ? kernel_algorithm::pairs
+                : kernel_algorithm::widened,
+      [&] {
+        std::vector<kernel_algorithm> list{kernel_algorithm::widened};
+        if (pairs) list.push_back(kernel_algorithm::pairs);
+        if (bias == nullptr && winograd_fits<T>(ctx, shape)) list.push_back(kernel_algorithm::winograd);
+        return list;
+      },
+      [&](kernel_algorithm candidate) {
+        scratch_frame frame(ctx.scratch());
+        run(candidate, frame.take<T>(y.shape()), nullptr);
+      });
+  run(algorithm, y, moments);
+}
+
+/// Gradient of the input with 16-bit elements: chooses among Winograd tiles, direct sums of pairs and
+/// widen(dx, add), which computes blocks of images in float. Arguments as in conv_backward_input.
+template <class T, class Widen>
+void bf16_conv_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
+                              const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
+                              bool add, const Widen& widen) {
+  const auto run = [&](kernel_algorithm algorithm, const tensor_view<T, 4>& to, bool adds) {
+    if (algorithm == kernel_algorithm::winograd) {
+      return tiled_backward_input<T>(ctx, shape, dy, w, to, adds);
+    }
+    if (algorithm == kernel_algorithm::pairs) return pair_conv_backward_input(ctx, shape, dy, w, to, adds);
+    widen(to, adds);
+  };
+  if (multiplies_pairs<T>(shape, shape.out_channels)) {
+    return choose_backward_input<T>(ctx, shape, dy.shape(), dx, add,
+                                    {kernel_algorithm::pairs, kernel_algorithm::widened}, run);
+  }
+  choose_backward_input<T>(ctx, shape, dy.shape(), dx, add, {kernel_algorithm::widened}, run);
+}
+
+/// Gradient of the weight with 16-bit elements: chooses among Winograd tiles, the product of copied pixels,
+/// direct sums of pairs of pixels and widen(dw, accumulate), which computes blocks of images in float.
+/// Arguments as in conv_backward_weight.
+template <class T, class Widen>
+void bf16_conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                                const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, float* dw,
-                               bool accumulate) {
-  if (skips_pixels(shape)) return copied_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
-  report_conv<T>("conv_backward_weight", shape, x.shape(), "direct sums of pairs");
-  backward_weight<bf16_pair>(ctx, shape, x, dy, dw, accumulate);
+                               bool accumulate, const Widen& widen) {
+  const bool pairs = pairs_pixels<T>(shape, dy.shape()), skips = shape.groups == 1 && skips_pixels(shape);
+  const kernel_algorithm rule = winograd_pays<T>(ctx, shape, x.shape(), dy.shape())
+                                    ? kernel_algorithm::winograd
+                                : !pairs ? kernel_algorithm::widened
+                                : skips  ? kernel_algorithm::copied_pixels
+                                         : kernel_algorithm::pairs;
+  choose_backward_weight<T>(
+      ctx, shape, x.shape(), dy.shape(), dw, accumulate, rule,
+      [&] {
+        std::vector<kernel_algorithm> list{kernel_algorithm::widened};
+        if (pairs) list.push_back(kernel_algorithm::pairs);
+        if (skips) list.push_back(kernel_algorithm::copied_pixels);
+        if (winograd_fits<T>(ctx, shape)) list.push_back(kernel_algorithm::winograd);
+        return list;
+      },
+      [&](kernel_algorithm algorithm, float* to, bool add) {
+        if (algorithm == kernel_algorithm::winograd) {
+          return winograd_backward_weight<T>(ctx, shape, x, dy, to, add);
+        }
+        if (algorithm == kernel_algorithm::copied_pixels) {
+          return copied_backward_weight<T>(ctx, shape, x, dy, to, add);
+        }
+        if (algorithm == kernel_algorithm::pairs) {
+          return backward_weight<bf16_pair>(ctx, shape, x, dy, to, add);
+        }
+        widen(to, add);
+      });
 }
 
 }  // namespace ops::detail

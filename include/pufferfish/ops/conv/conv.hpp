@@ -16,7 +16,8 @@
 /// Algorithms on the CPU: a 1x1 convolution with stride 1, one group and no padding is a matrix product
 /// (ops/linear/linear.hpp). A 3x3 convolution with stride 1 and one group of float or 16-bit elements uses
 /// Winograd's minimal filtering (winograd.hpp) where the algorithm is less work, unless
-/// context_options::winograd is false. The rounding error of Winograd's algorithm is about twice that of
+/// context_options::winograd is false. conv_choice.hpp has the rules of the choice, which a table may replace
+/// (linalg/kernel_choice.hpp). The rounding error of Winograd's algorithm is about twice that of
 /// direct sums. Other convolutions are direct sums, most of them without an im2col matrix (few_pixels.hpp and
 /// pixel_subset.hpp copy the patches of special cases).
 ///
@@ -88,29 +89,27 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
     linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
                       moments);
   } else if constexpr (detail::is_narrow<T>) {
-    if (bias == nullptr && detail::winograd_pays<T>(ctx, shape, x.shape(), y.shape())) {
-      return detail::tiled_conv_forward<T>(ctx, shape, x, w, y, moments);
-    }
-    if (detail::multiplies_pairs<T>(shape, shape.in_channels)) {
-      return detail::pair_conv_forward(ctx, shape, x, w, bias, y, moments);
-    }
-    detail::report_conv<T>("conv_forward", shape, x.shape(), "widened to float");
-    detail::narrow_conv_forward(ctx, shape, x, w, bias, y, moments,
-                                [&](const auto& from, const float* weight, const float* add, const auto& to) {
-                                  conv_forward<float>(ctx, shape, from, weight, add, to);
-                                });
+    detail::bf16_conv_forward<T>(
+        ctx, shape, x, w, bias, y, moments, [&](const tensor_view<T, 4>& result, moment_parts<T>* parts) {
+          detail::narrow_conv_forward(
+              ctx, shape, x, w, bias, result, parts,
+              [&](const auto& from, const float* weight, const float* add, const auto& to) {
+                conv_forward<float>(ctx, shape, from, weight, add, to);
+              });
+        });
   } else if (shape.groups > 1) {
     detail::report_conv<T>("conv_forward", shape, x.shape(),
-                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
+                           shape.group_inputs() == 1 ? detail::kernel_algorithm::depthwise
+                                                     : detail::kernel_algorithm::group_blocks);
     detail::grouped_forward<T>(
         ctx, shape, x, w, bias, y, moments,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight, const T* add,
             const tensor_view<T, 4>& to) { conv_forward<T>(ctx, one, from, weight, add, to); });
   } else {
-    const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), y.shape());
-    if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
+    const detail::forward_plan plan = detail::plan_forward<T>(ctx, shape, x, w, y.shape());
+    if (moments != nullptr) moments->start(plan.tasks.count(), y.extent(3));
     const detail::output_finish<T> finish{detail::as_rows(y), bias, moments};
-    detail::run_forward<T>(ctx, shape, x, w, y, tasks, finish);
+    detail::run_forward<T>(ctx, shape, x, w, y, plan, finish);
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, conv_forward);
@@ -129,20 +128,17 @@ void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const te
   } else if (shape.is_pointwise()) {
     linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w), detail::as_rows(dx), add);
   } else if constexpr (detail::is_narrow<T>) {
-    if (detail::winograd_pays<T>(ctx, detail::turned(shape), dy.shape(), dx.shape())) {
-      return detail::tiled_backward_input<T>(ctx, shape, dy, w, dx, add);
-    }
-    if (detail::multiplies_pairs<T>(shape, shape.out_channels)) {
-      return detail::pair_conv_backward_input(ctx, shape, dy, w, dx, add);
-    }
-    detail::report_conv<T>("conv_backward_input", shape, dx.shape(), "widened to float");
-    detail::narrow_conv_backward_input(ctx, shape, dy, w, dx, add,
-                                       [&](const auto& from, const float* weight, const auto& to) {
-                                         conv_backward_input<float>(ctx, shape, from, weight, to, add);
-                                       });
+    detail::bf16_conv_backward_input<T>(
+        ctx, shape, dy, w, dx, add, [&](const tensor_view<T, 4>& result, bool adds) {
+          detail::narrow_conv_backward_input(ctx, shape, dy, w, result, adds,
+                                             [&](const auto& from, const float* weight, const auto& to) {
+                                               conv_backward_input<float>(ctx, shape, from, weight, to, adds);
+                                             });
+        });
   } else if (shape.groups > 1) {
     detail::report_conv<T>("conv_backward_input", shape, dx.shape(),
-                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
+                           shape.group_inputs() == 1 ? detail::kernel_algorithm::depthwise
+                                                     : detail::kernel_algorithm::group_blocks);
     detail::grouped_backward_input<T>(
         ctx, shape, dy, w, dx, add,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight,
@@ -169,20 +165,16 @@ void conv_backward_weight(context<Device>& ctx, const conv_shape& shape, const t
     const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
     linear_backward_weight<T>(ctx, detail::as_rows(x), detail::as_rows(dy), gradient, accumulate);
   } else if constexpr (detail::is_narrow<T>) {
-    if (detail::winograd_pays<T>(ctx, shape, x.shape(), dy.shape())) {
-      detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "Winograd tiles");
-      return detail::winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
-    }
-    if (detail::pairs_pixels<T>(shape, dy.shape())) {
-      return detail::pair_conv_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
-    }
-    detail::report_conv<T>("conv_backward_weight", shape, x.shape(), "widened to float");
-    detail::narrow_conv_backward_weight(ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
-      conv_backward_weight<float>(ctx, shape, from, gradient, dw, accumulate || !first);
+    detail::bf16_conv_backward_weight<T>(ctx, shape, x, dy, dw, accumulate, [&](float* result, bool adds) {
+      detail::narrow_conv_backward_weight(
+          ctx, x, dy, [&](const auto& from, const auto& gradient, bool first) {
+            conv_backward_weight<float>(ctx, shape, from, gradient, result, adds || !first);
+          });
     });
   } else if (shape.groups > 1) {
     detail::report_conv<T>("conv_backward_weight", shape, x.shape(),
-                           shape.group_inputs() == 1 ? "depthwise sums" : "blocks of groups");
+                           shape.group_inputs() == 1 ? detail::kernel_algorithm::depthwise
+                                                     : detail::kernel_algorithm::group_blocks);
     detail::grouped_backward_weight<T>(ctx, shape, x, dy, dw, accumulate,
                                        [&](const conv_shape& one, const tensor_view<const T, 4>& from,
                                            const tensor_view<const T, 4>& gradient, T* to) {

@@ -19,6 +19,13 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops::detail {
 
+/// True if few_pixels_forward can compute a convolution of one group with output extents y: output channels
+/// in whole vectors, and at most 256 output pixels, so that the copy of the patches stays small.
+template <class T>
+bool few_pixels_fit(const conv_shape& shape, const extents<4>& y, const kernel_table<T>& kernels) {
+  return shape.out_channels % kernels.lanes == 0 && y[0] * y[1] * y[2] <= 256;
+}
+
 /// True if reading the weight of a convolution takes longer than computing with it: few output pixels (`y`:
 /// output extents), at least 16 KiB of weight for each of them, and output channels in whole vectors. Padding
 /// is multiplied like pixels, so a batch of tiny images does not qualify. Measured on a Zen 5 with AVX-512,
@@ -87,7 +94,7 @@ void multiply_few_rows(const kernel_table<T>& kernels, const T* a, index_t a_str
   }
 }
 
-/// y = x * w for a convolution of one group for which few_pixels_pay() is true. Each sum is computed in the
+/// y = x * w for a convolution of one group for which few_pixels_fit() is true. Each sum is computed in the
 /// order of the weight's rows, so the result does not depend on the number of threads. y is overwritten.
 template <class T>
 void few_pixels_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,

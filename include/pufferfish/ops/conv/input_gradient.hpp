@@ -8,6 +8,8 @@
 /// elements.
 
 #include <algorithm>
+#include <initializer_list>
+#include <vector>
 
 #include <pufferfish/ops/conv/run_conv.hpp>
 
@@ -95,14 +97,37 @@ void for_each_phase(context<device::cpu>& ctx, const conv_shape& shape, const te
 }
 
 /// dx = the gradient of the input, or dx += the gradient with `add`, by Winograd tiles, for a convolution for
-/// whose turned() form winograd_pays() is true.
+/// whose turned() form winograd_fits() is true.
 template <class T>
 void tiled_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
                           bool add) {
-  report_conv<T>("conv_backward_input", shape, dx.shape(), "Winograd tiles");
   const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
   run_by_tiles<T>(ctx, turned(shape).padding, dy, w, true, dx, add, tasks, [](index_t, index_t, index_t) {});
+}
+
+/// Computes a gradient of the input by the algorithm that it chooses (choose_conv) and reports: Winograd
+/// tiles, if they fit, or one of `others`, of which the first is the rule's choice where Winograd tiles do
+/// not pay. run(algorithm, dx, add) computes it; measuring calls run with scratch memory and without `add`.
+template <class T, class Run>
+void choose_backward_input(context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& dy,
+                           const tensor_view<T, 4>& dx, bool add,
+                           std::initializer_list<kernel_algorithm> others, const Run& run) {
+  const conv_shape correlated = turned(shape);
+  const bool tiles_pay = winograd_pays<T>(ctx, correlated, dy, dx.shape());
+  const kernel_algorithm algorithm = choose_conv<T>(
+      ctx, "conv_backward_input", shape, dx.shape(), false,
+      tiles_pay ? kernel_algorithm::winograd : *others.begin(),
+      [&] {
+        std::vector<kernel_algorithm> list(others);
+        if (winograd_fits<T>(ctx, correlated)) list.push_back(kernel_algorithm::winograd);
+        return list;
+      },
+      [&](kernel_algorithm candidate) {
+        scratch_frame frame(ctx.scratch());
+        run(candidate, frame.take<T>(dx.shape()), false);
+      });
+  run(algorithm, dx, add);
 }
 
 /// dx = the gradient of the input, or dx += the gradient with `add` (formula:
@@ -110,16 +135,19 @@ void tiled_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
 template <class T>
 void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
                         const T* w, const tensor_view<T, 4>& dx, bool add) {
-  if constexpr (has_winograd<T>) {
-    if (winograd_pays<T>(ctx, turned(shape), dy.shape(), dx.shape())) {
-      return tiled_backward_input<T>(ctx, shape, dy, w, dx, add);
-    }
-  }
-  report_conv<T>("conv_backward_input", shape, dx.shape(), "direct sums");
-  for_each_phase<T>(ctx, shape, dy, w, dx, [&](correlation<T>& work) {
-    work.add = add;
-    run_correlation(ctx, work, tasks_of(work, dx.extent(0)), [](index_t, index_t, index_t) {});
-  });
+  choose_backward_input<T>(ctx, shape, dy.shape(), dx, add, {kernel_algorithm::direct},
+                           [&](kernel_algorithm algorithm, const tensor_view<T, 4>& to, bool adds) {
+                             if constexpr (has_winograd<T>) {
+                               if (algorithm == kernel_algorithm::winograd) {
+                                 return tiled_backward_input<T>(ctx, shape, dy, w, to, adds);
+                               }
+                             }
+                             for_each_phase<T>(ctx, shape, dy, w, to, [&](correlation<T>& work) {
+                               work.add = adds;
+                               run_correlation(ctx, work, tasks_of(work, to.extent(0)),
+                                               [](index_t, index_t, index_t) {});
+                             });
+                           });
 }
 
 }  // namespace ops::detail

@@ -67,16 +67,16 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
     linear_forward<T>(ctx, detail::as_rows<const T>(kept), up, bias, y_rows);
     if (moments != nullptr) detail::add_row_moments(ctx, y_rows, *moments);
   } else {
-    const detail::image_tasks tasks = detail::forward_tasks<T>(ctx, shape, x.shape(), inner);
+    const detail::forward_plan plan = detail::plan_forward<T>(ctx, shape, x, down, inner);
     // Moments are started before the scratch frame, since they must outlive the frame.
-    if (moments != nullptr) moments->start(tasks.count(), y.extent(3));
+    if (moments != nullptr) moments->start(plan.tasks.count(), y.extent(3));
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
     const tensor_view<const T, 2> t_rows = detail::as_rows(kept);
     T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(0), up.extent(1)));
     const auto operand = gemm_operand<T>::prepare(up, storage, t_extents[0]);
     const detail::output_finish<T> finish{y_rows, bias, moments};
-    detail::run_forward<T>(ctx, shape, x, down, kept, tasks, [&](index_t task, index_t first, index_t count) {
+    detail::run_forward<T>(ctx, shape, x, down, kept, plan, [&](index_t task, index_t first, index_t count) {
       operand.multiply(t_rows.slice(0, first, count), y_rows.slice(0, first, count), false);
       finish(task, first, count);
     });

@@ -3,13 +3,13 @@
 
 /// \file
 /// Internal: the forward pass and the gradient of the weight of a convolution with one group. Each pass
-/// chooses its algorithm: Winograd tiles (winograd.hpp) where these are less work, otherwise direct sums
-/// (direct_conv.hpp, direct_conv_weight.hpp) or one of the special cases few_pixels.hpp, pixel_subset.hpp and
+/// chooses its algorithm (conv_choice.hpp): Winograd tiles (winograd.hpp), direct sums (direct_conv.hpp,
+/// direct_conv_weight.hpp) or one of the special cases few_pixels.hpp, pixel_subset.hpp and
 /// thin_weight_gradient.hpp.
 
 #include <algorithm>
 
-#include <pufferfish/linalg/kernel_report.hpp>
+#include <pufferfish/ops/conv/conv_choice.hpp>
 #include <pufferfish/ops/conv/correlation_operands.hpp>
 #include <pufferfish/ops/conv/few_pixels.hpp>
 #include <pufferfish/ops/conv/image_tasks.hpp>
@@ -81,30 +81,28 @@ tensor_view<T, 2> as_rows(const tensor_view<T, 4>& view) {
   return view.reshape(extents<2>{view.extent(0) * view.extent(1) * view.extent(2), view.extent(3)});
 }
 
-/// True if the forward pass treats all pixels of an image as one line: for 1x1 kernels without padding that
-/// have stride 1 or short output lines. With a stride, the pixels are copied first (read_pixels). Longer
-/// strided lines are read in place. Measured on a Zen 5 with 256 -> 128 -> 512 channels and stride 2,
-/// relative to a pixel-major copy: 0.68 of the time at 8x8 pixels, but 1.2 times the time for lines of 16
-/// pixels.
-inline bool joins_lines(const conv_shape& shape, const extents<4>& y) {
-  return is_product_of_pixels(shape) && (!skips_pixels(shape) || lines_too_short(y[2], y[0]));
-}
-
 /// A batch of images viewed as one image: each image becomes one line with all its pixels.
 template <class T>
 tensor_view<T, 4> images_as_lines(const tensor_view<T, 4>& x) {
   return x.reshape(extents<4>{1, x.extent(0), x.extent(1) * x.extent(2), x.extent(3)});
 }
 
-/// Cuts the forward pass of a convolution with one group into tasks, for input extents x and output extents
-/// y.
+/// How a forward pass is computed: its algorithm and the tasks into which the output is cut.
+struct forward_plan {
+  kernel_algorithm algorithm;
+  image_tasks tasks;
+};
+
+/// The plan of a forward pass with a given algorithm. y: extents of the output.
 template <class T>
-image_tasks forward_tasks(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& x,
-                          const extents<4>& y) {
-  if (winograd_pays<T>(ctx, shape, x, y)) return tasks_of(winograd_tiles(y[0], y[1], y[2]));
+forward_plan plan_with(kernel_algorithm algorithm, const conv_shape& shape, const extents<4>& y) {
+  if (algorithm == kernel_algorithm::winograd) return {algorithm, tasks_of(winograd_tiles(y[0], y[1], y[2]))};
   const index_t weight_bytes = shape.patch() * shape.out_channels * static_cast<index_t>(sizeof(T));
-  if (joins_lines(shape, y)) return {1, y[0], y[1] * y[2], weight_bytes};
-  return {y[0], y[1], y[2], weight_bytes};
+  if (algorithm == kernel_algorithm::joined_lines ||
+      (algorithm == kernel_algorithm::few_pixels && joins_lines(shape, y))) {
+    return {algorithm, {1, y[0], y[1] * y[2], weight_bytes}};
+  }
+  return {algorithm, {y[0], y[1], y[2], weight_bytes}};
 }
 
 /// Cuts a correlation over `images` images into tasks.
@@ -182,54 +180,6 @@ void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_
   }
 }
 
-/// Reports the algorithm that a pass of a convolution uses (see kernel_report.hpp). x: extents of the input.
-template <class T>
-void report_conv(const char* operation, const conv_shape& shape, const extents<4>& x, const char* algorithm) {
-  pufferfish::detail::report_kernel<T>(operation, algorithm, [&] {
-    return pufferfish::detail::message({shape.describe(), ", input ", x});
-  });
-}
-
-/// y = x * w (no bias), overwritten, in the tasks that forward_tasks() returns. After its pixels are
-/// computed, each task calls after(task, first, count) as in run_by_tiles.
-template <class T, class After>
-void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
-                 const T* w, const tensor_view<T, 4>& y, const image_tasks& tasks, After&& after) {
-  if constexpr (has_winograd<T>) {
-    if (winograd_pays<T>(ctx, shape, x.shape(), y.shape())) {
-      report_conv<T>("conv_forward", shape, x.shape(), "Winograd tiles");
-      return run_by_tiles<T>(ctx, shape.padding, x, w, false, y, false, tasks, after);
-    }
-  }
-  if (const auto& kernels = conv_kernels<T>(); few_pixels_pay<T>(shape, y.shape(), kernels)) {
-    report_conv<T>("conv_forward", shape, x.shape(), "few pixels, weight read in place");
-    few_pixels_forward<T>(ctx, shape, x, w, y, kernels);
-    const index_t pixels = joins_lines(shape, y.shape()) ? y.extent(1) * y.extent(2) : y.extent(2);
-    for (index_t task = 0; task < tasks.count(); ++task) {
-      const range images = tasks.image_range(task), lines = tasks.line_range(task);
-      after(task, (images.begin * tasks.lines + lines.begin) * pixels,
-            images.length() * lines.length() * pixels);
-    }
-    return;
-  }
-  scratch_frame frame(ctx.scratch());
-  report_conv<T>("conv_forward", shape, x.shape(),
-                 joins_lines(shape, y.shape()) ? "direct sums, images as one line" : "direct sums");
-  if (joins_lines(shape, y.shape())) {
-    tensor_view<const T, 4> pixels = x;
-    if (skips_pixels(shape)) {
-      const auto copies = frame.take<T>(extents<4>{y.extent(0), y.extent(1), y.extent(2), x.extent(3)});
-      read_pixels<T>(ctx, shape, x, copies);
-      pixels = copies;
-    }
-    const auto work = prepare_forward<T>(ctx, conv_shape::square(shape.in_channels, shape.out_channels, 1),
-                                         images_as_lines(pixels), w, images_as_lines(y), frame);
-    return run_correlation(ctx, work, tasks, after);
-  }
-  const auto work = prepare_forward<T>(ctx, shape, x, w, y, frame);
-  run_correlation(ctx, work, tasks, after);
-}
-
 /// Final operations on rows of the output while the rows are in the cache: adds the bias and collects the
 /// moments that a following batch norm needs.
 template <class T>
@@ -247,13 +197,66 @@ struct output_finish {
   }
 };
 
+/// y = x * w (no bias), overwritten, by the given plan. After its pixels are computed, each task calls
+/// after(task, first, count) as in run_by_tiles.
+template <class T, class After>
+void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+                 const T* w, const tensor_view<T, 4>& y, const forward_plan& plan, After&& after) {
+  const image_tasks& tasks = plan.tasks;
+  if constexpr (has_winograd<T>) {
+    if (plan.algorithm == kernel_algorithm::winograd) {
+      return run_by_tiles<T>(ctx, shape.padding, x, w, false, y, false, tasks, after);
+    }
+  }
+  if (plan.algorithm == kernel_algorithm::few_pixels) {
+    few_pixels_forward<T>(ctx, shape, x, w, y, conv_kernels<T>());
+    const index_t pixels = y.extent(0) * y.extent(1) * y.extent(2) / (tasks.images * tasks.lines);
+    for (index_t task = 0; task < tasks.count(); ++task) {
+      const range images = tasks.image_range(task), lines = tasks.line_range(task);
+      after(task, (images.begin * tasks.lines + lines.begin) * pixels,
+            images.length() * lines.length() * pixels);
+    }
+    return;
+  }
+  scratch_frame frame(ctx.scratch());
+  if (plan.algorithm == kernel_algorithm::joined_lines) {
+    tensor_view<const T, 4> pixels = x;
+    if (skips_pixels(shape)) {
+      const auto copies = frame.take<T>(extents<4>{y.extent(0), y.extent(1), y.extent(2), x.extent(3)});
+      read_pixels<T>(ctx, shape, x, copies);
+      pixels = copies;
+    }
+    const auto work = prepare_forward<T>(ctx, conv_shape::square(shape.in_channels, shape.out_channels, 1),
+                                         images_as_lines(pixels), w, images_as_lines(y), frame);
+    return run_correlation(ctx, work, tasks, after);
+  }
+  const auto work = prepare_forward<T>(ctx, shape, x, w, y, frame);
+  run_correlation(ctx, work, tasks, after);
+}
+
+/// Chooses how to compute the forward pass y = x * w (conv_choice.hpp), and reports it. y: extents of the
+/// output, which must not be empty. Measuring computes the output into scratch memory.
+template <class T>
+forward_plan plan_forward(context<device::cpu>& ctx, const conv_shape& shape,
+                          const tensor_view<const T, 4>& x, const T* w, const extents<4>& y) {
+  const kernel_algorithm algorithm = choose_conv<T>(
+      ctx, "conv_forward", shape, x.shape(), false, forward_rule<T>(ctx, shape, x.shape(), y),
+      [&] { return forward_candidates<T>(ctx, shape, y); },
+      [&](kernel_algorithm candidate) {
+        scratch_frame frame(ctx.scratch());
+        const tensor_view<T, 4> result = frame.take<T>(y);
+        run_forward<T>(ctx, shape, x, w, result, plan_with<T>(candidate, shape, y),
+                       output_finish<T>{as_rows(result), nullptr, nullptr});
+      });
+  return plan_with<T>(algorithm, shape, y);
+}
+
 /// Gradient of the weight of a convolution with skips_pixels(), as the matrix product of a copy of the pixels
 /// that the convolution reads, transposed, and dy. dw is overwritten or, with `accumulate`, added to.
 template <class T>
 void copied_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
                             const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
                             parameter_t<T>* dw, bool accumulate) {
-  report_conv<T>("conv_backward_weight", shape, x.shape(), "product of copied pixels");
   scratch_frame frame(ctx.scratch());
   const auto pixels = frame.take<T>(extents<4>{dy.extent(0), dy.extent(1), dy.extent(2), x.extent(3)});
   read_pixels<T>(ctx, shape, x, pixels);
@@ -261,22 +264,48 @@ void copied_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
   linear_backward_weight<T>(ctx, as_rows<const T>(pixels), as_rows(dy), gradient, accumulate);
 }
 
+/// Computes a weight gradient by the algorithm that it chooses (choose_conv) and reports. run(algorithm, dw,
+/// accumulate) computes it; measuring calls run with scratch memory and without `accumulate`. An empty dy
+/// needs no choice: the rule's algorithm is run.
+template <class T, class Candidates, class Run>
+void choose_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& x,
+                            const extents<4>& dy, parameter_t<T>* dw, bool accumulate, kernel_algorithm rule,
+                            const Candidates& candidates, const Run& run) {
+  if (volume<4>(dy) == 0) {
+    report_conv<T>("conv_backward_weight", shape, x, rule);
+    return run(rule, dw, accumulate);
+  }
+  const kernel_algorithm algorithm = choose_conv<T>(
+      ctx, "conv_backward_weight", shape, x, false, rule, candidates, [&](kernel_algorithm candidate) {
+        scratch_frame frame(ctx.scratch());
+        run(candidate, frame.take<parameter_t<T>>(shape.patch() * shape.out_channels), false);
+      });
+  run(algorithm, dw, accumulate);
+}
+
 /// Gradient of the weight for one group (formula: reference::conv_backward_weight). dw is overwritten or,
 /// with `accumulate`, added to.
 template <class T>
 void run_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                          const tensor_view<const T, 4>& dy, T* dw, bool accumulate) {
-  if constexpr (has_winograd<T>) {
-    if (winograd_pays<T>(ctx, shape, x.shape(), dy.shape())) {
-      report_conv<T>("conv_backward_weight", shape, x.shape(), "Winograd tiles");
-      return winograd_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
-    }
-  }
-  if (skips_pixels(shape)) return copied_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
-  report_conv<T>("conv_backward_weight", shape, x.shape(),
-                 is_thin(shape) ? "kernel elements as rows of one product" : "direct sums");
-  if (is_thin(shape)) return thin_backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
-  backward_weight<T>(ctx, shape, x, dy, dw, accumulate);
+  choose_backward_weight<T>(
+      ctx, shape, x.shape(), dy.shape(), dw, accumulate,
+      backward_weight_rule<T>(ctx, shape, x.shape(), dy.shape()),
+      [&] { return backward_weight_candidates<T>(ctx, shape); },
+      [&](kernel_algorithm algorithm, T* to, bool add) {
+        if constexpr (has_winograd<T>) {
+          if (algorithm == kernel_algorithm::winograd) {
+            return winograd_backward_weight<T>(ctx, shape, x, dy, to, add);
+          }
+        }
+        if (algorithm == kernel_algorithm::copied_pixels) {
+          return copied_backward_weight<T>(ctx, shape, x, dy, to, add);
+        }
+        if (algorithm == kernel_algorithm::thin) {
+          return thin_backward_weight<T>(ctx, shape, x, dy, to, add);
+        }
+        backward_weight<T>(ctx, shape, x, dy, to, add);
+      });
 }
 
 }  // namespace ops::detail

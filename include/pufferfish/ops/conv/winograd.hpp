@@ -311,22 +311,24 @@ inline range tiles_of(const winograd_tiles& tiles, const range& images, const ra
   return {first, first + ((images.length() - 1) * tiles.rows + rows) * tiles.columns};
 }
 
-/// True if Winograd's algorithm is less work than direct sums for input extents `from` and output extents
-/// `to` (NHWC). Requires float or 16-bit elements, one group, a 3x3 kernel with stride 1, no dilation and
-/// padding 0 .. 2, at least 12 tiles, and a context that allows the algorithm (context_options::winograd).
-/// For the gradient of the input, the caller passes the convolution that computes dx from dy. For bfloat16
-/// the result also depends on whether this machine has kernels for pairs; it never depends on the number of
-/// threads.
+/// True if Winograd's algorithm can compute a convolution: float or 16-bit elements, one group, a 3x3 kernel
+/// with stride 1, no dilation, padding 0 .. 2, and context_options::winograd. For the gradient of the input,
+/// the caller passes the convolution that computes dx from dy.
+template <class T>
+bool winograd_fits(const context<device::cpu>& ctx, const conv_shape& shape) {
+  return has_winograd<T> && ctx.winograd() && shape.groups == 1 && shape.kernel == size2{3, 3} &&
+         shape.stride == size2{1, 1} && shape.dilation == size2{1, 1} && shape.padding.height <= 2 &&
+         shape.padding.width <= 2 && shape.padding.height >= 0 && shape.padding.width >= 0;
+}
+
+/// True if winograd_fits() and the algorithm is less work than direct sums for input extents `from` and
+/// output extents `to` (NHWC) of at least 12 tiles. For bfloat16 the result depends on whether this machine
+/// has kernels for pairs; it never depends on the number of threads.
 template <class T>
 bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
                    const extents<4>& to) {
-  const bool fits = shape.groups == 1 && shape.kernel == size2{3, 3} && shape.stride == size2{1, 1} &&
-                    shape.dilation == size2{1, 1} && shape.padding.height <= 2 && shape.padding.width <= 2 &&
-                    shape.padding.height >= 0 && shape.padding.width >= 0;
-  if (!fits || !has_winograd<T> || !ctx.winograd()) return false;
-  constexpr index_t fewest_tiles = 12;
-  const winograd_tiles tiles(to[0], to[1], to[2]);
-  if (tiles.count() < fewest_tiles) return false;
+  if (!winograd_fits<T>(ctx, shape)) return false;
+  if (winograd_tiles(to[0], to[1], to[2]).count() < 12) return false;
   index_t lines = 0, columns = 0;  // output lines and columns not on padding, summed over the taps
   for (index_t tap = 0; tap < 3; ++tap) {
     lines += forward_axis(from[1], to[1], 3, 1, shape.padding.height, 1).valid(tap).length();
@@ -341,7 +343,7 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
       winograd_tiles::points * products + transform * (vectors(from[3]) + vectors(to[3]));
   // Direct sums of bfloat16 pairs are twice as fast as those of float; products of tiles are float.
   const index_t slowdown = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0 ? 7 : 5;
-  return slowdown * by_tiles * tiles.of_image() < 3 * lines * columns * products;
+  return slowdown * by_tiles * winograd_tiles(1, to[1], to[2]).count() < 3 * lines * columns * products;
 }
 
 }  // namespace ops::detail
