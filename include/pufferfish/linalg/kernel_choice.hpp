@@ -34,7 +34,6 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -42,6 +41,7 @@
 #include <vector>
 
 #include <pufferfish/core/assert.hpp>
+#include <pufferfish/core/function_ref.hpp>
 #include <pufferfish/linalg/kernel_choice_file.hpp>
 #include <pufferfish/linalg/kernel_report.hpp>
 
@@ -80,7 +80,7 @@ struct kernel_choice_table {
 /// Milliseconds of each candidate: the least of at least 3 runs after an untimed one, in turns. run(i) runs
 /// candidate i. More rounds follow, up to 30, until the runs of a candidate have taken 5 ms on average.
 PUFFERFISH_COLD inline std::vector<double> time_kernels(std::size_t candidates,
-                                                        const std::function<void(std::size_t)>& run) {
+                                                        function_ref<void(std::size_t)> run) {
   using clock = std::chrono::steady_clock;
   const muted_reports muted;
   std::vector<double> least(candidates, std::numeric_limits<double>::infinity());
@@ -100,7 +100,7 @@ PUFFERFISH_COLD inline std::vector<double> time_kernels(std::size_t candidates,
 
 /// The measured choice among candidates, of which the first is the rules' choice.
 PUFFERFISH_COLD inline kernel_choice measure_kernels(const std::vector<kernel_algorithm>& candidates,
-                                                     const std::function<void(kernel_algorithm)>& run) {
+                                                     function_ref<void(kernel_algorithm)> run) {
   const std::vector<double> least =
       time_kernels(candidates.size(), [&](std::size_t i) { run(candidates[i]); });
   kernel_choice choice;
@@ -220,7 +220,7 @@ PUFFERFISH_COLD inline void read_kernel_table_variable() {
 /// has no row and measures. run(algorithm) computes the operation into scratch memory.
 PUFFERFISH_COLD inline kernel_algorithm ask_kernel_table(const kernel_key& key,
                                                          const std::vector<kernel_algorithm>& candidates,
-                                                         const std::function<void(kernel_algorithm)>& run) {
+                                                         function_ref<void(kernel_algorithm)> run) {
   auto& table = kernel_choice_table::here();
   std::unique_lock lock(table.mutex);
   if (!table.initialized) {

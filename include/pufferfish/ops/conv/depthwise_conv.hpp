@@ -42,11 +42,11 @@ inline bool is_depthwise(const conv_shape& shape) {
 /// [9][channels]; `bias`: channels elements or nullptr. Results are overwritten or, with `add`, added to;
 /// with `stream` complete tiles are written past the caches. Each task then calls after(task, first, count)
 /// for result pixels first .. first + count - 1, numbered through the batch, which it has computed.
-template <class Taps, class T, class After>
+template <class Taps, class T>
 void run_depthwise_tiles(context<device::cpu>& ctx, const depthwise_axis& rows, const depthwise_axis& columns,
                          const tensor_view<const T, 4>& pixels, const T* weight, const T* bias,
                          const tensor_view<T, 4>& results, bool add, bool stream, const image_tasks& tasks,
-                         After&& after) {
+                         task_end after = nothing_after) {
   const index_t channels = pixels.extent(3);
   scratch_frame frame(ctx.scratch());
   T* const zeros = frame.take<T>(channels);
@@ -110,11 +110,11 @@ index_t depthwise_taps(const tap_axis& rows, const tap_axis& columns, index_t ke
 /// of the gradient of the input (result pixels with the same row and column modulo the stride). Arguments and
 /// after() as in run_depthwise_tiles; `weight`: [kernel height][kernel_width][channels]. Rows given to
 /// after() are meaningful for the forward pass only, whose axes cover all result pixels.
-template <class T, class After>
+template <class T>
 void run_depthwise_pixels(context<device::cpu>& ctx, const tap_axis& rows, const tap_axis& columns,
                           index_t kernel_width, const tensor_view<const T, 4>& pixels, const T* weight,
                           const T* bias, const tensor_view<T, 4>& results, bool add, const image_tasks& tasks,
-                          After&& after) {
+                          task_end after = nothing_after) {
   scratch_frame frame(ctx.scratch());
   const index_t most = std::max<index_t>(1, rows.taps * columns.taps);
   auto* const storage = frame.take<depthwise_tap<T>>(most * ctx.threads());
@@ -197,7 +197,7 @@ void depthwise_backward_tiles(context<device::cpu>& ctx, const conv_shape& shape
   const image_tasks tasks(dx.extent(0), rows.tiles, Taps::result_rows * dx.extent(2), 0);
   const bool stream = !add && streams_past_cache(dx.data(), dx.size(), dx.extent(3));
   run_depthwise_tiles<Taps, T>(ctx, rows, columns, dy, w, static_cast<const T*>(nullptr), dx, add, stream,
-                               tasks, [](index_t, index_t, index_t) {});
+                               tasks);
 }
 
 /// Gradient of the input of a depthwise shape (formula: reference::conv_backward_input). dx is overwritten
@@ -227,8 +227,7 @@ void depthwise_backward_input(context<device::cpu>& ctx, const conv_shape& shape
           backward_axis(dx.extent(2), dy.extent(2), shape.kernel.width, shape.stride.width,
                         shape.padding.width, shape.dilation.width, column);
       run_depthwise_pixels<T>(ctx, rows, columns, shape.kernel.width, dy, w, static_cast<const T*>(nullptr),
-                              dx, add, image_tasks(dx.extent(0), rows.outputs, columns.outputs, 0),
-                              [](index_t, index_t, index_t) {});
+                              dx, add, image_tasks(dx.extent(0), rows.outputs, columns.outputs, 0));
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include <pufferfish/core/function_ref.hpp>
 #include <pufferfish/ops/conv/tap_axis.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -47,6 +48,11 @@ struct image_tasks {
     return {first, std::min(lines, first + band)};
   }
 };
+
+/// What a task calls when it has computed result pixels first .. first + count - 1, numbered through the
+/// batch: after(task, first, count). Several tasks may call it at the same time.
+using task_end = function_ref<void(index_t task, index_t first, index_t count)>;
+inline constexpr auto nothing_after = [](index_t, index_t, index_t) {};
 
 }  // namespace ops::detail
 PUFFERFISH_NAMESPACE_END

@@ -103,16 +103,17 @@ void tiled_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
                           bool add) {
   const image_tasks tasks = tasks_of(winograd_tiles(dx.extent(0), dx.extent(1), dx.extent(2)));
-  run_by_tiles<T>(ctx, turned(shape).padding, dy, w, true, dx, add, tasks, [](index_t, index_t, index_t) {});
+  run_by_tiles<T>(ctx, turned(shape).padding, dy, w, true, dx, add, tasks);
 }
 
 /// Computes a gradient of the input by the algorithm that it chooses (choose_conv) and reports: Winograd
 /// tiles, if they fit, or one of `others`, of which the first is the rule's choice where Winograd tiles do
 /// not pay. run(algorithm, dx, add) computes it; measuring calls run with scratch memory and without `add`.
-template <class T, class Run>
+template <class T>
 void choose_backward_input(context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& dy,
                            const tensor_view<T, 4>& dx, bool add,
-                           std::initializer_list<kernel_algorithm> others, const Run& run) {
+                           std::initializer_list<kernel_algorithm> others,
+                           function_ref<void(kernel_algorithm, const tensor_view<T, 4>&, bool)> run) {
   const conv_shape correlated = turned(shape);
   const bool tiles_pay = winograd_pays<T>(ctx, correlated, dy, dx.shape());
   const kernel_algorithm algorithm = choose_conv<T>(
@@ -125,7 +126,7 @@ void choose_backward_input(context<device::cpu>& ctx, const conv_shape& shape, c
       },
       [&](kernel_algorithm candidate) {
         scratch_frame frame(ctx.scratch());
-        run(candidate, frame.take<T>(dx.shape()), false);
+        run(candidate, frame.take<T, 4>(dx.shape()), false);
       });
   run(algorithm, dx, add);
 }
@@ -144,8 +145,7 @@ void run_backward_input(context<device::cpu>& ctx, const conv_shape& shape, cons
                              }
                              for_each_phase<T>(ctx, shape, dy, w, to, [&](correlation<T>& work) {
                                work.add = adds;
-                               run_correlation(ctx, work, tasks_of(work, to.extent(0)),
-                                               [](index_t, index_t, index_t) {});
+                               run_correlation(ctx, work, tasks_of(work, to.extent(0)));
                              });
                            });
 }

@@ -61,9 +61,9 @@ correlation<T> forward_correlation(const conv_shape& shape, const tensor_view<co
 /// Runs a correlation over a batch in the given tasks. At its end each task calls after(task, first, count)
 /// for the output pixels that it has computed: rows first .. first + count - 1 of the matrix [all
 /// pixels][channels].
-template <class T, class After>
+template <class T>
 void run_correlation(context<device::cpu>& ctx, const correlation<T>& work, const image_tasks& tasks,
-                     After&& after) {
+                     task_end after = nothing_after) {
   scratch_frame frame(ctx.scratch());
   const index_t most_taps = std::max<index_t>(1, work.rows.taps * work.columns.taps);
   auto* taps = frame.take<block_tap<T>>(most_taps * ctx.threads());
@@ -139,10 +139,10 @@ correlation<T> prepare_forward(context<device::cpu>& ctx, const conv_shape& shap
 /// gradient of the input with dy as `from` and dx as `to`. `padding`: zeros around `from`; w: HWIO storage.
 /// `to` is overwritten or, with `add`, added to. Each task, once all channels of its output pixels are
 /// computed, calls after(task, first, count) for pixels first .. first + count - 1 of the batch.
-template <class T, class After>
+template <class T>
 void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_view<const T, 4>& from,
                   const T* w, bool transposed, const tensor_view<T, 4>& to, bool add,
-                  const image_tasks& tasks, After&& after) {
+                  const image_tasks& tasks, task_end after = nothing_after) {
   using C = parameter_t<T>;
   const auto& kernels = conv_kernels<C>();
   const index_t in = transposed ? to.extent(3) : from.extent(3),
@@ -199,9 +199,10 @@ struct output_finish {
 
 /// y = x * w (no bias), overwritten, by the given plan. After its pixels are computed, each task calls
 /// after(task, first, count) as in run_by_tiles.
-template <class T, class After>
+template <class T>
 void run_forward(context<device::cpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
-                 const T* w, const tensor_view<T, 4>& y, const forward_plan& plan, After&& after) {
+                 const T* w, const tensor_view<T, 4>& y, const forward_plan& plan,
+                 task_end after = nothing_after) {
   const image_tasks& tasks = plan.tasks;
   if constexpr (has_winograd<T>) {
     if (plan.algorithm == kernel_algorithm::winograd) {
@@ -267,10 +268,11 @@ void copied_backward_weight(context<device::cpu>& ctx, const conv_shape& shape,
 /// Computes a weight gradient by the algorithm that it chooses (choose_conv) and reports. run(algorithm, dw,
 /// accumulate) computes it; measuring calls run with scratch memory and without `accumulate`. An empty dy
 /// needs no choice: the rule's algorithm is run.
-template <class T, class Candidates, class Run>
+template <class T, class Candidates>
 void choose_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& x,
                             const extents<4>& dy, parameter_t<T>* dw, bool accumulate, kernel_algorithm rule,
-                            const Candidates& candidates, const Run& run) {
+                            const Candidates& candidates,
+                            function_ref<void(kernel_algorithm, parameter_t<T>*, bool)> run) {
   if (volume<4>(dy) == 0) {
     report_conv<T>("conv_backward_weight", shape, x, rule);
     return run(rule, dw, accumulate);
