@@ -85,41 +85,26 @@ inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96
 
 /// y = x w + bias, or with `add` y += x w + bias. x: M x K and y: M x N, contiguous rows, any row stride; w:
 /// K x N, any strides; bias: N elements or nullptr. y overlaps no input. `moments`, unless nullptr, receives
-/// the moments of y's columns. Without moments, products of many rows use row_product. All other products
-/// pack w at most once; they pack tiles of x only if that pays.
+/// the moments of y's columns. x is read in place; w is packed if that pays.
 template <class T>
 void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
                    moment_parts<T>* moments = nullptr, bool add = false) {
   const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
-  if (moments == nullptr && pays_to_copy_weight(rows, depth)) {
-    report_product<T>("rows in place, weight in panels", x.shape(), w.shape());
-    return row_product<T>(ctx, x, w, y, add, bias);
+  const panel_shape<T> shape(columns);
+  row_cut cut(rows, depth, columns, shape);
+  if (moments != nullptr) {
+    cut.groups = 1;  // one task computes whole rows, since moments are collected by rows
+    moments->start(cut.tiles, columns);
   }
-  // Wide products use tiles with enough rows to pay for packing.
-  const index_t tile =
-      std::max<index_t>(tile_rows<T>(depth, columns), columns >= 192 && rows >= 384 ? 192 : 24);
-  const index_t tiles = y.empty() ? 0 : (rows + tile - 1) / tile;
-  if (moments != nullptr) moments->start(tiles, columns);
-  if (tiles == 0) return;
+  if (y.empty()) return;
+  const bool packs = pays_to_copy_weight(rows, depth);
+  report_product<T>(packs ? "rows in place, weight in panels" : "rows in place", x.shape(), w.shape());
   scratch_frame frame(ctx.scratch());
-  const auto operand =
-      gemm_operand<T>::prepare(w, frame.take<T>(gemm_operand<T>::storage_size(depth, columns)), rows);
-  const bool packed = operand.pays_to_pack(std::min(tile, rows));
-  report_product<T>(packed ? "both operands in panels" : "rows in place", x.shape(), w.shape());
-  const index_t left_size = packed ? (operand.left_storage_size() + 15) / 16 * 16 : 0;
-  T* left = frame.take<T>(left_size * ctx.threads());
-  ctx.parallel_for(tiles, [&](index_t task, int worker) {
-    const index_t first = task * tile, count = std::min(tile, rows - first);
-    const tensor_view<T, 2> result = y.slice(0, first, count);
-    if (packed) {
-      operand.multiply_packed(x.slice(0, first, count), result, add, left + worker * left_size);
-    } else {
-      operand.multiply(x.slice(0, first, count), result, add);
-    }
-    add_bias(result, bias);
-    if (moments != nullptr) moments->add(task, result.data(), count, result.stride(0));
-  });
+  T* const storage = frame.take<T>(packed_b<T>::storage_size(shape, depth, columns));
+  const auto right =
+      packs ? packed_b<T>::pack(ctx, shape, w, storage) : packed_b<T>::prepare(shape, w, storage, rows);
+  multiply_tiles<T>(ctx, cut, x, right, y, add, bias, moments);
 }
 
 /// dw = x^T dy, or with `accumulate` dw += x^T dy, for an x of many rows. x: M x K and dy: M x N, contiguous
