@@ -130,27 +130,36 @@ class panel_kernels : public panel_shape<T> {
   }
 };
 
-/// Depths below this number are shallow: a product then takes about as long as writing its result, and
-/// prefetches and many small tasks cost more than they save.
+/// Products of a depth below this number do not prefetch.
 inline constexpr index_t shallow_depth = 64;
 
-/// c = a b, or with `add` c += a b, for the panels first .. last - 1 of b, in the calling thread. a: M x K,
-/// any strides, read in place (fast if one stride is 1); c: M x (the columns of these panels), contiguous
-/// rows, overlaps no operand. K = 0 is an empty sum. Nothing is checked.
-///
-/// For each panel, the loop is over blocks of the depth, then over groups of rows. a should therefore fit
-/// into the second-level cache. Unless the depth is shallow, cache lines are prefetched while a group is
-/// computed: during the first panel those of a that follow in memory, later those of the next panel of b.
+/// Number of rows whose operands and results, `elements` elements a row, take at most 384 KiB of the
+/// second-level cache. The number is a multiple of 24, unless it is limited to 4096; it is at least 24.
 template <class T>
-void multiply_rows(const packed_b<T>& b, const tensor_view<const T, 2>& a, index_t first, index_t last,
-                   const tensor_view<product_result_t<T>, 2>& c, bool add) {
+index_t cached_rows(index_t elements) {
+  constexpr index_t cache = index_t{384} * 1024 / static_cast<index_t>(sizeof(T));
+  return std::clamp<index_t>(cache / std::max<index_t>(1, elements) / 24 * 24, 24, 4096);
+}
+
+/// Number of rows of a left operand that are read in place and multiplied by all panels before the next rows:
+/// at most 65536 elements, if rows are not longer than 2730 elements. A product of a shallow depth takes
+/// about as long as writing its result, and many small tiles cost more than they save.
+template <class T>
+index_t row_tile(index_t depth, index_t columns) {
+  return depth < shallow_depth ? cached_rows<T>(depth + columns)
+                               : std::clamp<index_t>(65536 / depth / 24 * 24, 24, 96);
+}
+
+/// multiply_rows() for one tile. For each panel, the loop is over blocks of the depth, then over groups of
+/// rows. Unless the depth is shallow, cache lines are prefetched while a group is computed: during the first
+/// panel those of a that follow in memory, later those of the next panel of b.
+template <class T>
+void multiply_tile_of_rows(const packed_b<T>& b, const tensor_view<const T, 2>& a, index_t first,
+                           index_t last, const tensor_view<product_result_t<T>, 2>& c, bool add) {
   constexpr index_t size = static_cast<index_t>(sizeof(T)), line = 64, few_rows = 8;
   const panel_kernels<T> kernels(b.shape);
   const depth_blocks blocks(b.depth, 1024);
   const index_t rows = c.extent(0);
-  for (index_t i = 0; i < rows && b.depth == 0 && !add; ++i) {
-    std::fill_n(c.data() + i * c.stride(0), c.extent(1), product_result_t<T>{});
-  }
   const bool adjacent = a.stride(0) == 1, dense_rows = a.stride(1) == 1 && a.stride(0) == a.extent(1);
   for (index_t panel = first; panel < last; ++panel) {
     const index_t column = b.first_column(panel) - b.first_column(first);
@@ -166,6 +175,7 @@ void multiply_rows(const packed_b<T>& b, const tensor_view<const T, 2>& a, index
       index_t group = kernels.group(columns, adjacent);
       typename panel_kernels<T>::prefetch soon;
       if (panel == first && adjacent) {
+        group = std::min(group, line / size);  // a step prefetches one line
         soon = {own + steps * a.stride(1), a.stride(1) * size, group * size};
       } else if (panel == first && dense_rows) {
         // A step prefetches one line, which covers a block of the depth of few rows only.
@@ -176,6 +186,33 @@ void multiply_rows(const packed_b<T>& b, const tensor_view<const T, 2>& a, index
       }
       kernels.multiply_rows(own, a.stride(0), a.stride(1), rows, right, b.row_step, steps, c.data() + column,
                             c.stride(0), columns, add || block > 0, soon, group);
+    }
+  }
+}
+
+/// c = a b, or with `add` c += a b, for the panels first .. last - 1 of b, in the calling thread. a: M x K,
+/// any strides, read in place (fast if one stride is 1); c: M x (the columns of these panels), contiguous
+/// rows, overlaps no operand. K = 0 is an empty sum. Nothing is checked.
+///
+/// The part of a that is read for one panel after the other fits into the second-level cache: a tile of rows
+/// or, if the columns of a are contiguous, a block of the depth.
+template <class T>
+void multiply_rows(const packed_b<T>& b, const tensor_view<const T, 2>& a, index_t first, index_t last,
+                   const tensor_view<product_result_t<T>, 2>& c, bool add) {
+  constexpr index_t block = 384;
+  const index_t rows = c.extent(0), depth = b.depth;
+  for (index_t i = 0; i < rows && depth == 0 && !add; ++i) {
+    std::fill_n(c.data() + i * c.stride(0), c.extent(1), product_result_t<T>{});
+  }
+  const bool by_depth = a.stride(0) == 1;
+  const index_t tile = by_depth ? rows : row_tile<T>(depth, c.extent(1)),
+                deep = by_depth ? std::min(block, depth) : depth;
+  for (index_t k = 0; k < depth; k += deep) {
+    const index_t steps = std::min(deep, depth - k);
+    for (index_t row = 0; row < rows; row += tile) {
+      const index_t count = std::min(tile, rows - row);
+      multiply_tile_of_rows(b.rows(k, steps), a.slice(0, row, count).slice(1, k, steps), first, last,
+                            c.slice(0, row, count), add || k > 0);
     }
   }
 }
@@ -190,19 +227,17 @@ void multiply_rows(const packed_b<T>& b, const tensor_view<const T, 2>& a,
 /// left operand times one panel of the right operand, in the calling thread. right: the first step of the
 /// block in that panel, row stride `right_step`; c: all rows of the result, the columns of the right panel;
 /// only the rows of these left panels are written. While a panel of a is multiplied, the next one is
-/// prefetched, or `soon`, if it is not empty (see panel_kernels::prefetch).
+/// prefetched.
 template <class T>
 void multiply_panels(const packed_a<T>& a, index_t block, index_t first, index_t last, const T* right,
-                     index_t right_step, const tensor_view<T, 2>& c, bool accumulate,
-                     typename panel_kernels<T>::prefetch soon = {}) {
+                     index_t right_step, const tensor_view<T, 2>& c, bool accumulate) {
   constexpr index_t size = static_cast<index_t>(sizeof(T));
   const panel_kernels<T> kernels(a.shape);
   const index_t steps = a.blocks.size(block), height = kernels.rows(), row = first * height;
   const T* const own = a.at(block, first);
-  if (soon.from == nullptr) soon = {own + height * steps, height * size, height * steps * size};
   kernels.multiply_rows(own, 1, height, std::min(a.rows, last * height) - row, right, right_step, steps,
-                        c.data() + row * c.stride(0), c.stride(0), c.extent(1), accumulate, soon, height,
-                        height * steps);
+                        c.data() + row * c.stride(0), c.stride(0), c.extent(1), accumulate,
+                        {own + height * steps, height * size, height * steps * size}, height, height * steps);
 }
 
 }  // namespace detail

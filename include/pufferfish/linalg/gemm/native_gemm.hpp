@@ -54,63 +54,13 @@ class gemm_operand {
   /// fast if one of them is small); c: M x N with dense rows, not overlapping a or b. Throws shape_error if
   /// the shapes do not fit.
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate) const {
-    check(a, c);
+    detail::check_product(a, tensor_view<const T, 2>(nullptr, {depth(), columns()}), c);
+    PUFFERFISH_ASSERT(c.empty() || c.stride(1) == 1 || columns() == 1, "gemm: result rows must be dense");
     if (!c.empty()) detail::multiply_rows(b_, a, c, accumulate);
   }
 
-  /// Number of elements of the array `left` that multiply_packed needs.
-  index_t left_storage_size() const { return left_rows * std::min(packed_depth, depth()); }
-  /// Whether multiply_packed is faster than multiply for `rows` rows of a. The right operand must be wide
-  /// enough to make up for the cost of packing the left one.
-  bool pays_to_pack(index_t rows) const {
-    return rows >= 64 && depth() >= 64 && columns() >= 4 * b_.shape.width() && columns() >= 128;
-  }
-
-  /// Computes the same product as multiply, for operands that are large in every dimension. Tiles of a are
-  /// first packed into `left`, in panels in the order in which the kernels read them, and stay in the L2
-  /// cache while all panels of b are used (Goto, van de Geijn: "Anatomy of high-performance matrix
-  /// multiplication", ACM TOMS 2008). `left` has left_storage_size() elements, is overwritten and overlaps
-  /// nothing; each thread needs its own. Throws the errors of multiply.
-  void multiply_packed(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c, bool accumulate,
-                       T* left) const {
-    if (c.empty() || depth() == 0) return multiply(a, c, accumulate);
-    check(a, c);
-    const detail::panel_shape<T>& shape = b_.shape;
-    const index_t tile = left_rows / shape.rows() * shape.rows();
-    const detail::depth_blocks blocks(depth(), packed_depth);
-    for (index_t block = 0; block < blocks.count(); ++block) {
-      const index_t begin = blocks.begin(block), steps = blocks.size(block);
-      for (index_t row = 0; row < a.extent(0); row += tile) {
-        const index_t rows = std::min(tile, a.extent(0) - row), panels = shape.left_panels(rows);
-        const detail::packed_a<T> packed{shape, left, rows, detail::depth_blocks(steps, steps)};
-        packed.pack(a.slice(0, row, rows).slice(1, begin, steps), 0, panels, left);
-        for (index_t panel = 0; panel < b_.panels(); ++panel) {
-          const index_t column = b_.first_column(panel), width = b_.first_column(panel + 1) - column;
-          // The packed rows are in the second-level cache; the next panel of b is prefetched.
-          constexpr index_t line = 64, of_line = line / static_cast<index_t>(sizeof(T));
-          typename detail::panel_kernels<T>::prefetch soon;
-          if (b_.dense() && panel + 1 < b_.panels()) {
-            soon = {b_.at(panel + 1, begin), line, steps * line, (shape.width() + of_line - 1) / of_line};
-          }
-          detail::multiply_panels(packed, 0, 0, panels, b_.at(panel, begin), b_.row_step,
-                                  c.slice(0, row, rows).slice(1, column, width), accumulate || block > 0,
-                                  soon);
-        }
-      }
-    }
-  }
-
  private:
-  // Rows of the tile of the left operand that stays in the cache, and the depth of its packed panels: a
-  // larger depth reads and writes the result less often.
-  static constexpr index_t left_rows = 96, packed_depth = 768;
-
   explicit gemm_operand(const detail::packed_b<T>& b) : b_(b) {}
-
-  void check(const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c) const {
-    detail::check_product(a, tensor_view<const T, 2>(nullptr, {depth(), columns()}), c);
-    PUFFERFISH_ASSERT(c.empty() || c.stride(1) == 1 || columns() == 1, "gemm: result rows must be dense");
-  }
 
   detail::packed_b<T> b_;
 };
@@ -144,9 +94,6 @@ class native_gemm {
     scratch_frame frame(*scratch_);
     T* storage = frame.take<T>(gemm_operand<T>::storage_size(b.extent(0), b.extent(1), target_));
     const auto operand = gemm_operand<T>::prepare(b, storage, a.extent(0), target_);
-    if (operand.pays_to_pack(a.extent(0))) {
-      return operand.multiply_packed(a, c, accumulate, frame.take<T>(operand.left_storage_size()));
-    }
     if (a.stride(1) == 1 || a.stride(0) == 1 || a.extent(1) <= 1) return operand.multiply(a, c, accumulate);
     const tensor_view<T, 2> dense = frame.take<T>(a.shape());
     copy(a, dense);

@@ -187,6 +187,10 @@ struct packed_b {
     return result;
   }
 
+  /// Rows begin .. begin + count - 1 of this operand.
+  packed_b rows(index_t begin, index_t count) const {
+    return {shape, data + begin * row_step, count, columns, row_step, panel_step};
+  }
   /// Number of panels.
   index_t panels() const { return shape.right_panels(columns); }
   /// First column of a panel; number of columns if `panel` is the number of panels.

@@ -49,15 +49,6 @@ void linear_forward(const tensor_view<const T, 2>& x, const tensor_view<const T,
 
 namespace detail {
 
-/// Number of rows of a tile whose input (`depth` elements a row) and output (`columns` elements a row) fill
-/// at most 384 KiB of the second-level cache. The number is a multiple of 24, unless it is limited to 4096;
-/// it is at least 24, however long the rows are.
-template <class T>
-index_t tile_rows(index_t depth, index_t columns) {
-  constexpr index_t cache = index_t{384} * 1024 / static_cast<index_t>(sizeof(T));
-  return std::clamp<index_t>(cache / std::max<index_t>(1, depth + columns) / 24 * 24, 24, 4096);
-}
-
 /// Adds `bias` (one element for each column, or nullptr: no bias) to every row of y, in the calling thread.
 /// y: contiguous rows, any row stride.
 template <class T>
@@ -120,7 +111,7 @@ void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2
                          Before&& before) {
   const index_t columns = dw.extent(1), rows = dy.extent(0);
   const index_t splits = weight_splits<T>(rows, dw.size());
-  const index_t tile = std::min<index_t>(256, tile_rows<T>(dw.extent(0), columns));
+  const index_t tile = std::min<index_t>(256, pufferfish::detail::cached_rows<T>(dw.extent(0) + columns));
   scratch_frame frame(ctx.scratch());
   T* partials = frame.take<T>(dw.size() * (splits - 1));
   const index_t storage_size = gemm_operand<T>::storage_size(tile, columns);

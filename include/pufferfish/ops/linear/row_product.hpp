@@ -25,14 +25,11 @@ struct row_cut {
   index_t tile;           ///< number of rows of a tile, few enough for the second-level cache
   index_t tiles, groups;  ///< number of tiles of rows, and of groups of panels
 
-  /// The cut for a left operand of rows x depth elements and a right operand of
-  /// depth x columns in panels of `shape`. There are several groups
-  /// only if there are at most 8 tiles. Tiles of shallow products are as high as the cache allows.
+  /// The cut for a left operand of rows x depth elements and a right operand of depth x columns elements in
+  /// panels of `shape`. There are several groups only if there are at most 8 tiles.
   template <class T>
   row_cut(index_t rows, index_t depth, index_t columns, const panel_shape<T>& shape)
-      : tile(depth < pufferfish::detail::shallow_depth
-                 ? std::clamp<index_t>(98304 / (depth + columns) / 24 * 24, 24, 4096)
-                 : std::clamp<index_t>(65536 / depth / 24 * 24, 24, 96)),
+      : tile(pufferfish::detail::row_tile<T>(depth, columns)),
         tiles((rows + tile - 1) / tile),
         groups(std::clamp<index_t>(16 / std::max<index_t>(1, tiles), 1,
                                    std::max<index_t>(1, shape.right_panels(columns)))) {}
