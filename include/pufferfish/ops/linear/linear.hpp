@@ -20,7 +20,6 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
-#include <pufferfish/linalg/kernel_report.hpp>
 #include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/linear/narrow_product.hpp>
 #include <pufferfish/ops/linear/pair_product.hpp>
@@ -58,44 +57,6 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
     T* row = y.data() + m * y.stride(0);
     for (index_t n = 0; n < y.extent(1); ++n) row[n] += bias[n];
   }
-}
-
-/// Reports that a product of matrices of extents a and b uses the named algorithm, if reports are enabled
-/// (linalg/kernel_report.hpp).
-template <class T>
-void report_product(const char* algorithm, const extents<2>& a, const extents<2>& b) {
-  pufferfish::detail::report_kernel<T>("product", algorithm, [&] {
-    return pufferfish::detail::message({a, " times ", b});
-  });
-}
-
-/// Whether packing the weight into panels makes a product of `rows` rows faster. (Measured: from
-/// 960 x 128 x 512 to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time of the product without a
-/// packed weight.)
-inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96 && depth >= 32; }
-
-/// y = x w + bias, or with `add` y += x w + bias. x: M x K and y: M x N, contiguous rows, any row stride; w:
-/// K x N, any strides; bias: N elements or nullptr. y overlaps no input. `moments`, unless nullptr, receives
-/// the moments of y's columns. x is read in place; w is packed if that pays.
-template <class T>
-void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                   const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
-                   moment_parts<T>* moments = nullptr, bool add = false) {
-  const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
-  const panel_shape<T> shape(columns);
-  row_cut cut(rows, depth, columns, shape);
-  if (moments != nullptr) {
-    cut.groups = 1;  // one task computes whole rows, since moments are collected by rows
-    moments->start(cut.tiles, columns);
-  }
-  if (y.empty()) return;
-  const bool packs = pays_to_copy_weight(rows, depth);
-  report_product<T>(packs ? "rows in place, weight in panels" : "rows in place", x.shape(), w.shape());
-  scratch_frame frame(ctx.scratch());
-  T* const storage = frame.take<T>(packed_b<T>::storage_size(shape, depth, columns));
-  const auto right =
-      packs ? packed_b<T>::pack(ctx, shape, w, storage) : packed_b<T>::prepare(shape, w, storage, rows);
-  multiply_tiles<T>(ctx, cut, x, right, y, add, bias, moments);
 }
 
 /// dw = x^T dy, or with `accumulate` dw += x^T dy, for an x of many rows. x: M x K and dy: M x N, contiguous

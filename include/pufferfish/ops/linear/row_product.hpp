@@ -10,6 +10,8 @@
 /// ops::row_product<float>(ctx, dy, transpose(w), dx, true);   // dx += dy w^T, where w is a view
 /// \endcode
 
+#include <pufferfish/core/message.hpp>
+#include <pufferfish/linalg/kernel_report.hpp>
 #include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
@@ -46,19 +48,42 @@ void for_row_tiles(context<device::cpu>& ctx, const row_cut& cut, index_t rows, 
   });
 }
 
-/// c = a b + bias, or with `add` c += a b + bias, by the tasks of a cut. a: M x K, contiguous rows; c: M x N,
-/// contiguous rows; bias: N elements or nullptr. `moments`, unless nullptr, receives the moments of c's
-/// columns, one part for each tile; the cut must then have one group.
+/// Reports that a product of matrices of extents a and b uses the named algorithm, if reports are enabled
+/// (linalg/kernel_report.hpp).
 template <class T>
-void multiply_tiles(context<device::cpu>& ctx, const row_cut& cut, const tensor_view<const T, 2>& a,
-                    const packed_b<T>& b, const tensor_view<T, 2>& c, bool add, const T* bias,
-                    moment_parts<T>* moments = nullptr) {
+void report_product(const char* algorithm, const extents<2>& a, const extents<2>& b) {
+  pufferfish::detail::report_kernel<T>("product", algorithm, [&] {
+    return pufferfish::detail::message({a, " times ", b});
+  });
+}
+
+/// y = x w + bias, or with `add` y += x w + bias: row_product with `moments`, which, unless nullptr, receives
+/// the moments of y's columns. The shapes must fit.
+template <class T>
+void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
+                   const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
+                   moment_parts<T>* moments = nullptr, bool add = false) {
+  const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
+  const panel_shape<T> shape(columns);
+  row_cut cut(rows, depth, columns, shape);
+  if (moments != nullptr) {
+    cut.groups = 1;  // one task computes whole rows, since moments are collected by rows
+    moments->start(cut.tiles, columns);
+  }
+  if (y.empty()) return;
+  const bool packs = rows >= 96 && depth >= 32;
+  report_product<T>(packs ? "rows in place, weight in panels" : "rows in place", x.shape(), w.shape());
+  scratch_frame frame(ctx.scratch());
+  T* const storage = frame.take<T>(packed_b<T>::storage_size(shape, depth, columns));
+  const auto right =
+      packs ? packed_b<T>::pack(ctx, shape, w, storage) : packed_b<T>::prepare(shape, w, storage, rows);
   const auto add_bias = PUFFERFISH_KERNEL(widest_isa(), passes, add<T>);
-  for_row_tiles(ctx, cut, c.extent(0), b.panels(),
+  for_row_tiles(ctx, cut, rows, right.panels(),
                 [&](index_t begin, index_t count, index_t first, index_t last, int, index_t task) {
-                  const index_t column = b.first_column(first), width = b.first_column(last) - column;
-                  const tensor_view<T, 2> result = c.slice(0, begin, count).slice(1, column, width);
-                  pufferfish::detail::multiply_rows(b, a.slice(0, begin, count), first, last, result, add);
+                  const index_t column = right.first_column(first), width = right.first_column(last) - column;
+                  const tensor_view<T, 2> result = y.slice(0, begin, count).slice(1, column, width);
+                  pufferfish::detail::multiply_rows(right, x.slice(0, begin, count), first, last, result,
+                                                    add);
                   for (index_t row = 0; bias != nullptr && row < count; ++row) {
                     add_bias(bias + column, result.data() + row * result.stride(0), width);
                   }
@@ -72,8 +97,9 @@ void multiply_tiles(context<device::cpu>& ctx, const row_cut& cut, const tensor_
 /// strides; bias: N elements or nullptr; c: M x N, contiguous rows, overlaps no operand. K = 0 is an empty
 /// sum. Throws shape_error if the shapes do not fit.
 ///
-/// The CPU first packs b into panels, in scratch memory of about the size of b. Packing pays from about a
-/// hundred rows on. Sums are in T. A device computes the product as wide_product.
+/// The CPU packs b into panels, in scratch memory of about the size of b, if there are at least 96 rows and
+/// the depth is at least 32. Otherwise b is used in place if its rows are contiguous whole vectors. Sums are
+/// in T. A device computes the product as wide_product.
 template <class T, class Device>
 void row_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                  const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
@@ -82,13 +108,7 @@ void row_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const t
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::product(ctx, a, b, c, add, bias);
   } else {
-    const index_t rows = c.extent(0), columns = c.extent(1), depth = a.extent(1);
-    if (depth == 0) return wide_product<T>(ctx, a, b, c, add, bias);
-    const detail::panel_shape<T> shape(columns);
-    scratch_frame frame(ctx.scratch());
-    T* const storage = frame.take<T>(detail::packed_b<T>::storage_size(shape, depth, columns));
-    const auto right = detail::packed_b<T>::pack(ctx, shape, b, storage);
-    detail::multiply_tiles<T>(ctx, {rows, depth, columns, shape}, a, right, c, add, bias);
+    detail::multiply_rows<T>(ctx, a, b, bias, c, nullptr, add);
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, row_product);
