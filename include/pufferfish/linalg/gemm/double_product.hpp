@@ -4,6 +4,10 @@
 /// \file
 /// Internal: the product C += A^T B with every sum in double, for decompositions. Operands may have any
 /// strides. They are converted while they are packed, so a float matrix is never copied to double as a whole.
+///
+/// This product does not use the panels of pack.hpp: both operands are packed into panels of one width, so
+/// that one packed copy serves as both operands of a Gram matrix, and only the tiles of its lower triangle
+/// are computed.
 
 #include <algorithm>
 #include <type_traits>

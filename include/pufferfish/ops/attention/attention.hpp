@@ -52,21 +52,13 @@ constexpr index_t weight_row(index_t keys) {
   return (keys + widest - 1) / widest * widest;
 }
 
-/// Number of elements of workspace that gemm_operand::multiply_packed needs for a right operand of this
-/// depth.
-template <class T>
-index_t packed_size(index_t depth) {
-  constexpr index_t columns = 64 / static_cast<index_t>(sizeof(T));
-  return gemm_operand<T>::prepare({nullptr, {depth, columns}}, nullptr, 1).left_storage_size();
-}
-
 /// Scratch of one thread, which works on one head of one sequence at a time; sized for the longest sequence.
 /// With n queries, m keys, head widths d (of q and k) and e (of v), D = max(d, e) and R = weight_row(m), the
 /// numbers of elements are: left max(n, m) * D, right D * R, scores n * R, used n * R (0 in a forward pass
-/// without dropout); `storage` and `packed` hold operands packed for matrix products.
+/// without dropout); `storage` holds operands packed for matrix products.
 template <class T>
 struct attention_scratch {
-  T *left, *right, *scores, *used, *storage, *packed;
+  T *left, *right, *scores, *used, *storage;
   std::uint32_t* words;
 
   /// Takes the scratch of one thread from `frame`. `words` holds the random words of one head, for dropout in
@@ -83,7 +75,6 @@ struct attention_scratch {
     result.scores = frame.take<T>(n * row);
     result.used = frame.take<T>(backward || in.dropout.drops() ? n * row : 0);
     result.storage = frame.take<T>(std::max({size(deep, row), size(m, deep), size(n, deep)}));
-    result.packed = frame.take<T>(packed_size<T>(std::max({deep, m, n})));
     result.words = frame.take<std::uint32_t>(in.dropout.drops() && !backward ? n * m + row : 0);
     return result;
   }
@@ -91,9 +82,7 @@ struct attention_scratch {
   /// to = a b, the matrix product.
   void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                 const tensor_view<T, 2>& to) const {
-    const auto operand = gemm_operand<T>::prepare(b, storage, a.extent(0));
-    operand.pays_to_pack(a.extent(0)) ? operand.multiply_packed(a, to, false, packed)
-                                      : operand.multiply(a, to, false);
+    gemm_operand<T>::prepare(b, storage, a.extent(0)).multiply(a, to, false);
   }
 
   /// Copies the rows of a head, multiplied by `factor`, contiguously into `left`. Returns the view of the

@@ -10,7 +10,7 @@
 #include <cstddef>
 
 #include <pufferfish/core/context.hpp>
-#include <pufferfish/linalg/gemm/micro_kernels.hpp>
+#include <pufferfish/linalg/gemm/edge_tile.hpp>
 #include <pufferfish/ops/conv/tap_axis.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -22,6 +22,7 @@ using pufferfish::detail::kernel_list;
 using pufferfish::detail::kernel_table;
 using pufferfish::detail::moved;
 using pufferfish::detail::product_result_t;
+using pufferfish::detail::run_clipped;
 using pufferfish::detail::run_rows;
 
 /// The table of micro-kernels for elements of T and the widest instruction set of this machine.
@@ -39,34 +40,6 @@ struct panel_cut {
   /// The vectors of a panel.
   range operator[](index_t panel) const { return {vectors * panel / panels, vectors * (panel + 1) / panels}; }
 };
-
-/// Calls run(block, rows) to compute a block of `rows` rows, of which only the first `width` of `full`
-/// columns belong to the result. If width < full, up to 24 rows at a time are computed into a temporary block
-/// and their valid columns are copied to the result, so `run` must compute any contiguous part of the rows.
-/// Modifies the same members of `whole` as run_rows.
-template <class T, class Run>
-void run_clipped(block_arguments<T>& whole, index_t width, index_t full, index_t rows, Run&& run) {
-  if (width == full) return run(whole, rows);
-  using result = product_result_t<T>;
-  constexpr index_t size = static_cast<index_t>(sizeof(result));
-  constexpr index_t most_rows = 24, most_columns = 4 * 64 / size;
-  alignas(64) result beside[static_cast<std::size_t>(most_rows * most_columns)];
-  block_arguments<T> block = whole;
-  block.result_step = most_columns * size;
-  for (index_t first = 0; first < rows; first += most_rows) {
-    const index_t count = std::min(most_rows, rows - first);
-    result* target = moved(whole.result, first * whole.result_step);
-    for (index_t i = 0; i < count && block.accumulate != 0; ++i) {
-      std::copy_n(moved(target, i * whole.result_step), width, beside + i * most_columns);
-    }
-    block.left_shift = whole.left_shift + first * block.row_step;
-    block.result = beside;
-    run(block, count);
-    for (index_t i = 0; i < count; ++i) {
-      std::copy_n(beside + i * most_columns, width, moved(target, i * whole.result_step));
-    }
-  }
-}
 
 }  // namespace ops::detail
 PUFFERFISH_NAMESPACE_END

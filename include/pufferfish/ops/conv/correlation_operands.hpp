@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include <pufferfish/linalg/gemm/pack.hpp>
 #include <pufferfish/ops/conv/direct_conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -86,26 +87,13 @@ correlation_weight<T> pack_weight(context<device::cpu>& ctx, const T* w, index_t
                                   index_t out, bool transposed, const panel_cut& panels,
                                   const kernel_table<T>& kernels, T* storage) {
   const index_t depth = transposed ? out : in, columns = transposed ? in : out, lanes = kernels.lanes;
+  const auto copy = pufferfish::detail::panel_copier<T>();
   ctx.parallel_for(cells * panels.panels, [&](index_t task, int) {
     const range panel = panels[task / cells];
-    const index_t cell = task % cells, first = panel.begin * lanes;
-    const index_t width = panel.length() * lanes, filled = std::min(width, columns - first);
-    T* to = storage + first * depth * cells + cell * depth * width;
-    const T* from = w + cell * in * out + (transposed ? first * out : first);
-    if (!transposed) {
-      for (index_t k = 0; k < depth; ++k, from += out, to += width) {
-        std::fill(std::copy_n(from, filled, to), to + width, T{});
-      }
-      return;
-    }
-    // Transposes 16 rows at a time, so that the strided read uses whole cache lines.
-    for (index_t k0 = 0; k0 < depth; k0 += 16) {
-      const index_t k1 = std::min(depth, k0 + 16);
-      for (index_t j = 0; j < filled; ++j) {
-        for (index_t k = k0; k < k1; ++k) to[k * width + j] = from[k + j * out];
-      }
-      for (index_t k = k0; k < k1; ++k) std::fill(to + k * width + filled, to + (k + 1) * width, T{});
-    }
+    const index_t cell = task % cells, first = panel.begin * lanes, width = panel.length() * lanes;
+    copy(w + cell * in * out + first * (transposed ? out : 1), transposed ? 1 : out, transposed ? out : 1,
+         depth, std::min(width, columns - first), storage + first * depth * cells + cell * depth * width,
+         width);
   });
   return {storage, depth, columns, 0, cells, lanes};
 }

@@ -70,7 +70,7 @@ struct slabs {
  private:
   // fill() for pairs: interleaves each row with the row `reach` rows later in the same line, or with zeros.
   void pair_rows(T* to, index_t count, const slab_element_t<T>* from, index_t step, index_t columns) const {
-    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, interleave<slab_element_t<T>>);
+    const auto kernel = pufferfish::detail::interleave_kernel<slab_element_t<T>>();
     for (index_t i = 0; i < count; ++i, from += step, to += width) {
       const bool alone = i % line + reach >= line;
       T* target = to;

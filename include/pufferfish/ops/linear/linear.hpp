@@ -20,7 +20,6 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
-#include <pufferfish/linalg/kernel_report.hpp>
 #include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/linear/narrow_product.hpp>
 #include <pufferfish/ops/linear/pair_product.hpp>
@@ -49,15 +48,6 @@ void linear_forward(const tensor_view<const T, 2>& x, const tensor_view<const T,
 
 namespace detail {
 
-/// Number of rows of a tile whose input (`depth` elements a row) and output (`columns` elements a row) fill
-/// at most 384 KiB of the second-level cache. The number is a multiple of 24, unless it is limited to 4096;
-/// it is at least 24, however long the rows are.
-template <class T>
-index_t tile_rows(index_t depth, index_t columns) {
-  constexpr index_t cache = index_t{384} * 1024 / static_cast<index_t>(sizeof(T));
-  return std::clamp<index_t>(cache / std::max<index_t>(1, depth + columns) / 24 * 24, 24, 4096);
-}
-
 /// Adds `bias` (one element for each column, or nullptr: no bias) to every row of y, in the calling thread.
 /// y: contiguous rows, any row stride.
 template <class T>
@@ -67,59 +57,6 @@ void add_bias(const tensor_view<T, 2>& y, const T* bias) {
     T* row = y.data() + m * y.stride(0);
     for (index_t n = 0; n < y.extent(1); ++n) row[n] += bias[n];
   }
-}
-
-/// Reports that a product of matrices of extents a and b uses the named algorithm, if reports are enabled
-/// (linalg/kernel_report.hpp).
-template <class T>
-void report_product(const char* algorithm, const extents<2>& a, const extents<2>& b) {
-  pufferfish::detail::report_kernel<T>("product", algorithm, [&] {
-    return pufferfish::detail::message({a, " times ", b});
-  });
-}
-
-/// Whether packing the weight into panels makes a product of `rows` rows faster. (Measured: from
-/// 960 x 128 x 512 to 12544 x 1024 x 256, row_product takes 60 to 95 % of the time of the product without a
-/// packed weight.)
-inline bool pays_to_copy_weight(index_t rows, index_t depth) { return rows >= 96 && depth >= 32; }
-
-/// y = x w + bias, or with `add` y += x w + bias. x: M x K and y: M x N, contiguous rows, any row stride; w:
-/// K x N, any strides; bias: N elements or nullptr. y overlaps no input. `moments`, unless nullptr, receives
-/// the moments of y's columns. Without moments, products of many rows use row_product. All other products
-/// pack w at most once; they pack tiles of x only if that pays.
-template <class T>
-void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
-                   const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
-                   moment_parts<T>* moments = nullptr, bool add = false) {
-  const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
-  if (moments == nullptr && pays_to_copy_weight(rows, depth)) {
-    report_product<T>("rows in place, weight in panels", x.shape(), w.shape());
-    return row_product<T>(ctx, x, w, y, add, bias);
-  }
-  // Wide products use tiles with enough rows to pay for packing.
-  const index_t tile =
-      std::max<index_t>(tile_rows<T>(depth, columns), columns >= 192 && rows >= 384 ? 192 : 24);
-  const index_t tiles = y.empty() ? 0 : (rows + tile - 1) / tile;
-  if (moments != nullptr) moments->start(tiles, columns);
-  if (tiles == 0) return;
-  scratch_frame frame(ctx.scratch());
-  const auto operand =
-      gemm_operand<T>::prepare(w, frame.take<T>(gemm_operand<T>::storage_size(depth, columns)), rows);
-  const bool packed = operand.pays_to_pack(std::min(tile, rows));
-  report_product<T>(packed ? "both operands in panels" : "rows in place", x.shape(), w.shape());
-  const index_t left_size = packed ? (operand.left_storage_size() + 15) / 16 * 16 : 0;
-  T* left = frame.take<T>(left_size * ctx.threads());
-  ctx.parallel_for(tiles, [&](index_t task, int worker) {
-    const index_t first = task * tile, count = std::min(tile, rows - first);
-    const tensor_view<T, 2> result = y.slice(0, first, count);
-    if (packed) {
-      operand.multiply_packed(x.slice(0, first, count), result, add, left + worker * left_size);
-    } else {
-      operand.multiply(x.slice(0, first, count), result, add);
-    }
-    add_bias(result, bias);
-    if (moments != nullptr) moments->add(task, result.data(), count, result.stride(0));
-  });
 }
 
 /// dw = x^T dy, or with `accumulate` dw += x^T dy, for an x of many rows. x: M x K and dy: M x N, contiguous
@@ -135,7 +72,7 @@ void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2
                          Before&& before) {
   const index_t columns = dw.extent(1), rows = dy.extent(0);
   const index_t splits = weight_splits<T>(rows, dw.size());
-  const index_t tile = std::min<index_t>(256, tile_rows<T>(dw.extent(0), columns));
+  const index_t tile = std::min<index_t>(256, pufferfish::detail::cached_rows<T>(dw.extent(0) + columns));
   scratch_frame frame(ctx.scratch());
   T* partials = frame.take<T>(dw.size() * (splits - 1));
   const index_t storage_size = gemm_operand<T>::storage_size(tile, columns);

@@ -11,91 +11,20 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/gemm/gemm.hpp>
+#include <pufferfish/linalg/gemm/loops.hpp>
 #include <pufferfish/ops/device_ops.hpp>
 #include <pufferfish/ops/elementwise/chunks.hpp>
-#include <pufferfish/ops/linear/panels.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
 namespace detail {
 
-/// The depth of a product, cut into the fewest blocks of at most `most` steps. All blocks have the same size,
-/// except that the last one may be smaller.
-class depth_blocks {
- public:
-  explicit depth_blocks(index_t depth, index_t most = 1536)
-      : depth_(depth),
-        count_((depth + most - 1) / most),
-        step_(count_ == 0 ? 0 : (depth + count_ - 1) / count_) {}
-  /// Number of blocks; 0 if the depth is 0.
-  index_t count() const { return count_; }
-  /// Number of steps of the depth in each block but the last.
-  index_t step() const { return step_; }
-  /// First step of a block.
-  index_t begin(index_t block) const { return block * step_; }
-  /// Number of steps in a block.
-  index_t size(index_t block) const { return std::min(step_, depth_ - begin(block)); }
-
- private:
-  index_t depth_, count_, step_;
-};
-
-/// The left operand of a wide product in panels, by blocks of the depth: [block][panel][step][row of the
-/// panel].
-template <class T>
-struct left_panels {
-  const T* data;
-  index_t rows;
-  depth_blocks blocks;
-
-  /// Number of elements of storage for a left operand of rows x depth elements.
-  static index_t storage_size(const panel_kernels<T>& kernels, index_t rows, index_t depth) {
-    return kernels.left_panels(rows) * kernels.rows() * depth;
-  }
-  /// Packs `a` (any strides) into `storage` (storage_size() elements), in parallel over the panels.
-  static left_panels copy(context<device::cpu>& ctx, const panel_kernels<T>& kernels,
-                          const tensor_view<const T, 2>& a, T* storage) {
-    const left_panels result{storage, a.extent(0), depth_blocks(a.extent(1))};
-    const index_t panels = kernels.left_panels(result.rows);
-    for_row_chunks(ctx, panels, kernels.rows() * a.extent(1), [&](index_t begin, index_t end) {
-      for (index_t block = 0; block < result.blocks.count(); ++block) {
-        const index_t steps = result.blocks.size(block);
-        const auto part = a.slice(1, result.blocks.begin(block), steps);
-        T* const to = storage + panels * kernels.rows() * result.blocks.begin(block);
-        for (index_t panel = begin; panel < end; ++panel) {
-          kernels.copy_left(part, panel * kernels.rows(), to + panel * kernels.rows() * steps);
-        }
-      }
-    });
-    return result;
-  }
-  /// Address of a panel's steps in one block of the depth.
-  const T* at(const panel_kernels<T>& kernels, index_t block, index_t panel) const {
-    return data +
-           kernels.rows() * (kernels.left_panels(rows) * blocks.begin(block) + panel * blocks.size(block));
-  }
-};
-
-/// c = a b, or with `accumulate` c += a b, for one block of the depth: panels first .. last - 1 of the left
-/// operand times one panel of the right operand, in the calling thread. c: all rows of the result, the
-/// columns of the right panel; only the rows of these left panels are written.
-template <class T>
-void multiply_left_panels(const panel_kernels<T>& kernels, const left_panels<T>& left, index_t block,
-                          index_t first, index_t last, const T* right, const tensor_view<T, 2>& c,
-                          bool accumulate) {
-  const index_t steps = left.blocks.size(block), rows = kernels.rows();
-  for (index_t panel = first; panel < last; ++panel) {
-    const T* const a = left.at(kernels, block, panel);
-    const index_t row = panel * rows, count = std::min(rows, left.rows - row);
-    if (panel + 1 < last) {
-      prefetch_block(c.data() + (row + rows) * c.stride(0), c.stride(0),
-                     std::min(rows, left.rows - row - rows), c.extent(1));
-    }
-    kernels.multiply(a, 1, rows, count, right, kernels.width(), steps, c.data() + row * c.stride(0),
-                     c.stride(0), c.extent(1), accumulate,
-                     {a + rows * steps, rows * static_cast<index_t>(sizeof(T))});
-  }
-}
+using pufferfish::detail::depth_blocks;
+using pufferfish::detail::packed_a;
+using pufferfish::detail::packed_b;
+using pufferfish::detail::panel_kernels;
+using pufferfish::detail::panel_shape;
+using pufferfish::detail::prefetch_block;
 
 }  // namespace detail
 
@@ -121,23 +50,25 @@ void wide_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const 
     linear_ops<Device>::product(ctx, a, b, c, add, bias);
   } else {
     PUFFERFISH_ASSERT(c.stride(1) == 1 || c.extent(1) == 1, "wide_product: result rows must be dense");
-    const index_t rows = c.extent(0), columns = c.extent(1);
-    const detail::panel_kernels<T> kernels;
+    const index_t rows = c.extent(0), columns = c.extent(1), depth = a.extent(1);
+    const detail::panel_shape<T> shape(columns);
     scratch_frame frame(ctx.scratch());
-    const auto left = detail::left_panels<T>::copy(
-        ctx, kernels, a, frame.take<T>(detail::left_panels<T>::storage_size(kernels, rows, a.extent(1))));
+    T* const packed = frame.take<T>(detail::packed_a<T>::storage_size(shape, rows, depth));
+    const detail::packed_a<T> left{shape, packed, rows, detail::depth_blocks(depth)};
+    const index_t panels = shape.right_panels(columns), all_left = shape.left_panels(rows);
+    for_row_chunks(ctx, all_left, shape.rows() * depth,
+                   [&](index_t begin, index_t end) { left.pack(a, begin, end, packed); });
     // If there are few panels of columns, the rows are also cut, so that there are tasks for many threads.
-    const index_t panels = kernels.right_panels(columns), all_left = kernels.left_panels(rows);
     const index_t cuts = std::clamp<index_t>(24 / panels, 1, std::max<index_t>(1, all_left / 12));
-    const index_t right_size = left.blocks.step() * kernels.width();
+    const index_t right_size = left.blocks.step() * shape.width();
     T* const storage = frame.take<T>(right_size * ctx.threads());
     ctx.parallel_for(panels * cuts, [&](index_t task, int worker) {
-      const index_t panel = task / cuts, column = panel * kernels.width();
+      const index_t panel = task / cuts, column = panel * shape.width();
       const index_t first = all_left * (task % cuts) / cuts, last = all_left * (task % cuts + 1) / cuts;
-      const tensor_view<T, 2> result = c.slice(1, column, std::min(kernels.width(), columns - column));
+      const tensor_view<T, 2> result = c.slice(1, column, std::min(shape.width(), columns - column));
       T* const right = storage + worker * right_size;
       bool accumulate = add;
-      const index_t begin = first * kernels.rows(), end = std::min(rows, last * kernels.rows());
+      const index_t begin = first * shape.rows(), end = std::min(rows, last * shape.rows());
       if (bias != nullptr || (!add && left.blocks.count() == 0)) {
         for (index_t row = begin; row < end; ++row) {
           T* const to = result.data() + row * result.stride(0);
@@ -148,8 +79,9 @@ void wide_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const 
         accumulate = true;
       }
       for (index_t block = 0; block < left.blocks.count(); ++block) {
-        kernels.copy_right(b.slice(0, left.blocks.begin(block), left.blocks.size(block)), column, right);
-        detail::multiply_left_panels(kernels, left, block, first, last, right, result, accumulate);
+        shape.copy_right(b.slice(0, left.blocks.begin(block), left.blocks.size(block)), column, right);
+        pufferfish::detail::multiply_panels(left, block, first, last, right, shape.width(), result,
+                                            accumulate);
         accumulate = true;
       }
     });

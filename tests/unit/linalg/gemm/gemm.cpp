@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <pufferfish/core/random.hpp>
 #include <pufferfish/linalg/gemm/native_gemm.hpp>
 #include <string>
+#include <vector>
 
 #include "../../support/gradient_check.hpp"
 
@@ -152,6 +154,134 @@ TEST_CASE_TEMPLATE("gemm: products that are packed on both sides", T, float, dou
       native_gemm(scratch, target).multiply<T>(transpose(turned.view()), b, c.view());
       reference_gemm{}.multiply<T>(a, b, expected.view());
       CHECK(test::largest_error(c, expected) < (sizeof(T) == 4 ? 3e-6 : 1e-14) * 40);
+    }
+  }
+}
+
+// c = a b by panels: b in place, or packed once for all products; a read in place, or packed. c has two
+// columns more than the product, which must keep their values.
+template <class T>
+void compare_panels(isa target, int cases, index_t most, index_t largest_depth) {
+  using namespace pufferfish::detail;
+  context<device::cpu> ctx({2, 1});
+  draw next{random_stream(12, sizeof(T) + static_cast<std::uint64_t>(target))};
+  for (int trial = 0; trial < cases; ++trial) {
+    const index_t n = next(0, most), k = next(0, largest_depth);
+    const auto seed = static_cast<std::uint64_t>(trial);
+    strided<T> b(k, n, next(0, 1) == 1, next(0, 3), {seed, 2});
+    const panel_shape<T> shape = next(0, 1) == 0 ? panel_shape<T>(n, target) : panel_shape<T>(target);
+    scratch_frame frame(ctx.scratch());
+    const bool in_place = b.strides[1] == 1 && n % shape.lanes() == 0 && next(0, 1) == 0;
+    T* const storage = frame.take<T>(packed_b<T>::storage_size(shape, k, n));
+    const tensor_view<const T, 2> right = b.view();
+    const packed_b<T> panels =
+        in_place ? packed_b<T>::in_place(shape, right) : packed_b<T>::pack(ctx, shape, right, storage);
+    REQUIRE(panels.first_column(panels.panels()) == n);
+    for (int use = 0; use < 3; ++use) {
+      const index_t m = next(0, 60), first = next(0, panels.panels()), last = next(first, panels.panels());
+      const index_t column = panels.first_column(first), width = panels.first_column(last) - column;
+      strided<T> a(m, k, next(0, 1) == 1, next(0, 3), {seed, 3});
+      const tensor_view<const T, 2> left = a.view();
+      tensor<T, 2> c({m, width + 2});
+      fill_normal(c.flat(), 1.0, {seed, 4});
+      tensor<T, 2> expected(c), by_panels(c);
+      const bool add = next(0, 1) == 1;
+      CAPTURE(m);
+      CAPTURE(k);
+      CAPTURE(n);
+      CAPTURE(column);
+      CAPTURE(add);
+      reference_gemm{}.multiply<T>(left, right.slice(1, column, width), expected.view().slice(1, 0, width),
+                                   add);
+      multiply_rows<T>(panels, left, first, last, c.view().slice(1, 0, width), add);
+      const double tolerance = (sizeof(T) == 4 ? 4e-6 : 1e-14) * (1.0 + static_cast<double>(k));
+      REQUIRE(largest_difference(c.view(), expected.view()) <= tolerance);
+      if (k == 0) continue;
+      T* const rows = frame.take<T>(packed_a<T>::storage_size(shape, m, k));
+      const packed_a<T> packed{shape, rows, m, depth_blocks(k, 100)};
+      packed.pack(left, 0, shape.left_panels(m), rows);
+      for (index_t panel = first; panel < last; ++panel) {
+        const index_t from = panels.first_column(panel) - column;
+        const auto part = by_panels.view().slice(1, from, panels.first_column(panel + 1) - column - from);
+        for (index_t block = 0; block < packed.blocks.count(); ++block) {
+          multiply_panels<T>(packed, block, 0, shape.left_panels(m),
+                             panels.at(panel, packed.blocks.begin(block)), panels.row_step, part,
+                             add || block > 0);
+        }
+      }
+      REQUIRE(largest_difference(by_panels.view(), expected.view()) <= tolerance);
+    }
+  }
+}
+
+TEST_CASE("packed_b, packed_a: products by panels agree with the reference, over random shapes and strides") {
+  for (const isa target : all_isas) {
+    if (!isa_available(target)) continue;
+    CAPTURE(std::string(to_string(target)));
+    compare_panels<float>(target, 100, 130, 150);
+    compare_panels<float>(target, 6, 60, 2500);  // more than one block of depth
+    compare_panels<double>(target, 60, 70, 150);
+    compare_panels<double>(target, 3, 40, 2500);
+  }
+}
+
+TEST_CASE("packed_b: pairs of bfloat16 are packed from dense rows and from dense columns") {
+  using namespace pufferfish::detail;
+  if (!has_pairs<bfloat16>()) {
+    MESSAGE("this machine has no kernels for pairs of bfloat16");
+    return;
+  }
+  context<device::cpu> ctx({1, 1});
+  draw next{random_stream(13, 1)};
+  for (int trial = 0; trial < 60; ++trial) {
+    const bool by_columns = next(0, 1) == 1;
+    const index_t n = next(1, 130), k = by_columns ? 2 * next(1, 20) : next(1, 40);
+    strided<float> wide(k, n, by_columns, 2 * next(0, 2), {static_cast<std::uint64_t>(trial), 2});
+    tensor<bfloat16, 1> elements({wide.storage.size()});
+    std::transform(wide.storage.data(), wide.storage.data() + wide.storage.size(), elements.data(),
+                   [](float value) { return bfloat16(value); });
+    const tensor_view<const bfloat16, 2> b(elements.data(), wide.shape, wide.strides);
+    scratch_frame frame(ctx.scratch());
+    const panel_shape<bf16_pair> shape(n);
+    const index_t size = packed_b<bf16_pair>::storage_size(shape, (k + 1) / 2, n);
+    auto* const storage = frame.take<bf16_pair>(size);
+    std::fill_n(storage, size, bf16_pair{bfloat16(7.0F), bfloat16(7.0F)});
+    const auto panels = packed_b<bf16_pair>::pack(ctx, shape, b, storage);
+    REQUIRE(panels.depth == (k + 1) / 2);
+    for (index_t i = 0; i < 2 * panels.depth; ++i) {
+      for (index_t j = 0; j < panels.panels() * shape.width(); ++j) {
+        const bf16_pair& pair = panels.at(j / shape.width(), i / 2)[j % shape.width()];
+        const float expected = i < k && j < n ? static_cast<float>(b(i, j)) : 0.0F;
+        REQUIRE(static_cast<float>(i % 2 == 0 ? pair.first : pair.second) == expected);
+      }
+    }
+  }
+}
+
+TEST_CASE("run_clipped: only the valid columns of an edge tile are written") {
+  using namespace pufferfish::detail;
+  constexpr index_t rows = 53, width = 19, full = 32, step = 21;
+  for (const index_t accumulate : {0, 1}) {
+    std::vector<float> c(rows * step, 1.0F);
+    block_arguments<float> block{};
+    block.result = c.data();
+    block.result_step = step * 4;
+    block.row_step = 4;  // left_shift / 4 is the row
+    block.accumulate = accumulate;
+    run_clipped(block, width, full, rows, [](block_arguments<float>& b, index_t count) {
+      for (index_t i = 0; i < count; ++i) {
+        for (index_t j = 0; j < full; ++j) {
+          float& to = moved(b.result, i * b.result_step)[j];
+          const auto value = static_cast<float>(100 * (b.left_shift / 4 + i) + j);
+          to = b.accumulate != 0 ? to + value : value;
+        }
+      }
+    });
+    for (index_t i = 0; i < rows; ++i) {
+      for (index_t j = 0; j < step; ++j) {
+        const auto sum = static_cast<float>(100 * i + j + accumulate);
+        REQUIRE(c[static_cast<std::size_t>(i * step + j)] == (j < width ? sum : 1.0F));
+      }
     }
   }
 }
