@@ -133,8 +133,7 @@ class panel_shape {
 ///
 /// \code
 /// const panel_shape<float> shape(weight.extent(1));
-/// float* const storage = frame.take<float>(packed_b<float>::storage_size(shape, depth, columns));
-/// const auto right = packed_b<float>::pack(ctx, shape, weight, storage);
+/// const auto right = packed_b<float>::pack(ctx, frame, shape, weight);
 /// multiply_rows<float>(right, x, y, false);  // loops.hpp: y = x weight
 /// \endcode
 template <class T>
@@ -158,16 +157,21 @@ struct packed_b {
   static index_t storage_size(const panel_shape<T>& shape, index_t depth, index_t columns) {
     return shape.right_panels(columns) * shape.width() * depth;
   }
-  /// Packs b (any strides; for pairs, a matrix of bfloat16 as in panel_shape::copy_right) into `storage`, in
-  /// parallel over the panels.
+  /// Packs b (any strides; for pairs, a matrix of bfloat16 as in panel_shape::copy_right), in parallel over
+  /// the panels, into memory of `frame`. If the context keeps packed forms of b (context::packed), returns
+  /// the kept one.
   template <class Source>
-  static packed_b pack(context<device::cpu>& ctx, const panel_shape<T>& shape,
-                       const tensor_view<const Source, 2>& b, T* storage) {
+  static packed_b pack(context<device::cpu>& ctx, scratch_frame& frame, const panel_shape<T>& shape,
+                       const tensor_view<const Source, 2>& b) {
     const index_t pair = static_cast<index_t>(sizeof(T) / sizeof(Source));
-    const packed_b result = packed(shape, (b.extent(0) + pair - 1) / pair, b.extent(1), storage);
-    ctx.parallel_for(result.panels(), [&](index_t panel, int) {
-      shape.copy_right(b, result.first_column(panel), storage + panel * result.panel_step);
-    });
+    packed_b result = packed(shape, (b.extent(0) + pair - 1) / pair, b.extent(1), nullptr);
+    result.data = ctx.packed<T>(
+        frame, {b.data(), "product panels", {b.extent(0), b.extent(1), b.stride(0), b.stride(1)}},
+        storage_size(shape, result.depth, result.columns), [&](T* to) {
+          ctx.parallel_for(result.panels(), [&](index_t panel, int) {
+            shape.copy_right(b, result.first_column(panel), to + panel * result.panel_step);
+          });
+        });
     return result;
   }
 
@@ -185,6 +189,14 @@ struct packed_b {
       shape.copy_right(b, result.first_column(panel), storage + panel * result.panel_step);
     }
     return result;
+  }
+
+  /// Prepares b as above, packed into memory of `frame`, or packed by pack() if the context keeps packed
+  /// forms of b.
+  static packed_b prepare(context<device::cpu>& ctx, scratch_frame& frame, const panel_shape<T>& shape,
+                          const tensor_view<const T, 2>& b, index_t rows) {
+    if (ctx.packed(b.data()) != nullptr) return pack(ctx, frame, shape, b);
+    return prepare(shape, b, frame.take<T>(storage_size(shape, b.extent(0), b.extent(1))), rows);
   }
 
   /// Rows begin .. begin + count - 1 of this operand.

@@ -73,11 +73,12 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
     const tensor_view<const T, 2> t_rows = detail::as_rows(kept);
-    T* storage = frame.take<T>(gemm_operand<T>::storage_size(up.extent(0), up.extent(1)));
-    const auto operand = gemm_operand<T>::prepare(up, storage, t_extents[0]);
+    const auto right =
+        detail::packed_b<T>::prepare(ctx, frame, detail::panel_shape<T>(up.extent(1)), up, t_extents[0]);
     const detail::output_finish<T> finish{y_rows, bias, moments};
     detail::run_forward<T>(ctx, shape, x, down, kept, plan, [&](index_t task, index_t first, index_t count) {
-      operand.multiply(t_rows.slice(0, first, count), y_rows.slice(0, first, count), false);
+      pufferfish::detail::multiply_rows(right, t_rows.slice(0, first, count), y_rows.slice(0, first, count),
+                                        false);
       finish(task, first, count);
     });
   }

@@ -67,9 +67,7 @@ void pair_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, cons
   if (y.empty()) return;
   scratch_frame frame(ctx.scratch());
   const float* const wide_bias = widened(ctx, frame, bias, columns);
-  auto* const pairs =
-      frame.take<bf16_pair>(packed_b<bf16_pair>::storage_size(shape, w.extent(0) / 2, columns));
-  const auto right = packed_b<bf16_pair>::pack(ctx, shape, w, pairs);
+  const auto right = packed_b<bf16_pair>::pack(ctx, frame, shape, w);
   float* const storage = frame.take<float>(cut.tile * columns * ctx.threads());
   for_row_tiles(ctx, cut, rows, right.panels(),
                 [&](index_t begin, index_t count, index_t first, index_t last, int worker, index_t task) {

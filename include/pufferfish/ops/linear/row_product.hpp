@@ -74,9 +74,8 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   const bool packs = rows >= 96 && depth >= 32;
   report_product<T>(packs ? "rows in place, weight in panels" : "rows in place", x.shape(), w.shape());
   scratch_frame frame(ctx.scratch());
-  T* const storage = frame.take<T>(packed_b<T>::storage_size(shape, depth, columns));
   const auto right =
-      packs ? packed_b<T>::pack(ctx, shape, w, storage) : packed_b<T>::prepare(shape, w, storage, rows);
+      packs ? packed_b<T>::pack(ctx, frame, shape, w) : packed_b<T>::prepare(ctx, frame, shape, w, rows);
   const auto add_bias = PUFFERFISH_KERNEL(widest_isa(), passes, add<T>);
   for_row_tiles(ctx, cut, rows, right.panels(),
                 [&](index_t begin, index_t count, index_t first, index_t last, int, index_t task) {

@@ -172,10 +172,9 @@ void compare_panels(isa target, int cases, index_t most, index_t largest_depth) 
     const panel_shape<T> shape = next(0, 1) == 0 ? panel_shape<T>(n, target) : panel_shape<T>(target);
     scratch_frame frame(ctx.scratch());
     const bool in_place = b.strides[1] == 1 && n % shape.lanes() == 0 && next(0, 1) == 0;
-    T* const storage = frame.take<T>(packed_b<T>::storage_size(shape, k, n));
     const tensor_view<const T, 2> right = b.view();
     const packed_b<T> panels =
-        in_place ? packed_b<T>::in_place(shape, right) : packed_b<T>::pack(ctx, shape, right, storage);
+        in_place ? packed_b<T>::in_place(shape, right) : packed_b<T>::pack(ctx, frame, shape, right);
     REQUIRE(panels.first_column(panels.panels()) == n);
     for (int use = 0; use < 3; ++use) {
       const index_t m = next(0, 60), first = next(0, panels.panels()), last = next(first, panels.panels());
@@ -244,9 +243,11 @@ TEST_CASE("packed_b: pairs of bfloat16 are packed from dense rows and from dense
     scratch_frame frame(ctx.scratch());
     const panel_shape<bf16_pair> shape(n);
     const index_t size = packed_b<bf16_pair>::storage_size(shape, (k + 1) / 2, n);
-    auto* const storage = frame.take<bf16_pair>(size);
-    std::fill_n(storage, size, bf16_pair{bfloat16(7.0F), bfloat16(7.0F)});
-    const auto panels = packed_b<bf16_pair>::pack(ctx, shape, b, storage);
+    {
+      scratch_frame before(ctx.scratch());  // the memory that pack() takes next is not zero
+      std::fill_n(before.take<bf16_pair>(size), size, bf16_pair{bfloat16(7.0F), bfloat16(7.0F)});
+    }
+    const auto panels = packed_b<bf16_pair>::pack(ctx, frame, shape, b);
     REQUIRE(panels.depth == (k + 1) / 2);
     for (index_t i = 0; i < 2 * panels.depth; ++i) {
       for (index_t j = 0; j < panels.panels() * shape.width(); ++j) {
