@@ -75,20 +75,34 @@ void round_rows(const float* sums, index_t rows, index_t columns, const float* b
   }
 }
 
+/// Packs columns first .. first + width() - 1 of w (K x N, contiguous rows or contiguous columns) into one
+/// panel of pairs of vertically adjacent elements, [(K + 1) / 2][width()]; zeros after the last column and,
+/// if K is odd, for the row after the last one. Contiguous columns must have an even K and an even stride.
+template <class T>
+void copy_pair_panel(const panel_kernels<bf16_pair>& kernels, const tensor_view<const T, 2>& w, index_t first,
+                     bf16_pair* to) {
+  if (w.stride(1) != 1) return kernels.copy_right(transpose(as_pairs(transpose(w))), first, to);
+  const index_t width = kernels.width(), columns = std::min(width, w.extent(1) - first);
+  pair_up_rows(w.data() + first, w.stride(0), w.extent(0), columns, to, width);
+  for (index_t k = 0; 2 * k < w.extent(0) && columns < width; ++k) {
+    std::fill(to + k * width + columns, to + (k + 1) * width, bf16_pair{});
+  }
+}
+
 /// Right operand of products of pairs: a K x N matrix that has been packed into panels of pairs of vertically
 /// adjacent elements, [panel][K / 2][width of a panel].
 template <class T>
 class pair_operand {
  public:
-  /// Packs w (K x N, K even, dense rows or dense columns) into memory of `frame`, in parallel. The frame must
-  /// outlive this object.
+  /// Packs w (K x N, K even, contiguous rows or contiguous columns of an even stride) into memory of `frame`,
+  /// in parallel. The frame must outlive this object.
   pair_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& w)
       : depth_(w.extent(0) / 2),
         columns_(w.extent(1)),
         panels_(kernels_.right_panels(columns_)),
         data_(frame.take<bf16_pair>(panels_ * panel_size())) {
     ctx.parallel_for(panels_, [&](index_t panel, int) {
-      copy_panel(w, panel * kernels_.width(), data_ + panel * panel_size());
+      copy_pair_panel(kernels_, w, panel * kernels_.width(), data_ + panel * panel_size());
     });
   }
 
@@ -112,17 +126,6 @@ class pair_operand {
  private:
   // Number of pairs in a panel.
   index_t panel_size() const { return depth_ * kernels_.width(); }
-
-  // Packs columns first .. first + width() - 1 of w into one panel; columns after the last one of w are
-  // zeros.
-  void copy_panel(const tensor_view<const T, 2>& w, index_t first, bf16_pair* to) const {
-    if (w.stride(1) != 1) return kernels_.copy_right(transpose(as_pairs(transpose(w))), first, to);
-    const index_t width = kernels_.width(), columns = std::min(width, columns_ - first);
-    pair_up_rows(w.data() + first, columns_, 2 * depth_, columns, to, width);
-    for (index_t k = 0; k < depth_ && columns < width; ++k) {
-      std::fill(to + k * width + columns, to + (k + 1) * width, bf16_pair{});
-    }
-  }
 
   panel_kernels<bf16_pair> kernels_;
   index_t depth_, columns_, panels_;
