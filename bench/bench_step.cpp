@@ -150,7 +150,7 @@ int main(int argc, char** argv) {
                "Also the hybrid network whose inner activations are computed again in the backward pass");
   app.add_flag("--direct", direct,
                "Also image networks whose convolutions are all direct sums, without Winograd");
-  app.add_flag("--bf16", bf16, "Also image networks whose activations and gradients are bfloat16");
+  app.add_flag("--bf16", bf16, "Also networks whose activations and gradients are bfloat16");
   app.add_option("--json", s.json_file,
                  "Write a JSON object for each network to this file (-: standard output)");
   return examples::run_on_first(app, argc, argv, [&] {
@@ -159,7 +159,10 @@ int main(int argc, char** argv) {
     if (s.modes.empty()) s.modes = default_modes(s.network);
     if (recompute) s.modes.push_back("hybrid_recompute");
     if (direct) s.modes.insert(s.modes.end(), {"dense_direct", "hybrid_direct"});
-    if (bf16) s.modes.insert(s.modes.end(), {"dense_bf16", "hybrid_bf16"});
+    if (bf16) {
+      const std::vector<std::string> wide = s.modes;
+      for (const std::string& mode : wide) s.modes.push_back(mode + "_bf16");
+    }
     run(s);
   });
 }

@@ -186,7 +186,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains an image classifier, dense or by the Pufferfish procedure", "train_image_classifier");
   add_options(app, o);
   return run(app, argc, argv, [&](auto& comm) {
-    return on_device<true>(o.device, comm.rank(), [&](auto device, auto number) {
+    return on_device(o.device, comm.rank(), [&](auto device, auto number) {
       return job<decltype(number), decltype(device), std::decay_t<decltype(comm)>>(o, comm).train();
     });
   });

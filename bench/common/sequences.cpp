@@ -9,6 +9,7 @@
 
 #include <span>
 #include <stdexcept>
+#include <string>
 
 namespace bench {
 namespace {
@@ -41,12 +42,13 @@ class sequence_step : public training_step {
   sequence_step(Root root, const std::string& mode, const pf::factorize_policy& hybrid,
                 const pf::factorize_policy& lowrank, int threads)
       : net_(std::move(root)), ctx_({threads, 1}) {
+    const std::string form = mode.substr(0, mode.find("_bf16"));
     net_.initialize(1);
-    if (mode == "hybrid") {
+    if (form == "hybrid") {
       pf::factorize(net_, hybrid);
-    } else if (mode == "lowrank") {
+    } else if (form == "lowrank") {
       pf::factorize(net_, lowrank);
-    } else if (mode != "dense") {
+    } else if (form != "dense") {
       throw std::runtime_error("no mode is called " + mode);
     }
     ctx_.set_mode(pf::run_mode::training);
@@ -60,13 +62,18 @@ class sequence_step : public training_step {
 };
 
 /// The language model of WikiText-2: 2 layers of width 1500; the state is kept from step to step.
-class lstm_step final : public sequence_step<pf::lstm_lm<float>> {
+template <class T>
+class lstm_step final : public sequence_step<pf::lstm_lm<T>> {
+  using base = sequence_step<pf::lstm_lm<T>>;
+  using base::ctx_;
+  using base::net_;
+
  public:
   static constexpr index_t steps = 35;
 
   lstm_step(const std::string& mode, index_t batch, int threads)
-      : sequence_step(pf::lstm_lm<float>(pf::lstm_lm_options{}), mode, pf::lstm_lm_policy(),
-                      pf::lstm_lm_policy(), threads),
+      : base(pf::lstm_lm<T>(pf::lstm_lm_options{}), mode, pf::lstm_lm_policy(), pf::lstm_lm_policy(),
+             threads),
         optimizer_(pf::make_optimizer_target(net_.store()), {}),
         state_(net_.root().make_state(batch)),
         tokens_({steps, batch}),
@@ -76,7 +83,7 @@ class lstm_step final : public sequence_step<pf::lstm_lm<float>> {
   }
 
   void run() override {
-    ctx_.begin_step(step_++);
+    ctx_.begin_step(this->step_++);
     const pf::token_loss_result loss = net_.root().loss(ctx_, tokens_, targets_, state_);
     net_.root().backward(ctx_, static_cast<double>(loss.tokens));
     pf::clip_gradient_norm<float>(ctx_, net_.store().gradients(), 0.25);
@@ -91,18 +98,23 @@ class lstm_step final : public sequence_step<pf::lstm_lm<float>> {
   index_t macs() const override { return net_.root().cost(tokens_.size()).total().macs; }
 
   pf::SGD<float> optimizer_;
-  pf::lstm_lm_state<float> state_;
+  pf::lstm_lm_state<T> state_;
   pf::tensor<std::int32_t, 2> tokens_, targets_;
 };
 
 /// The translator of Multi30k: 6 + 6 layers of width 512, sentences without padding.
-class transformer_step final : public sequence_step<pf::transformer<float>> {
+template <class T>
+class transformer_step final : public sequence_step<pf::transformer<T>> {
+  using base = sequence_step<pf::transformer<T>>;
+  using base::ctx_;
+  using base::net_;
+
  public:
   static constexpr index_t length = 30;
 
   transformer_step(const std::string& mode, index_t batch, int threads)
-      : sequence_step(pf::transformer<float>(pf::transformer_options{}), mode, pf::transformer_policy(),
-                      pf::transformer_low_rank_policy(), threads),
+      : base(pf::transformer<T>(pf::transformer_options{}), mode, pf::transformer_policy(),
+             pf::transformer_low_rank_policy(), threads),
         optimizer_(pf::make_optimizer_target(net_.store()), options()),
         source_({batch, length}),
         target_({batch, length}),
@@ -115,7 +127,7 @@ class transformer_step final : public sequence_step<pf::transformer<float>> {
   }
 
   void run() override {
-    ctx_.begin_step(step_++);
+    ctx_.begin_step(this->step_++);
     net_.root().loss(ctx_, source_, target_, next_, {0.1, pf::smoothing_kind::wrong_classes});
     net_.root().backward(ctx_, static_cast<double>(next_.size()));
     optimizer_.step(ctx_, 1e-5);
@@ -140,13 +152,20 @@ class transformer_step final : public sequence_step<pf::transformer<float>> {
   pf::tensor<std::int32_t, 2> source_, target_, next_;
 };
 
+template <class T>
+std::unique_ptr<training_step> made(const std::string& network, const std::string& mode, index_t batch,
+                                    int threads) {
+  if (network == "lstm") return std::make_unique<lstm_step<T>>(mode, batch, threads);
+  if (network == "transformer") return std::make_unique<transformer_step<T>>(mode, batch, threads);
+  return nullptr;
+}
+
 }  // namespace
 
 std::unique_ptr<training_step> make_sequence_step(const std::string& network, const std::string& mode,
                                                   index_t batch, int threads) {
-  if (network == "lstm") return std::make_unique<lstm_step>(mode, batch, threads);
-  if (network == "transformer") return std::make_unique<transformer_step>(mode, batch, threads);
-  return nullptr;
+  return mode.ends_with("_bf16") ? made<pf::bfloat16>(network, mode, batch, threads)
+                                 : made<float>(network, mode, batch, threads);
 }
 
 }  // namespace bench

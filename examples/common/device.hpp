@@ -43,15 +43,12 @@ inline int device_of_rank(int rank) {
 #endif
 
 /// Makes the rank's device current and calls program(device, number) with the tag of the device and a number
-/// of the type to compute in; returns the program's exit status. HostBf16: the program's layers compute in
-/// bf16 on the CPU, too. Throws value_error for a precision that the CPU does not have, backend_error if no
-/// GPU can be used.
-template <bool HostBf16 = false, class Program>
+/// of the type to compute in; returns the program's exit status. Throws value_error for a precision that the
+/// CPU does not have, backend_error if no GPU can be used.
+template <class Program>
 int on_device(const device_choice& o, [[maybe_unused]] int rank, Program&& program) {
   if (o.device == "cpu") {
-    if constexpr (HostBf16) {
-      if (o.precision == "bf16") return program(pufferfish::device::cpu{}, pufferfish::bfloat16{});
-    }
+    if (o.precision == "bf16") return program(pufferfish::device::cpu{}, pufferfish::bfloat16{});
     if (o.precision != "fp32") {
       throw pufferfish::value_error("--precision " + o.precision + " needs --device gpu");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-// expected-first: the scalar of a low-rank layer must be float or double, or on a device
+// expected-first: the scalar of a low-rank layer must be float, double or bfloat16, or on a device
 
 #include <pufferfish/lowrank.hpp>
 

@@ -157,8 +157,8 @@ inline constexpr rounded_format rounded_format_of<bfloat16> = rounded_format::bf
 template <>
 inline constexpr rounded_format rounded_format_of<float16> = rounded_format::fp16;
 
-/// Whether T is an element type that files may have. (Networks compute in float and double, image classifiers
-/// on the CPU also in bfloat16; on a device networks compute also in the device's own 16-bit types.)
+/// Whether T is an element type that files may have. (Networks compute in float and double, on the CPU also
+/// in bfloat16, on a device also in the device's own 16-bit types.)
 template <class T>
 inline constexpr bool is_scalar_v = std::is_same_v<T, float> || std::is_same_v<T, double> ||
                                     std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;

@@ -89,7 +89,7 @@ template <class T>
 void best_of_row(const T* z, index_t count, double shift, double before, std::int32_t row, std::size_t most,
                  std::span<const std::int32_t> forbidden, std::vector<beam_candidate>& best) {
   best.clear();
-  T least = -std::numeric_limits<T>::infinity();  // threshold that a logit must exceed
+  auto least = -std::numeric_limits<parameter_t<T>>::infinity();  // threshold that a logit must exceed
   for (index_t k = 0; k < count; ++k) {
     if (!(z[k] > least)) continue;
     const auto token = static_cast<std::int32_t>(k);
@@ -284,7 +284,7 @@ std::vector<std::vector<hypothesis>> beam_search(context<device::cpu>& ctx, inde
       }
       best.clear();
       const T end = z[options.end];
-      if (end == -std::numeric_limits<T>::infinity()) return;
+      if (end == -std::numeric_limits<parameter_t<T>>::infinity()) return;
       best.push_back({before[r] + (static_cast<double>(end) - shift[r]), number, options.end});
     });
     std::size_t row = 0;

@@ -159,8 +159,9 @@ class lstm_lm : public detail::layer_of_parts<lstm_lm<T, Device>, T, Device> {
     const token_layer<T, Device>& table = embedding();
     const tensor_view<T, 2> gradient = frame.take<T>(top.states.shape());
     const tensor_view<T, 2> of_rows = table.output_row_gradient(frame, gradient);
-    ops::wide_product<T>(ctx, dlogits, table.rows(), of_rows);
-    ops::wide_backward_weight<T>(ctx, dlogits, top.rows, table.weight_gradient(), table.table().accumulate());
+    ops::strided_product<T>(ctx, dlogits, table.rows(), of_rows);
+    ops::strided_weight_gradient<T>(ctx, dlogits, top.rows, table.weight_gradient(),
+                                    table.table().accumulate());
     ops::column_sums<T>(ctx, dlogits, bias_.gradient_data(), bias_.accumulate());
     finish_backward(ctx, top, of_rows, gradient);
   }

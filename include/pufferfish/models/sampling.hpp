@@ -52,12 +52,12 @@ std::int32_t sample_token(std::span<const T> logits, const sampling_options& opt
   std::vector<std::int32_t> tokens;
   for (std::size_t k = 0; k < logits.size(); ++k) {
     const auto token = static_cast<std::int32_t>(k);
-    if (std::isnan(logits[k]) || logits[k] == std::numeric_limits<T>::infinity()) {
+    if (std::isnan(logits[k]) || logits[k] == std::numeric_limits<parameter_t<T>>::infinity()) {
       detail::throw_error<value_error>({"sample_token: the logit of token ", token, " is no number"});
     }
     const bool forbidden =
         std::find(options.forbidden.begin(), options.forbidden.end(), token) != options.forbidden.end();
-    if (!forbidden && logits[k] != -std::numeric_limits<T>::infinity()) tokens.push_back(token);
+    if (!forbidden && logits[k] != -std::numeric_limits<parameter_t<T>>::infinity()) tokens.push_back(token);
   }
   if (tokens.empty()) {
     detail::throw_error<value_error>({"sample_token: none of ", logits.size(), " tokens may be drawn"});

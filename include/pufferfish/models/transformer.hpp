@@ -161,8 +161,8 @@ class transformer : public detail::layer_of_parts<transformer<T, Device>, T, Dev
     // The scale is applied to the narrow operands, of `width` columns, not to the gradient of the logits.
     const tensor_view<T, 2> rows = frame.take<T>(seen.rows.shape());
     scale_rows(ctx, seen.rows, rows);
-    ops::wide_backward_weight<T>(ctx, dlogits, rows, table.weight_gradient(), table.table().accumulate());
-    ops::wide_product<T>(ctx, dlogits, table.rows(), of_rows);
+    ops::strided_weight_gradient<T>(ctx, dlogits, rows, table.weight_gradient(), table.table().accumulate());
+    ops::strided_product<T>(ctx, dlogits, table.rows(), of_rows);
     scale_rows(ctx, of_rows, of_rows);
     finish_backward(ctx, seen, of_rows, gradient);
   }

@@ -115,7 +115,7 @@ class pairs_place {
   const double* normalizer_ = nullptr;
 };
 
-/// Copies logits from a device to the host in one copy.
+/// Copies logits from the device to the host in one copy, and converts those of 16 bits.
 template <class T, class Device>
 class logits_place {
  public:
@@ -137,9 +137,9 @@ class logits_place {
   memory_block<T> place_;
   std::vector<T> here_;
 };
-/// The form for the CPU, on which logits are written in place.
+/// The form for float and double on the CPU, where logits are written in place.
 template <class T>
-class logits_place<T, device::cpu> {
+requires(std::is_same_v<T, parameter_t<T>>) class logits_place<T, device::cpu> {
  public:
   explicit logits_place(index_t) {}
   template <class Write>

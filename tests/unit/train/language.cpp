@@ -16,8 +16,10 @@ namespace {
 
 using namespace pufferfish;
 using train_support::recorder;
-using task = language_task<lstm_lm<float>>;
-using run_of = training_run<task, self>;
+template <class T>
+using task = language_task<lstm_lm<T>>;
+template <class T>
+using run_of = training_run<task<T>, self>;
 
 /// Sentences of a tiny language whose next word follows from the last, with a draw now and then.
 std::vector<std::int32_t> text(index_t tokens, std::uint64_t seed) {
@@ -32,13 +34,14 @@ std::vector<std::int32_t> text(index_t tokens, std::uint64_t seed) {
   return result;
 }
 
-task::model_type make_model(double dropout = 0.0) {
+template <class T>
+typename task<T>::model_type make_model(double dropout = 0.0) {
   lstm_lm_options options;
   options.vocabulary = 11;
   options.width = 24;
   options.layers = 2;
   options.dropout = dropout;
-  task::model_type net{lstm_lm<float>(options)};
+  typename task<T>::model_type net{lstm_lm<T>(options)};
   net.initialize(3);
   return net;
 }
@@ -60,21 +63,26 @@ run_options small_run() {
   return options;
 }
 
+template <class T>
 struct fixture {
   std::vector<std::int32_t> train = text(4000, 1), test = text(700, 2);
   self comm;
 
-  run_of make(double dropout = 0.0, int threads = 1, const run_options& options = small_run()) {
-    task::model_type net = make_model(dropout);
-    task work(net, train, test, small_task(), 0, 1);
-    return run_of(std::move(net), comm, std::move(work), options, {threads, 0});
+  run_of<T> make(double dropout = 0.0, int threads = 1, const run_options& options = small_run()) {
+    typename task<T>::model_type net = make_model<T>(dropout);
+    task<T> work(net, train, test, small_task(), 0, 1);
+    return run_of<T>(std::move(net), comm, std::move(work), options, {threads, 0});
   }
 };
 
-std::uint64_t digest_of(const run_of& run) { return digest(run.net().store().values()); }
+template <class T>
+std::uint64_t digest_of(const run_of<T>& run) {
+  return digest(run.net().store().values());
+}
 
-TEST_CASE("a language model learns, switches to low rank, and goes on learning") {
-  fixture f;
+TEST_CASE_TEMPLATE("a language model learns, switches to low rank, and goes on learning", T, float,
+                   bfloat16) {
+  fixture<T> f;
   auto run = f.make();
   recorder seen;
   run.run(seen);
@@ -91,8 +99,9 @@ TEST_CASE("a language model learns, switches to low rank, and goes on learning")
   CHECK(run.test().count == 4 * (700 / 4 - 1));
 }
 
-TEST_CASE("a run that stops within an epoch goes on bit for bit, hidden state and all") {
-  fixture f;
+TEST_CASE_TEMPLATE("a run that stops within an epoch goes on bit for bit, hidden state and all", T, float,
+                   bfloat16) {
+  fixture<T> f;
   scratch_folder folder;
   recorder seen;
   auto undisturbed = f.make(0.2);
@@ -105,7 +114,7 @@ TEST_CASE("a run that stops within an epoch goes on bit for bit, hidden state an
     auto second = f.make(0.2);
     second.resume(folder / "run");
     second.run(seen);
-    CHECK(digest_of(second) == digest_of(undisturbed));
+    CHECK(digest_of<T>(second) == digest_of<T>(undisturbed));
   }
   run_options other = small_run();
   other.switch_rate_factor = 0.25;
@@ -113,8 +122,10 @@ TEST_CASE("a run that stops within an epoch goes on bit for bit, hidden state an
   CHECK_THROWS_AS(refused.resume(folder / "run"), state_error);
 }
 
-TEST_CASE("a run with a factorized embedding stops and goes on bit for bit, before and after its switch") {
-  fixture f;
+TEST_CASE_TEMPLATE(
+    "a run with a factorized embedding stops and goes on bit for bit, before and after its switch", T, float,
+    bfloat16) {
+  fixture<T> f;
   scratch_folder folder;
   recorder seen;
   run_options options = small_run();
@@ -141,13 +152,13 @@ TEST_CASE("a run with a factorized embedding stops and goes on bit for bit, befo
       second.resume(folder / "run");
       CHECK(second.net().structure() == first.net().structure());
       second.run(seen);
-      CHECK(digest_of(second) == digest_of(undisturbed));
+      CHECK(digest_of<T>(second) == digest_of<T>(undisturbed));
     }
   }
 }
 
-TEST_CASE("any number of threads gives the same bits") {
-  fixture f;
+TEST_CASE_TEMPLATE("any number of threads gives the same bits", T, float, bfloat16) {
+  fixture<T> f;
   recorder seen;
   run_options options = small_run();
   options.epochs = 2;
@@ -157,12 +168,12 @@ TEST_CASE("any number of threads gives the same bits") {
   for (int threads : {2, 3}) {
     auto more = f.make(0.3, threads, options);
     more.run(seen);
-    CHECK(digest_of(more) == digest_of(one));
+    CHECK(digest_of<T>(more) == digest_of<T>(one));
   }
 }
 
 TEST_CASE("low rank from the start, Adam, and texts that do not fit") {
-  fixture f;
+  fixture<float> f;
   recorder seen;
   run_options options = small_run();
   options.mode = training_mode::lowrank;
@@ -174,13 +185,13 @@ TEST_CASE("low rank from the start, Adam, and texts that do not fit") {
   run.run(seen);
   CHECK(seen.epochs[1].test_loss < 2.35);
 
-  const task::model_type net = make_model();
+  const task<float>::model_type net = make_model<float>();
   std::vector<std::int32_t> wrong = f.train;
   wrong[7] = 11;
-  CHECK_THROWS_AS(task(net, wrong, f.test, small_task(), 0, 1), value_error);
-  CHECK_THROWS_AS(task(net, f.train, wrong, small_task(), 0, 1), value_error);
+  CHECK_THROWS_AS(task<float>(net, wrong, f.test, small_task(), 0, 1), value_error);
+  CHECK_THROWS_AS(task<float>(net, f.train, wrong, small_task(), 0, 1), value_error);
   const std::vector<std::int32_t> empty;
-  CHECK_THROWS_AS(task(net, empty, f.test, small_task(), 0, 1), value_error);
+  CHECK_THROWS_AS(task<float>(net, empty, f.test, small_task(), 0, 1), value_error);
 }
 
 }  // namespace

@@ -217,8 +217,8 @@ class low_rank_attention {
 /// Residual connections and normalisation are left to the caller; MultiHeadAttention in nn includes them.
 ///
 /// `Rank` fixes the rank of all four in the type; with `dynamic_rank` the ranks are constructor arguments.
-/// The weights number the sum of rank (rows + cols) over the four matrices. T is float or double; on a device
-/// also gpu::bf16 and gpu::fp16, with float parameters.
+/// The weights number the sum of rank (rows + cols) over the four matrices. T is float, double or bfloat16;
+/// on a device also gpu::bf16 and gpu::fp16, with float parameters.
 ///
 /// \code
 /// cpu_context ctx;

@@ -278,7 +278,7 @@ class low_rank_conv {
 /// `Rank` fixes the rank in the type; with `dynamic_rank` the rank is a constructor argument. Both run the
 /// same code, which selects micro-kernels by the rank at run time.
 /// The weights number rank (g patch + out), where patch = in / g * kernel height * kernel width; the dense
-/// layer has out patch. T is float or double; on a device also gpu::bf16 and gpu::fp16, with float
+/// layer has out patch. T is float, double or bfloat16; on a device also gpu::bf16 and gpu::fp16, with float
 /// parameters.
 ///
 /// Copies are deep and belong to no network; gradients are not copied. Passes are const and may share the

@@ -38,10 +38,10 @@ struct layer_storage<device::cpu> {
 
 namespace detail {
 
-/// Scalars in which a low-rank layer can compute: float and double, on a device also gpu::bf16 and gpu::fp16
-/// (with float parameters). Linear and convolutional layers on the CPU compute in bfloat16, too. `float16` is
-/// only a format of files and messages. The check does not depend on `Device`, because a device's network
-/// holds layers whose Device is the default one.
+/// Scalars in which a low-rank layer can compute: float and double, with float parameters also bfloat16 on
+/// the CPU and gpu::bf16 and gpu::fp16 on a device. `float16` is only a format of files and messages. The
+/// check does not depend on `Device`, because a device's network holds layers whose Device is the default
+/// one.
 template <class T, class Device>
 concept layer_scalar = std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, bfloat16> ||
     (!is_scalar_v<T> && rounded_format_of<T> != rounded_format::none);
@@ -74,17 +74,17 @@ concept has_rank = layer_scalar<T, Device> && Rank != dynamic_rank;
 
 /// Expands to the first members of a low-rank layer class: the check and the constant of its static rank, and
 /// a constructor that rejects scalars other than those of layer_scalar with a clear message.
-#define PUFFERFISH_DETAIL_LOW_RANK_LAYER(name)                                                              \
-  static_assert(Rank > 0 || Rank == dynamic_rank, "pufferfish: " #name                                      \
-                                                  "<T, Rank>: a static rank must be at "                    \
-                                                  "least 1");                                               \
-                                                                                                            \
- public:                                                                                                    \
-  static constexpr index_t static_rank = Rank;                                                              \
-  template <class... Arguments>                                                                             \
-  requires(!detail::layer_scalar<T, Device>) explicit name(const Arguments&...) PUFFERFISH_UNAVAILABLE(     \
-      "the scalar of a low-rank layer must be float or double, or on a device float, double, gpu::bf16 or " \
-      "gpu::fp16; linear and convolutional layers on the CPU also bfloat16")
+#define PUFFERFISH_DETAIL_LOW_RANK_LAYER(name)                                                           \
+  static_assert(Rank > 0 || Rank == dynamic_rank, "pufferfish: " #name                                   \
+                                                  "<T, Rank>: a static rank must be at "                 \
+                                                  "least 1");                                            \
+                                                                                                         \
+ public:                                                                                                 \
+  static constexpr index_t static_rank = Rank;                                                           \
+  template <class... Arguments>                                                                          \
+  requires(!detail::layer_scalar<T, Device>) explicit name(const Arguments&...) PUFFERFISH_UNAVAILABLE(  \
+      "the scalar of a low-rank layer must be float, double or bfloat16, or on a device float, double, " \
+      "gpu::bf16 or gpu::fp16")
 
 /// The first two dimensions of a parameter in PyTorch's order, for a parameter whose other dimensions are 1
 /// (not checked). Throws state_error for a moved-from parameter.

@@ -210,8 +210,8 @@ class low_rank_linear {
 /// \endcode
 ///
 /// `Rank` fixes the rank in the type; with `dynamic_rank` the rank is a constructor argument. Both run the
-/// same code, which selects micro-kernels by the rank at run time. T is float or double; on a device also
-/// gpu::bf16 and gpu::fp16, with float parameters.
+/// same code, which selects micro-kernels by the rank at run time. T is float, double or bfloat16; on a
+/// device also gpu::bf16 and gpu::fp16, with float parameters.
 ///
 /// Copies are deep and belong to no network; gradients are not copied. The layer must not be moved between a
 /// forward pass in training and its backward pass, because the tape identifies the layer by its address.

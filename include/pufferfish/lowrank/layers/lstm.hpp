@@ -72,10 +72,10 @@ class low_rank_gates {
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
                const tensor_view<T, 2>& kept, const tensor_view<T, 2>& z) const {
-    ops::wide_product<T>(ctx, x, stored(down_), kept);
+    ops::strided_product<T>(ctx, x, stored(down_), kept);
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::wide_product<T>(ctx, of_gate<const T>(kept, gate, rank_), of_gate(stored(up_), gate, hidden_),
-                           of_gate(z, gate, hidden_), false, bias + gate * hidden_);
+      ops::strided_product<T>(ctx, of_gate<const T>(kept, gate, rank_), of_gate(stored(up_), gate, hidden_),
+                              of_gate(z, gate, hidden_), false, bias + gate * hidden_);
     }
   }
 
@@ -139,7 +139,7 @@ class low_rank_gates {
     void finish(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
                 const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept) const {
       if (up_) return;
-      ops::wide_product<T>(ctx, x, side_->stored(side_->down_), kept);
+      ops::strided_product<T>(ctx, x, side_->stored(side_->down_), kept);
       side_->backward_kept(ctx, dz, dkept);
     }
 
@@ -156,11 +156,11 @@ class low_rank_gates {
                        const tensor_view<const T, 2>& kept, const tensor_view<const T, 2>& dz,
                        const tensor_view<const T, 2>& dkept) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::wide_backward_weight<T>(ctx, of_gate(kept, gate, rank_), of_gate(dz, gate, hidden_),
-                                   of_gate(gradient(up_), gate, hidden_), up_.accumulate());
+      ops::strided_weight_gradient<T>(ctx, of_gate(kept, gate, rank_), of_gate(dz, gate, hidden_),
+                                      of_gate(gradient(up_), gate, hidden_), up_.accumulate());
     }
     ctx.gradient_written(up_);
-    ops::wide_backward_weight<T>(ctx, x, dkept, gradient(down_), down_.accumulate());
+    ops::strided_weight_gradient<T>(ctx, x, dkept, gradient(down_), down_.accumulate());
     ctx.gradient_written(down_);
   }
   /// dkept = dz up^T for all rows.
@@ -168,15 +168,15 @@ class low_rank_gates {
   void backward_kept(context<Device>& ctx, const tensor_view<const T, 2>& dz,
                      const tensor_view<T, 2>& dkept) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::wide_product<T>(ctx, of_gate(dz, gate, hidden_), transpose(of_gate(stored(up_), gate, hidden_)),
-                           of_gate(dkept, gate, rank_));
+      ops::strided_product<T>(ctx, of_gate(dz, gate, hidden_), transpose(of_gate(stored(up_), gate, hidden_)),
+                              of_gate(dkept, gate, rank_));
     }
   }
   /// dx = dkept down^T for all rows.
   template <class Device>
   void backward_input(context<Device>& ctx, const tensor_view<const T, 2>&,
                       const tensor_view<const T, 2>& dkept, const tensor_view<T, 2>& dx) const {
-    ops::wide_product<T>(ctx, dkept, transpose(stored(down_)), dx);
+    ops::strided_product<T>(ctx, dkept, transpose(stored(down_)), dx);
   }
 
   /// Draws each factor of each gate from Xavier's uniform distribution.
@@ -196,8 +196,8 @@ class low_rank_gates {
   template <class Device>
   tensor_view<const T, 2> merge(context<Device>& ctx, const tensor_view<T, 2>& result) const {
     for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::wide_product<T>(ctx, of_gate(stored(down_), gate, rank_), of_gate(stored(up_), gate, hidden_),
-                           of_gate(result, gate, hidden_));
+      ops::strided_product<T>(ctx, of_gate(stored(down_), gate, rank_), of_gate(stored(up_), gate, hidden_),
+                              of_gate(result, gate, hidden_));
     }
     return result;
   }

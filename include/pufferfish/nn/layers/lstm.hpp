@@ -52,7 +52,7 @@ class dense_gates {
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
                const tensor_view<T, 2>&, const tensor_view<T, 2>& z) const {
-    ops::wide_product<T>(ctx, x, stored(), z, false, bias);
+    ops::strided_product<T>(ctx, x, stored(), z, false, bias);
   }
 
   // Dense weights are not merged: they have one matrix already.
@@ -101,8 +101,8 @@ class dense_gates {
                        const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&) const {
     ctx.rows()(weight_, row_kind::input, x);
     ctx.rows()(weight_, row_kind::output_gradient, dz);
-    ops::wide_backward_weight<T>(ctx, x, dz, {weight_.gradient_data(), stored().shape()},
-                                 weight_.accumulate());
+    ops::strided_weight_gradient<T>(ctx, x, dz, {weight_.gradient_data(), stored().shape()},
+                                    weight_.accumulate());
     ctx.gradient_written(weight_);
   }
   template <class Device>
@@ -111,7 +111,7 @@ class dense_gates {
   template <class Device>
   void backward_input(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<const T, 2>&,
                       const tensor_view<T, 2>& dx) const {
-    ops::wide_product<T>(ctx, dz, transpose(stored()), dx);
+    ops::strided_product<T>(ctx, dz, transpose(stored()), dx);
   }
 
   // Uniform in +-sqrt(6 / (in + hidden)): Xavier's distribution for the matrix of one gate.

@@ -32,7 +32,8 @@ class PositionalEncoding {
   /// elements.
   explicit PositionalEncoding(index_t width, index_t positions = 200) : table_(checked(width, positions)) {
     for (index_t p = 0; p < positions; ++p) {
-      for (index_t j = 0; j < width; ++j) table_(p, j) = static_cast<T>(ops::sinusoid(p, j, width));
+      for (index_t j = 0; j < width; ++j)
+        table_(p, j) = static_cast<parameter_t<T>>(ops::sinusoid(p, j, width));
     }
   }
 
@@ -40,7 +41,7 @@ class PositionalEncoding {
   index_t positions() const { return table_.extent(0); }
   index_t width() const { return table_.extent(1); }
   bool is_moved_from() const { return table_.data() == nullptr; }
-  tensor_view<const T, 2> table() const { return table_; }
+  tensor_view<const parameter_t<T>, 2> table() const { return table_; }
   std::string describe() const {
     return detail::message({"PositionalEncoding of ", positions(), " positions, width ", width()});
   }
@@ -110,7 +111,7 @@ class PositionalEncoding {
     return {positions, width};
   }
 
-  tensor<T, 2> table_;
+  tensor<parameter_t<T>, 2> table_;
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -31,6 +31,7 @@
 #include <pufferfish/ops/attention/attention_input.hpp>
 #include <pufferfish/ops/attention/reference_attention.hpp>
 #include <pufferfish/ops/device_ops.hpp>
+#include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -53,50 +54,75 @@ constexpr index_t weight_row(index_t keys) {
 }
 
 /// Scratch of one thread, which works on one head of one sequence at a time; sized for the longest sequence.
-/// With n queries, m keys, head widths d (of q and k) and e (of v), D = max(d, e) and R = weight_row(m), the
-/// numbers of elements are: left max(n, m) * D, right D * R, scores n * R, used n * R (0 in a forward pass
-/// without dropout); `storage` holds operands packed for matrix products.
+/// Elements have the type P = parameter_t<T>: heads of 16-bit elements are converted to float, multiplied,
+/// and rounded once. With n queries, m keys, head widths d (of q and k) and e (of v), D = max(d, e) and R =
+/// weight_row(m), the numbers of elements are: left max(n, m) * D, right D * R (for a 16-bit T at least n *
+/// D), scores n * R, used n * R (0 in a forward pass without dropout); `storage` holds operands packed for
+/// matrix products.
 template <class T>
 struct attention_scratch {
-  T *left, *right, *scores, *used, *storage;
+  using P = parameter_t<T>;
+  P *left, *right, *scores, *used, *storage;
   std::uint32_t* words;
 
   /// Takes the scratch of one thread from `frame`. `words` holds the random words of one head, for dropout in
   /// the forward pass; it is one row longer than that, because the kernel loads whole vectors.
   static attention_scratch take(scratch_frame& frame, const attention_input<T>& in, bool backward) {
-    const index_t n = in.queries.most(), m = in.keys.most(), row = weight_row<T>(m);
+    const index_t n = in.queries.most(), m = in.keys.most(), row = weight_row<P>(m);
     const index_t deep = std::max(in.depth(), in.value_depth());
     const auto size = [](index_t depth, index_t columns) {
-      return gemm_operand<T>::storage_size(depth, columns);
+      return gemm_operand<P>::storage_size(depth, columns);
     };
     attention_scratch result{};
-    result.left = frame.take<T>(std::max(n, m) * deep);
-    result.right = frame.take<T>(deep * row);
-    result.scores = frame.take<T>(n * row);
-    result.used = frame.take<T>(backward || in.dropout.drops() ? n * row : 0);
-    result.storage = frame.take<T>(std::max({size(deep, row), size(m, deep), size(n, deep)}));
+    result.left = frame.take<P>(std::max(n, m) * deep);
+    result.right = frame.take<P>(deep * (is_narrow<T> ? std::max(n, row) : row));
+    result.scores = frame.take<P>(n * row);
+    result.used = frame.take<P>(backward || in.dropout.drops() ? n * row : 0);
+    result.storage = frame.take<P>(std::max({size(deep, row), size(m, deep), size(n, deep)}));
     result.words = frame.take<std::uint32_t>(in.dropout.drops() && !backward ? n * m + row : 0);
     return result;
   }
 
   /// to = a b, the matrix product.
-  void multiply(const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
-                const tensor_view<T, 2>& to) const {
-    gemm_operand<T>::prepare(b, storage, a.extent(0)).multiply(a, to, false);
+  void multiply(const tensor_view<const P, 2>& a, const tensor_view<const P, 2>& b,
+                const tensor_view<P, 2>& to) const {
+    gemm_operand<P>::prepare(b, storage, a.extent(0)).multiply(a, to, false);
+  }
+  /// to = a b for rows `to` of a head. If they are narrow, the product is computed in `right`, which b must
+  /// not use, and rounded.
+  void multiply_head(const tensor_view<const P, 2>& a, const tensor_view<const P, 2>& b,
+                     const tensor_view<T, 2>& to) const {
+    if constexpr (is_narrow<T>) {
+      multiply(a, b, {right, to.shape()});
+      PUFFERFISH_KERNEL(widest_isa(), attentions, copy_rows<P, T>)
+      (right, to.extent(0), to.extent(1), to.extent(1), P{1}, to.data(), to.stride(0));
+    } else {
+      multiply(a, b, to);
+    }
   }
 
   /// Copies the rows of a head, multiplied by `factor`, contiguously into `left`. Returns the view of the
   /// copy.
-  tensor_view<const T, 2> dense(const tensor_view<const T, 2>& rows, double factor) const {
-    PUFFERFISH_KERNEL(widest_isa(), attentions, copy_rows<T>)
-    (rows.data(), rows.extent(0), rows.extent(1), rows.stride(0), static_cast<T>(factor), left);
+  tensor_view<const P, 2> dense(const tensor_view<const T, 2>& rows, double factor) const {
+    PUFFERFISH_KERNEL(widest_isa(), attentions, copy_rows<T, P>)
+    (rows.data(), rows.extent(0), rows.extent(1), rows.stride(0), static_cast<P>(factor), left,
+     rows.extent(1));
     return {left, rows.shape()};
+  }
+  /// The rows of a head as operand of a product: the rows themselves or, if they are narrow, a copy in
+  /// `left`.
+  tensor_view<const P, 2> operand(const tensor_view<const T, 2>& rows) const {
+    if constexpr (is_narrow<T>) {
+      return dense(rows, 1.0);
+    } else {
+      return rows;
+    }
   }
 
   /// Copies the transpose of `rows` into `right`, each row of the transpose padded with zeros to whole
   /// vectors. Returns the view of the padded transpose.
-  tensor_view<const T, 2> transposed(const tensor_view<const T, 2>& rows) const {
-    const index_t length = weight_row<T>(rows.extent(0));
+  tensor_view<const P, 2> transposed(const tensor_view<const T, 2>& rows) const {
+    const index_t length = weight_row<P>(rows.extent(0));
     PUFFERFISH_KERNEL(widest_isa(), attentions, copy_transposed<T>)
     (rows.data(), rows.extent(0), rows.extent(1), rows.stride(0), length, right);
     return {right, {rows.extent(1), length}};
@@ -118,7 +144,7 @@ index_t place_weights(const attention_input<T>& in, index_t* places) {
   index_t at = 0;
   for (index_t s = 0; s < in.queries.sequences; ++s) {
     if (places != nullptr) places[s] = at;
-    at += in.heads * in.queries.count[s] * weight_row<T>(in.keys.count[s]);
+    at += in.heads * in.queries.count[s] * weight_row<parameter_t<T>>(in.keys.count[s]);
   }
   return at;
 }
@@ -127,9 +153,10 @@ index_t place_weights(const attention_input<T>& in, index_t* places) {
 /// the sign of dropped weights flipped; `used` receives the factors of the values. See weights_row.
 template <class T>
 void make_weights(const attention_input<T>& in, index_t s, index_t head, const attention_scratch<T>& scratch,
-                  T* kept, T* used) {
-  const index_t n = in.queries.count[s], m = in.keys.count[s], row = weight_row<T>(m);
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), attentions, weights_row<T>);
+                  parameter_t<T>* kept, parameter_t<T>* used) {
+  using P = parameter_t<T>;
+  const index_t n = in.queries.count[s], m = in.keys.count[s], row = weight_row<P>(m);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), attentions, weights_row<P>);
   const bool drops = in.dropout.drops();
   if (drops) {
     const random_stream random = in.dropout.of_head(s, in.heads, head);
@@ -137,15 +164,15 @@ void make_weights(const attention_input<T>& in, index_t s, index_t head, const a
     (random.seed(), random.stream(), 0, n * m, scratch.words);
   }
   for (index_t i = 0; i < n; ++i) {
-    T* const scores = scratch.scores + i * row;
+    P* const scores = scratch.scores + i * row;
     const index_t visible = in.visible(s, i);
     if (!in.mask.allowed.is_null()) {
       for (index_t j = 0; j < visible; ++j) {
-        if (in.mask.allowed(s, i, j) == 0) scores[j] = -std::numeric_limits<T>::infinity();
+        if (in.mask.allowed(s, i, j) == 0) scores[j] = -std::numeric_limits<P>::infinity();
       }
     }
     kernel(scores, visible, row, drops ? scratch.words + i * m : nullptr,
-           dropout_threshold(in.dropout.probability), static_cast<T>(in.dropout.scale()), kept + i * row,
+           dropout_threshold(in.dropout.probability), static_cast<P>(in.dropout.scale()), kept + i * row,
            used + i * row);
   }
 }
@@ -153,7 +180,8 @@ void make_weights(const attention_input<T>& in, index_t s, index_t head, const a
 /// Computes attention_forward on the CPU, one task for each head of each sequence.
 template <class T>
 void attend_heads(context<device::cpu>& ctx, const attention_input<T>& in, const tensor_view<T, 2>& y,
-                  T* kept) {
+                  parameter_t<T>* kept) {
+  using P = parameter_t<T>;
   scratch_frame frame(ctx.scratch());
   auto* scratch = frame.take<attention_scratch<T>>(ctx.threads());
   for (int t = 0; t < ctx.threads(); ++t) {
@@ -163,7 +191,7 @@ void attend_heads(context<device::cpu>& ctx, const attention_input<T>& in, const
   place_weights(in, places);
   ctx.parallel_for(in.queries.sequences * in.heads, [&](index_t task, int worker) {
     const index_t s = task / in.heads, head = task % in.heads;
-    const index_t n = in.queries.count[s], m = in.keys.count[s], row = weight_row<T>(m);
+    const index_t n = in.queries.count[s], m = in.keys.count[s], row = weight_row<P>(m);
     const attention_scratch<T>& own = scratch[worker];
     const auto to = head_rows(y, in.queries, s, head, in.heads);
     if (to.empty()) return;
@@ -171,18 +199,20 @@ void attend_heads(context<device::cpu>& ctx, const attention_input<T>& in, const
     const auto k = head_rows(in.k, in.keys, s, head, in.heads);
     const auto v = head_rows(in.v, in.keys, s, head, in.heads);
     own.multiply(own.dense(q, in.scale()), own.transposed(k), {own.scores, {n, row}});
-    T* const weights = kept == nullptr ? own.scores : kept + places[s] + head * n * row;
-    T* const used = in.dropout.drops() ? own.used : weights;
+    P* const weights = kept == nullptr ? own.scores : kept + places[s] + head * n * row;
+    P* const used = in.dropout.drops() ? own.used : weights;
     make_weights(in, s, head, own, weights, used);
-    own.multiply({used, {n, m}, {row, 1}}, v, to);
+    own.multiply_head({used, {n, m}, {row, 1}}, own.operand(v), to);
   });
 }
 
 /// Computes attention_backward on the CPU, one task for each head of each sequence.
 template <class T>
-void attend_heads_backward(context<device::cpu>& ctx, const attention_input<T>& in, const T* kept,
-                           const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dq,
-                           const tensor_view<T, 2>& dk, const tensor_view<T, 2>& dv) {
+void attend_heads_backward(context<device::cpu>& ctx, const attention_input<T>& in,
+                           const parameter_t<T>* kept, const tensor_view<const T, 2>& dy,
+                           const tensor_view<T, 2>& dq, const tensor_view<T, 2>& dk,
+                           const tensor_view<T, 2>& dv) {
+  using P = parameter_t<T>;
   scratch_frame frame(ctx.scratch());
   auto* scratch = frame.take<attention_scratch<T>>(ctx.threads());
   for (int t = 0; t < ctx.threads(); ++t) {
@@ -190,27 +220,27 @@ void attend_heads_backward(context<device::cpu>& ctx, const attention_input<T>& 
   }
   auto* places = frame.take<index_t>(in.queries.sequences);
   place_weights(in, places);
-  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), attentions, weights_gradient_row<T>);
+  const auto kernel = PUFFERFISH_KERNEL(widest_isa(), attentions, weights_gradient_row<P>);
   ctx.parallel_for(in.queries.sequences * in.heads, [&](index_t task, int worker) {
     const index_t s = task / in.heads, head = task % in.heads;
-    const index_t n = in.queries.count[s], m = in.keys.count[s], row = weight_row<T>(m);
+    const index_t n = in.queries.count[s], m = in.keys.count[s], row = weight_row<P>(m);
     const attention_scratch<T>& own = scratch[worker];
     const auto q = head_rows(in.q, in.queries, s, head, in.heads);
     const auto k = head_rows(in.k, in.keys, s, head, in.heads);
     const auto v = head_rows(in.v, in.keys, s, head, in.heads);
     const auto g = own.dense(head_rows(dy, in.queries, s, head, in.heads), 1.0);
     own.multiply(g, own.transposed(v), {own.scores, {n, row}});
-    const T* const weights = kept + places[s] + head * n * row;
+    const P* const weights = kept + places[s] + head * n * row;
     for (index_t i = 0; i < n; ++i) {
-      kernel(weights + i * row, row, in.dropout.drops(), static_cast<T>(in.dropout.scale()),
-             static_cast<T>(in.scale()), own.used + i * row, own.scores + i * row);
+      kernel(weights + i * row, row, in.dropout.drops(), static_cast<P>(in.dropout.scale()),
+             static_cast<P>(in.scale()), own.used + i * row, own.scores + i * row);
     }
-    const T* const used = in.dropout.drops() ? own.used : weights;
-    const tensor_view<const T, 2> dscores(own.scores, {n, m}, {row, 1});
-    own.multiply(transpose(tensor_view<const T, 2>(used, {n, m}, {row, 1})), g,
-                 head_rows(dv, in.keys, s, head, in.heads));
-    own.multiply(dscores, own.dense(k, 1.0), head_rows(dq, in.queries, s, head, in.heads));
-    own.multiply(transpose(dscores), own.dense(q, 1.0), head_rows(dk, in.keys, s, head, in.heads));
+    const P* const used = in.dropout.drops() ? own.used : weights;
+    const tensor_view<const P, 2> dscores(own.scores, {n, m}, {row, 1});
+    own.multiply_head(transpose(tensor_view<const P, 2>(used, {n, m}, {row, 1})), g,
+                      head_rows(dv, in.keys, s, head, in.heads));
+    own.multiply_head(dscores, own.dense(k, 1.0), head_rows(dq, in.queries, s, head, in.heads));
+    own.multiply_head(transpose(dscores), own.dense(q, 1.0), head_rows(dk, in.keys, s, head, in.heads));
   });
 }
 

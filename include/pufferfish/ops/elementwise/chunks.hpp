@@ -6,9 +6,9 @@
 ///
 /// Conventions of all operations of namespace ops. The headers of this folder state only what differs.
 ///
-/// - T is float or double on the CPU. On a device, T may also be a 16-bit type; parameters, their gradients
-///   and statistics then have the type parameter_t of T. Results of 16 bits are computed in float and rounded
-///   once, unless the comment of the operation says otherwise.
+/// - T is float, double or, on the CPU, bfloat16. On a device, T may also be one of its 16-bit types.
+///   Parameters, their gradients and statistics then have the type parameter_t of T. Results of 16 bits are
+///   computed in float and rounded once, unless the comment of the operation says otherwise.
 /// - Views, spans and pointers refer to memory of the caller, on the context's device. An operation keeps
 ///   none of them after it has finished.
 /// - A view is dense if its elements are contiguous, last index fastest. It has contiguous rows if its last
@@ -31,6 +31,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/ops/device_ops.hpp>
@@ -54,15 +55,21 @@ void for_chunks(context<device::cpu>& ctx, index_t size, F&& f) {
                    [&](index_t task, int) { f(task * chunk, std::min(size, (task + 1) * chunk)); });
 }
 
-/// Calls f(begin, end), in parallel, for consecutive ranges of rows of about 16384 elements each, but of at
-/// least one row. f must write only its own rows, and an exception of f is rethrown. The boundaries depend on
-/// `rows` and `columns` alone. If an element costs more than in a cheap pass, pass a multiple of the number
-/// of columns as `columns`.
+/// Calls f(begin, end), or f(begin, end, worker) if f takes the number of the thread, in parallel, for
+/// consecutive ranges of rows of about 16384 elements each, but of at least one row. f must write only its
+/// own rows, and an exception of f is rethrown. The boundaries depend on `rows` and `columns` alone. If an
+/// element costs more than in a cheap pass, pass a multiple of the number of columns as `columns`.
 template <class F>
 void for_row_chunks(context<device::cpu>& ctx, index_t rows, index_t columns, F&& f) {
   const index_t count = std::max<index_t>(1, 16384 / std::max<index_t>(1, columns));
-  ctx.parallel_for((rows + count - 1) / count,
-                   [&](index_t task, int) { f(task * count, std::min(rows, (task + 1) * count)); });
+  ctx.parallel_for((rows + count - 1) / count, [&](index_t task, int worker) {
+    const index_t begin = task * count, end = std::min(rows, begin + count);
+    if constexpr (std::is_invocable_v<F&, index_t, index_t, int>) {
+      f(begin, end, worker);
+    } else {
+      f(begin, end);
+    }
+  });
 }
 
 /// to_i = from_i for i in 0 .. size - 1; dense arrays that do not overlap. `size` may be 0.

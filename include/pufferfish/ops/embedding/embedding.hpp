@@ -125,7 +125,7 @@ void embedding_backward(context<Device>& ctx, std::span<const std::int32_t> toke
     // Tasks divide the columns, not the positions: two positions may have the same token.
     constexpr index_t piece = 512;
     const index_t width = dtable.extent(1);
-    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T, parameter_t<T>>);
     ctx.parallel_for((width + piece - 1) / piece, [&](index_t task, int) {
       const index_t first = task * piece, count = std::min(piece, width - first);
       for (std::size_t n = 0; n < tokens.size(); ++n) {

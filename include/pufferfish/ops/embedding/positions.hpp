@@ -12,6 +12,7 @@
 /// ops::add_positions<float>(ctx, table, places, x);  // places: the position of each row of x
 /// \endcode
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -36,12 +37,12 @@ inline double sinusoid(index_t position, index_t j, index_t width) {
 /// x. Neither the widths nor the places are checked. A device computes the sinusoids itself, in double, and
 /// does not read the table, which may then be a null view.
 template <class T, class Device>
-void add_positions(context<Device>& ctx, const tensor_view<const T, 2>& table, const std::int32_t* places,
-                   const tensor_view<T, 2>& x) {
+void add_positions(context<Device>& ctx, const tensor_view<const parameter_t<T>, 2>& table,
+                   const std::int32_t* places, const tensor_view<T, 2>& x) {
   if constexpr (!is_cpu<Device>) {
     embedding_ops<Device>::add_positions(ctx, places, x);
   } else {
-    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<T>);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<parameter_t<T>, T>);
     for_row_chunks(ctx, x.extent(0), x.extent(1), [&](index_t begin, index_t end) {
       for (index_t n = begin; n < end; ++n) {
         kernel(table.data() + places[n] * table.stride(0), x.data() + n * x.stride(0), x.extent(1));
@@ -56,18 +57,20 @@ PUFFERFISH_SEPARATE_OPERATION(sequence, add_positions);
 /// at least `length` > 0 rows of the same width (not checked); a device does not read it. Throws shape_error
 /// if x and y differ in shape.
 template <class T, class Device>
-void add_positions_in_turn(context<Device>& ctx, const tensor_view<const T, 2>& table, index_t length,
-                           const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
+void add_positions_in_turn(context<Device>& ctx, const tensor_view<const parameter_t<T>, 2>& table,
+                           index_t length, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& y) {
   detail::check_rows("add_positions_in_turn", x.shape(), y.shape());
   if constexpr (!is_cpu<Device>) {
     embedding_ops<Device>::add_positions_in_turn(ctx, length, x, y);
   } else {
     const index_t width = y.extent(1);
+    const auto kernel = PUFFERFISH_KERNEL(widest_isa(), detail::passes, add<parameter_t<T>, T>);
     for_row_chunks(ctx, y.extent(0), width, [&](index_t begin, index_t end) {
       for (index_t n = begin; n < end; ++n) {
-        const T *from = x.data() + n * x.stride(0), *row = table.data() + n % length * table.stride(0);
+        const T* const from = x.data() + n * x.stride(0);
         T* const to = y.data() + n * y.stride(0);
-        for (index_t j = 0; j < width; ++j) to[j] = from[j] + row[j];
+        if (to != from) std::copy_n(from, width, to);
+        kernel(table.data() + n % length * table.stride(0), to, width);
       }
     });
   }

@@ -49,6 +49,9 @@ void wide_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const 
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::product(ctx, a, b, c, add, bias);
   } else {
+    static_assert(std::is_same_v<T, parameter_t<T>>,
+                  "pufferfish: wide_product on the CPU multiplies float and double; strided_product also "
+                  "multiplies bfloat16");
     PUFFERFISH_ASSERT(c.stride(1) == 1 || c.extent(1) == 1, "wide_product: result rows must be dense");
     const index_t rows = c.extent(0), columns = c.extent(1), depth = a.extent(1);
     const detail::panel_shape<T> shape(columns);

@@ -48,15 +48,16 @@ namespace detail {
 /// if all elements are -infinity.
 template <class T>
 double row_log_sum_exp(const T* z, index_t count) {
-  constexpr T nothing = -std::numeric_limits<T>::infinity();
+  using P = parameter_t<T>;
+  constexpr P nothing = -std::numeric_limits<P>::infinity();
   if (std::all_of(z, z + count, [](T value) { return value == nothing; })) {
     return -std::numeric_limits<double>::infinity();
   }
   const isa form = widest_isa();
-  const T largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, count);
+  const P largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, count);
   double sum = 0.0, shifted = 0.0;
   PUFFERFISH_KERNEL(form, softmax, row_exponentials<T>)
-  (z, count, largest, static_cast<T*>(nullptr), &sum, &shifted);
+  (z, count, largest, static_cast<P*>(nullptr), &sum, &shifted);
   return static_cast<double>(largest) + std::log(sum);
 }
 
@@ -72,8 +73,8 @@ inline void check_log_sum_exp(const extents<2>& logits, std::size_t results) {
 /// result[m] = log sum_k exp(logits(m, k)). logits: M x K, dense (on a device: rows dense, any row stride);
 /// result: M values; both in memory of the context's device. Finite logits of any size are safe. A logit of
 /// -infinity adds nothing; a row of only such logits gives -infinity, as does K = 0. A NaN or +infinity gives
-/// a NaN. On the CPU, exponentials are in T, summed in T over short runs, then in double. Throws shape_error
-/// if result does not have M values, or the logits are not dense.
+/// a NaN. On the CPU, exponentials are in parameter_t<T>, summed in it over short runs, then in double.
+/// Throws shape_error if result does not have M values, or the logits are not dense.
 template <class T, class Device>
 void log_sum_exp(context<Device>& ctx, const tensor_view<const T, 2>& logits, std::span<double> result) {
   detail::check_log_sum_exp(logits.shape(), result.size());

@@ -12,8 +12,10 @@
 /// \endcode
 
 #include <algorithm>
+#include <type_traits>
 
 #include <pufferfish/ops/device_ops.hpp>
+#include <pufferfish/ops/linear/pair_product.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -103,29 +105,69 @@ struct output_cut {
   index_t parts() const { return std::clamp<index_t>(large_blocks() / 2, 1, 8); }
 };
 
+/// An element of the products of an output layer: T, or a pair of adjacent elements of bfloat16.
+template <class T>
+using output_element = std::conditional_t<is_narrow<T>, bf16_pair, T>;
+/// Number of elements of T in an output_element.
+template <class T>
+inline constexpr index_t output_element_size = is_narrow<T> ? 2 : 1;
+
+/// Whether the passes compute the layer as it is. Otherwise it is computed in float (widened_output): a layer
+/// of bfloat16 whose rows do not consist of pairs, or on a machine without products of pairs.
+template <class T>
+bool computes_output(const output_layer<T>& layer) {
+  if constexpr (is_narrow<T>) {
+    return multiplies_pairs<T>(layer.depth()) && layer.x.stride(0) % 2 == 0 &&
+           layer.weight.stride(0) % 2 == 0;
+  } else {
+    return true;
+  }
+}
+
+/// The layer in float: copies of x, weight and bias in memory of `frame`.
+template <class T>
+output_layer<float> widened_output(context<device::cpu>& ctx, scratch_frame& frame,
+                                   const output_layer<T>& layer) {
+  const auto wide = [&](const tensor_view<const T, 2>& from) {
+    const tensor_view<float, 2> to = frame.take<float>(from.shape());
+    convert_rows(ctx, from, to);
+    return tensor_view<const float, 2>(to);
+  };
+  return {wide(layer.x), wide(layer.weight), widened(ctx, frame, layer.bias, layer.vocabulary()),
+          layer.scale};
+}
+
 /// Computes W x^T by blocks of the vocabulary, with the tokens innermost. A block is 96 rows of W, read in
 /// place, times all tokens. The object refers to the layer, which must outlive it. Different threads may
-/// compute different blocks.
+/// compute different blocks. computes_output(layer) must be true.
 template <class T>
 class output_product {
+  using element = output_element<T>;
+  static constexpr index_t size = output_element_size<T>;
+
  public:
   // The transposed x is the right operand, in panels of tokens; columns after the last token are zero.
   output_product(context<device::cpu>& ctx, scratch_frame& frame, const output_layer<T>& layer,
                  const output_cut& cut)
       : layer_(layer), cut_(cut), panels_(kernels_.right_panels(cut.width)) {
-    T* const right = frame.take<T>(panels_ * panel_size());
+    element* const right = frame.take<element>(panels_ * panel_size());
     right_ = right;
     ctx.parallel_for(panels_, [&](index_t panel, int) {
       const index_t first = std::min(panel * kernels_.width(), layer.tokens());
-      kernels_.copy_right(transpose(layer.x), first, right + panel * panel_size());
+      if constexpr (is_narrow<T>) {
+        kernels_.copy_right(transpose(layer.x), first, right + panel * panel_size());
+      } else {
+        kernels_.copy_right(transpose(layer.x), first, right + panel * panel_size());
+      }
     });
   }
 
   /// Computes block `number` into z: one row of cut.width elements for each of the block's words.
-  void block(index_t number, T* z) const {
-    const depth_blocks depths(layer_.depth());
-    const index_t step = layer_.weight.stride(0);
-    const T* const w = layer_.weight.data() + number * cut_.block * step;
+  void block(index_t number, parameter_t<T>* z) const {
+    const depth_blocks depths(depth());
+    const index_t step = layer_.weight.stride(0) / size;
+    const element* const w =
+        reinterpret_cast<const element*>(layer_.weight.data()) + number * cut_.block * step;
     for (index_t panel = 0; panel < panels_; ++panel) {
       const index_t column = panel * kernels_.width(),
                     columns = std::min(kernels_.width(), cut_.width - column);
@@ -138,14 +180,15 @@ class output_product {
   }
 
  private:
-  // Number of elements of a panel of the transposed x.
-  index_t panel_size() const { return kernels_.width() * layer_.depth(); }
+  // Depth of the product, and number of elements of a panel of the transposed x.
+  index_t depth() const { return layer_.depth() / size; }
+  index_t panel_size() const { return kernels_.width() * depth(); }
 
-  panel_kernels<T> kernels_;
+  panel_kernels<element> kernels_;
   const output_layer<T>& layer_;
   output_cut cut_;
   index_t panels_;
-  const T* right_ = nullptr;
+  const element* right_ = nullptr;
 };
 
 /// Throws shape_error, with a text that begins with `what`, unless the rows of x are as long as those of the
@@ -174,9 +217,9 @@ void check_logits(const output_layer<T>& layer, const extents<2>& logits) {
 /// The layer's logits, z_nv = scale sum_d x_nd w_vd + b_v. logits: tokens x V, contiguous rows, any row
 /// stride, overwritten; overlaps no operand. Throws shape_error if the sizes differ.
 ///
-/// On the CPU, sums are in T, and W is read once, whatever the number of tokens, so a call for few tokens
-/// takes the time of reading W. Scratch: a packed copy of x, and for each thread the logits of 96 words for
-/// all tokens. Scratch on a device: a copy of x if the scale is not 1.
+/// On the CPU, sums are in parameter_t<T>, and W is read once, whatever the number of tokens, so a call for
+/// few tokens takes the time of reading W. Scratch: a packed copy of x, and for each thread the logits of 96
+/// words for all tokens. Scratch on a device: a copy of x if the scale is not 1.
 template <class T, class Device>
 void output_logits(context<Device>& ctx, const output_layer<T>& layer, const tensor_view<T, 2>& logits) {
   detail::check_logits(layer, logits.shape());
@@ -184,18 +227,26 @@ void output_logits(context<Device>& ctx, const output_layer<T>& layer, const ten
   if constexpr (!is_cpu<Device>) {
     loss_ops<Device>::output_logits(ctx, layer, logits);
   } else {
+    using P = parameter_t<T>;
     const detail::output_cut cut(layer.vocabulary(), layer.tokens());
     scratch_frame frame(ctx.scratch());
+    if constexpr (detail::is_narrow<T>) {
+      if (!detail::computes_output(layer)) {
+        const tensor_view<float, 2> wide = frame.take<float>(logits.shape());
+        output_logits<float>(ctx, detail::widened_output(ctx, frame, layer), wide);
+        return detail::convert_rows(ctx, wide, logits);
+      }
+    }
     const detail::output_product<T> product(ctx, frame, layer, cut);
-    T* const memory = frame.take<T>(cut.block * cut.width * ctx.threads());
+    P* const memory = frame.take<P>(cut.block * cut.width * ctx.threads());
     ctx.parallel_for(cut.blocks(), [&](index_t block, int worker) {
-      T* const z = memory + worker * cut.block * cut.width;
+      P* const z = memory + worker * cut.block * cut.width;
       product.block(block, z);
       for (index_t n = 0; n < logits.extent(0); ++n) {
         T* const to = logits.data() + n * logits.stride(0) + block * cut.block;
         const T* const bias = layer.bias == nullptr ? nullptr : layer.bias + block * cut.block;
         for (index_t v = 0; v < cut.rows(block); ++v) {
-          to[v] = z[v * cut.width + n] * layer.scale + (bias == nullptr ? T{} : bias[v]);
+          to[v] = static_cast<T>(z[v * cut.width + n] * layer.scale + (bias == nullptr ? P{} : P{bias[v]}));
         }
       }
     });

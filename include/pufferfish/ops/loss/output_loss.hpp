@@ -38,7 +38,8 @@ void check_output_gradient(const output_layer<T>& layer, const output_gradient<T
 }  // namespace detail
 
 /// Number of elements that output_loss_forward keeps for output_loss_backward. On the CPU: exponentials of
-/// the logits (tokens rounded up to a multiple of 16), and one number for each token and block. On a device:
+/// the logits (tokens rounded up to a multiple of 16), and one number of parameter_t<T> for each token and
+/// block; all of float if a 16-bit layer is computed in float (detail::computes_output). On a device:
 /// the logits, with rows aligned to 16 bytes, and two numbers for each token.
 template <class T, class Device>
 index_t output_loss_kept(context<Device>&, const output_layer<T>& layer) {
@@ -46,7 +47,11 @@ index_t output_loss_kept(context<Device>&, const output_layer<T>& layer) {
     return loss_ops<Device>::output_loss_kept(layer);
   } else {
     const detail::output_cut cut(layer.vocabulary(), layer.tokens());
-    return cut.width * (cut.vocabulary + cut.blocks());
+    // A layer that is computed in float keeps floats.
+    if (!detail::computes_output(layer)) {
+      return detail::output_element_size<T> * detail::kept_elements<parameter_t<T>>(cut);
+    }
+    return detail::kept_elements<T>(cut);
   }
 }
 /// Deprecated form for the CPU.
@@ -62,7 +67,8 @@ template <class T>
 /// not divided; results[1] = their number. `kept`: output_loss_kept() elements, aligned to 64 bytes, or
 /// nullptr if there is no backward pass; then scratch for one block of logits for each thread is used, on a
 /// device for up to 2^26 logits. All operands, and results, are in memory of the context's device. On the
-/// CPU, sums over a block of the vocabulary are in T, others in double. Finite logits of any size are safe; a
+/// CPU, sums over a block of the vocabulary are in parameter_t<T>, others in double; kept exponentials of a
+/// 16-bit T are rounded. Finite logits of any size are safe; a
 /// NaN or +infinity gives a NaN. Throws shape_error if the sizes differ, value_error for a bad epsilon and on
 /// the CPU for a target out of range (with its position). On a device such a target makes the loss NaN.
 template <class T, class Device>
@@ -75,6 +81,13 @@ void output_loss_forward(context<Device>& ctx, const output_layer<T>& layer,
   if constexpr (!is_cpu<Device>) {
     loss_ops<Device>::output_loss_forward(ctx, layer, targets, options, kept, results);
   } else {
+    if constexpr (detail::is_narrow<T>) {
+      if (!detail::computes_output(layer)) {
+        scratch_frame frame(ctx.scratch());
+        return output_loss_forward<float>(ctx, detail::widened_output(ctx, frame, layer), targets, options,
+                                          reinterpret_cast<float*>(kept), results);
+      }
+    }
     results[0] = layer.tokens() == 0 ? 0.0 : detail::sum_output_losses<T>(ctx, layer, targets, options, kept);
     results[1] = static_cast<double>(counted_tokens(targets, options.padding));
   }
@@ -113,6 +126,15 @@ void output_loss_backward(context<Device>& ctx, const output_layer<T>& layer,
   } else {
     if (layer.tokens() == 0) return detail::clear_gradient(to);
     scratch_frame frame(ctx.scratch());
+    if constexpr (detail::is_narrow<T>) {
+      if (!detail::computes_output(layer)) {
+        const tensor_view<float, 2> dx = frame.take<float>(to.dx.shape());
+        output_loss_backward<float>(ctx, detail::widened_output(ctx, frame, layer), targets, options, divisor,
+                                    reinterpret_cast<float*>(kept),
+                                    {dx, to.dweight, to.add_weight, to.dbias, to.add_bias});
+        return detail::convert_rows(ctx, dx, to.dx);
+      }
+    }
     detail::output_backward<T>(ctx, frame, layer, targets, options, divisor, kept, to).run(ctx);
   }
 }

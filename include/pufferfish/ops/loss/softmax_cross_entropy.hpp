@@ -164,33 +164,57 @@ bool is_first_largest(const T* z, index_t classes, index_t label) {
   return true;
 }
 
-/// The rows of one batch, and the kernels that work on them. Immutable: threads share one object. `scale` is
-/// the factor of the gradient, 1 / normalizer.
+/// The rows of one batch, and the kernels that work on them. Immutable: threads share one object.
 template <class T>
-struct softmax_rows {
-  index_t classes;
-  smoothed_target target;
-  T scale;
-  const isa form = widest_isa();
+class softmax_rows {
+  using P = parameter_t<T>;
 
-  /// The loss of one row of logits z. Writes (p - t) scale to dz, unless dz is nullptr; dz may be z.
-  row_result operator()(const T* z, index_t label, T* dz) const {
-    const T largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, classes);
-    const T own = z[label] - largest;
-    const bool correct = own == T{} && is_first_largest(z, classes, label);
+ public:
+  /// `normalizer`: divisor of the gradient. A 16-bit T takes a row of floats for each thread from `frame`, in
+  /// which a gradient is computed before it is rounded.
+  softmax_rows(context<device::cpu>& ctx, scratch_frame& frame, index_t count,
+               const label_smoothing& smoothing, double normalizer)
+      : classes(count),
+        target(smoothing, count),
+        scale(static_cast<P>(1.0 / normalizer)),
+        room(is_narrow<T> ? frame.take<P>(count * ctx.threads()) : nullptr) {}
+
+  /// The loss of one row of logits z, computed by thread `worker`. Writes (p - t) scale to dz, unless dz is
+  /// nullptr; dz may be z.
+  row_result operator()(const T* z, index_t label, T* dz, int worker) const {
+    const P largest = PUFFERFISH_KERNEL(form, softmax, row_maximum<T>)(z, classes);
+    const P own = z[label] - largest;
+    const bool correct = own == P{} && is_first_largest(z, classes, label);
     double sum = 0.0, shifted = 0.0;
-    PUFFERFISH_KERNEL(form, softmax, row_exponentials<T>)(z, classes, largest, dz, &sum, &shifted);
+    P* const powers = powers_of(dz, worker);
+    PUFFERFISH_KERNEL(form, softmax, row_exponentials<T>)(z, classes, largest, powers, &sum, &shifted);
     if (dz != nullptr) {
-      const T share = static_cast<T>(1.0 / sum), power = dz[label];
+      const P share = static_cast<P>(1.0 / sum), power = powers[label];
       PUFFERFISH_KERNEL(form, softmax, row_gradient<T>)
-      (dz, classes, share, static_cast<T>(target.wrong), scale);
-      dz[label] = (power * share - static_cast<T>(target.right)) * scale;
+      (powers, classes, share, static_cast<P>(target.wrong), scale, dz);
+      dz[label] = static_cast<T>((power * share - static_cast<P>(target.right)) * scale);
     }
     const auto wide = static_cast<double>(own);
     // -sum_k t_k (shifted_k - log sum), where the t_k add up to one. The condition avoids 0 * infinity.
     const double rest = target.wrong == 0.0 ? 0.0 : target.wrong * (shifted - wide);
     return {std::log(sum) - target.right * wide - rest, correct};
   }
+
+ private:
+  // Memory for the exponentials of a row: dz itself, or the thread's own row if dz is narrower.
+  P* powers_of(T* dz, [[maybe_unused]] int worker) const {
+    if constexpr (is_narrow<T>) {
+      return dz == nullptr ? nullptr : room + worker * classes;
+    } else {
+      return dz;
+    }
+  }
+
+  index_t classes;
+  smoothed_target target;
+  P scale;
+  P* room;
+  isa form = widest_isa();
 };
 
 /// Throws the errors of softmax_cross_entropy, except those for labels.
@@ -221,10 +245,10 @@ void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& sm
 /// value_error, before anything is written, for an epsilon outside [0, 1) or a normalizer that is not
 /// positive.
 ///
-/// On the CPU, exponentials are in T, summed in T over short runs, then in double; losses are summed in row
-/// order. A label out of range throws value_error with its position, before anything is written. On a device
-/// such a label makes the loss and the row's gradient NaN, and the gradient is multiplied by the context's
-/// loss_scale() if one is set.
+/// On the CPU, exponentials are in parameter_t<T>, summed in it over short runs, then in double; losses are
+/// summed in row order. A label out of range throws value_error with its position, before anything is
+/// written. On a device such a label makes the loss and the row's gradient NaN, and the gradient is
+/// multiplied by the context's loss_scale() if one is set.
 template <class T, class Device>
 void softmax_cross_entropy(context<Device>& ctx, const tensor_view<const T, 2>& logits,
                            std::span<const std::int32_t> labels, const label_smoothing& smoothing,
@@ -233,27 +257,19 @@ void softmax_cross_entropy(context<Device>& ctx, const tensor_view<const T, 2>& 
   detail::check_loss<T>(logits, smoothing, normalizer, dlogits);
   if constexpr (!is_cpu<Device>) {
     loss_ops<Device>::softmax_cross_entropy(ctx, logits, labels, smoothing, normalizer, dlogits, results);
-  } else if constexpr (detail::is_narrow<T>) {
-    scratch_frame frame(ctx.scratch());
-    float* const z = detail::widened(ctx, frame, logits.flat().data(), logits.size());
-    const tensor_view<float, 2> gradient(dlogits.is_null() ? nullptr : frame.take<float>(logits.size()),
-                                         logits.shape());
-    softmax_cross_entropy<float>(ctx, tensor_view<const float, 2>(z, logits.shape()), labels, smoothing,
-                                 normalizer, dlogits.is_null() ? tensor_view<float, 2>() : gradient, results);
-    if (!dlogits.is_null()) detail::convert(ctx, gradient.data(), dlogits.flat().data(), dlogits.size());
   } else {
     detail::check_labels(labels, logits.shape());
     const index_t rows = logits.extent(0), classes = logits.extent(1);
-    const detail::softmax_rows<T> row{classes, {smoothing, classes}, static_cast<T>(1.0 / normalizer)};
     const T* from = logits.flat().data();
     T* to = dlogits.is_null() ? nullptr : dlogits.flat().data();
     scratch_frame frame(ctx.scratch());
+    const detail::softmax_rows<T> row(ctx, frame, classes, smoothing, normalizer);
     double* losses = frame.take<double>(rows);
     unsigned char* hits = frame.take<unsigned char>(rows);
-    for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
+    for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end, int worker) {
       for (index_t m = begin; m < end; ++m) {
         const detail::row_result result = row(from + m * classes, labels[static_cast<std::size_t>(m)],
-                                              to == nullptr ? nullptr : to + m * classes);
+                                              to == nullptr ? nullptr : to + m * classes, worker);
         losses[m] = result.loss;
         hits[m] = result.correct ? 1 : 0;
       }

@@ -162,12 +162,12 @@ void token_loss(context<Device>& ctx, const tensor_view<const T, 2>& logits,
     loss_ops<Device>::token_loss(ctx, logits, targets, options, normalizer, dlogits, results);
   } else {
     const index_t rows = logits.extent(0), classes = logits.extent(1);
-    const detail::softmax_rows<T> row{classes, {options.smoothing, classes}, static_cast<T>(1.0 / divisor)};
     const T* const from = logits.flat().data();
     T* const to = dlogits.is_null() ? nullptr : dlogits.flat().data();
     scratch_frame frame(ctx.scratch());
+    const detail::softmax_rows<T> row(ctx, frame, classes, options.smoothing, divisor);
     double* const losses = frame.take<double>(rows);
-    for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end) {
+    for_row_chunks(ctx, rows, 8 * classes, [&](index_t begin, index_t end, int worker) {
       for (index_t m = begin; m < end; ++m) {
         const std::int32_t target = targets[static_cast<std::size_t>(m)];
         T* const gradient = to == nullptr ? nullptr : to + m * classes;
@@ -175,7 +175,7 @@ void token_loss(context<Device>& ctx, const tensor_view<const T, 2>& logits,
           losses[m] = 0.0;
           if (gradient != nullptr) std::fill_n(gradient, classes, T{});
         } else {
-          losses[m] = row(from + m * classes, target, gradient).loss;
+          losses[m] = row(from + m * classes, target, gradient, worker).loss;
         }
       }
     });

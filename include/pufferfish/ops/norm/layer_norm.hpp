@@ -49,8 +49,9 @@ struct norm_input {
 /// that is norm_input::sum, or the address of a dense x if norm_input::sums() is false.
 template <class T>
 struct norm_record {
-  using word = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;  ///< a word of the mask
-  static constexpr index_t word_bits = 8 * static_cast<index_t>(sizeof(T));     ///< bits of a word
+  /// A word of the mask, which has the size of a parameter, and its number of bits.
+  using word = std::conditional_t<sizeof(parameter_t<T>) == 4, std::int32_t, std::int64_t>;
+  static constexpr index_t word_bits = 8 * static_cast<index_t>(sizeof(word));
 
   const T* sum = nullptr;                ///< s, rows x columns, dense
   parameter_t<T>* statistics = nullptr;  ///< mean and inverse deviation of each row: 2 rows elements
@@ -72,15 +73,16 @@ template <class T>
 struct norm_row {
   index_t columns;
   double eps;
-  const T *weight, *bias;
+  const parameter_t<T>*weight, *bias;
   const T *x, *residual;
   const std::uint32_t* words;  ///< random words, one for each element: dropped where below the threshold
   std::uint32_t threshold;
-  T scale;
+  parameter_t<T> scale;
   mask_word<T>*mask, bit;
   bool first_bit;  ///< whether this is the first row of a mask word, which overwrites the words
   const T* sum;    ///< address of s of this row: sum_to, or x
-  T *sum_to, *y, *statistics;
+  T *sum_to, *y;
+  parameter_t<T>* statistics;
 };
 
 /// Arguments for one row of the backward pass. The row's contributions are added to weight_sums and
@@ -88,11 +90,13 @@ struct norm_row {
 template <class T>
 struct norm_gradient_row {
   index_t columns;
-  const T *weight, *sum, *dy;
-  T mean, inverse_deviation, scale;
+  const parameter_t<T>* weight;
+  const T *sum, *dy;
+  parameter_t<T> mean, inverse_deviation, scale;
   const mask_word<T>* mask;
   mask_word<T> bit;
-  T *weight_sums, *bias_sums, *dsum, *dx;
+  parameter_t<T>*weight_sums, *bias_sums;
+  T *dsum, *dx;
 };
 
 #define PUFFERFISH_KERNELS layer_norms
@@ -137,8 +141,9 @@ inline void check_norm(const char* what, const char* name, const extents<2>& sha
 
 /// Computes layer_norm_forward on the CPU.
 template <class T>
-void normalise_rows(context<device::cpu>& ctx, const norm_input<T>& input, const T* weight, const T* bias,
-                    double eps, const tensor_view<T, 2>& y, const norm_record<T>& record) {
+void normalise_rows(context<device::cpu>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
+                    const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
+                    const norm_record<T>& record) {
   const tensor_view<const T, 2>&x = input.x, &residual = input.residual;
   const row_dropout& dropout = input.dropout;
   const index_t columns = x.extent(1);
@@ -153,7 +158,7 @@ void normalise_rows(context<device::cpu>& ctx, const norm_input<T>& input, const
   common.weight = weight;
   common.bias = bias;
   common.threshold = dropout_threshold(dropout.probability);
-  common.scale = static_cast<T>(dropout.scale());
+  common.scale = static_cast<parameter_t<T>>(dropout.scale());
   ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
     norm_row<T> row = common;
     if (dropout.drops()) row.words = words + worker * columns;
@@ -181,9 +186,10 @@ void normalise_rows(context<device::cpu>& ctx, const norm_input<T>& input, const
 /// Computes layer_norm_backward on the CPU.
 template <class T>
 void row_norm_gradients(context<device::cpu>& ctx, const norm_record<T>& record, const row_dropout& dropout,
-                        const T* weight, const tensor_view<const T, 2>& dy, const sum_target<T>& dweight,
-                        const sum_target<T>& dbias, const tensor_view<T, 2>& dsum,
-                        const tensor_view<T, 2>& dx) {
+                        const parameter_t<T>* weight, const tensor_view<const T, 2>& dy,
+                        const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
+                        const tensor_view<T, 2>& dsum, const tensor_view<T, 2>& dx) {
+  using P = parameter_t<T>;
   const index_t columns = dy.extent(1);
   scratch_frame frame(ctx.scratch());
   double* const found = frame.take<double>(2 * columns);  // sums for the weight, then for the bias
@@ -195,16 +201,16 @@ void row_norm_gradients(context<device::cpu>& ctx, const norm_record<T>& record,
   }
   const norm_tasks<T> tasks(dy.extent(0));
   double* totals = frame.take<double>(2 * columns * tasks.count());
-  T* sums = frame.take<T>(2 * columns * ctx.threads());
+  P* sums = frame.take<P>(2 * columns * ctx.threads());
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), layer_norms, norm_backward<T>);
-  const auto column_sums = PUFFERFISH_KERNEL(widest_isa(), passes, column_sums<T>);
+  const auto column_sums = PUFFERFISH_KERNEL(widest_isa(), passes, column_sums<P>);
   norm_gradient_row<T> common{};
   common.columns = columns;
   common.weight = weight;
-  common.scale = static_cast<T>(dropout.scale());
+  common.scale = static_cast<parameter_t<T>>(dropout.scale());
   ctx.parallel_for(tasks.count(), [&](index_t task, int worker) {
     norm_gradient_row<T> row = common;
-    T* const own = sums + worker * 2 * columns;
+    P* const own = sums + worker * 2 * columns;
     row.weight_sums = own;
     row.bias_sums = own + columns;
     double* const total = totals + task * 2 * columns;
@@ -212,7 +218,7 @@ void row_norm_gradients(context<device::cpu>& ctx, const norm_record<T>& record,
     const index_t end = tasks.end(task);
     for (index_t m = tasks.begin(task); m < end; ++m) {
       const index_t in_word = m % norm_record<T>::word_bits;
-      if (in_word == 0) std::fill_n(own, 2 * columns, T{});
+      if (in_word == 0) std::fill_n(own, 2 * columns, P{});
       row.bit = static_cast<mask_word<T>>(std::uint64_t{1} << in_word);
       row.mask = dropout.drops() ? record.mask + m / norm_record<T>::word_bits * columns : nullptr;
       row.sum = record.sum + m * columns;
@@ -240,10 +246,11 @@ void row_norm_gradients(context<device::cpu>& ctx, const norm_record<T>& record,
 ///
 /// All matrices are M x C. y has contiguous rows and may be x or the residual, but not input.sum. weight,
 /// bias: C elements. Sums of a row are in parameter_t<T>, first of s, then of squared distances to the mean.
-/// `record`: in training its statistics are written, mean and inverse deviation of row m at 2 m and 2 m + 1,
-/// and on the CPU its mask if there is dropout; in inference its pointers are null. Dropout is applied in any
-/// case: in inference pass input.dropout = {}. Throws shape_error for a shape other than that of x and for
-/// rows that are not contiguous.
+/// On the CPU a 16-bit s is rounded before it is summed, also where it is not kept. `record`: in training its
+/// statistics are written, mean and inverse deviation of row m at 2 m and 2 m + 1, and on the CPU its mask if
+/// there is dropout; in inference its pointers are null. Dropout is applied in any case: in inference pass
+/// input.dropout = {}. Throws shape_error for a shape other than that of x and for rows that are not
+/// contiguous.
 template <class T, class Device>
 void layer_norm_forward(context<Device>& ctx, const norm_input<T>& input, const parameter_t<T>* weight,
                         const parameter_t<T>* bias, double eps, const tensor_view<T, 2>& y,
@@ -276,8 +283,8 @@ index_t norm_mask_size(context<Device>&, const extents<2>& shape) {
 /// dropout. dsum, dx: M x C, contiguous rows; each may be a null view, dsum may be dy. dweight, dbias: C
 /// elements each. `record`, `dropout`: as in the forward pass, in the same step; record.sum and
 /// record.statistics are not null, nor on the CPU is record.mask with dropout. One pass over memory. Sums
-/// over rows are on the CPU in T for up to 64 rows (float: 32), then in double, in a fixed order; on a device
-/// in double. Throws shape_error as the forward pass.
+/// over rows are on the CPU in parameter_t<T> for up to 64 rows (float: 32), then in double, in a fixed
+/// order; on a device in double. Throws shape_error as the forward pass.
 template <class T, class Device>
 void layer_norm_backward(context<Device>& ctx, const norm_record<T>& record, const row_dropout& dropout,
                          const parameter_t<T>* weight, const tensor_view<const T, 2>& dy,

@@ -12,7 +12,11 @@
 /// for (index_t t = 0; t < steps; ++t) weight.multiply(ctx, h, gates[t], true);  // gates_t += h w
 /// \endcode
 
-#include <pufferfish/ops/linear/wide_product.hpp>
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+
+#include <pufferfish/ops/linear/strided_product.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -34,6 +38,94 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
 }
 
 }  // namespace reference
+
+namespace detail {
+
+/// The panels of a step_operand: elements E are float, double, or pairs of vertically adjacent elements of
+/// bfloat16. A task computes the columns of one panel of one group.
+template <class E>
+class step_panels {
+ public:
+  using result_type = typename panel_kernels<E>::result_type;
+
+  /// `depth`: number of rows of E; `columns`: of the matrix of one group.
+  step_panels(index_t depth, index_t columns, index_t groups)
+      : depth_(depth), columns_(columns), groups_(groups) {}
+
+  const panel_kernels<E>& kernels() const { return kernels_; }
+  /// Number of tasks.
+  index_t tasks() const { return kernels_.right_panels(columns_) * groups_; }
+  /// First column of a task in the result of all groups, and its number of columns.
+  index_t first_column(index_t task) const { return group_of(task) * columns_ + column_in_group(task); }
+  index_t columns(index_t task) const { return std::min(kernels_.width(), columns_ - column_in_group(task)); }
+
+  /// Uses dense rows of matrices in place; consecutive groups are `group_step` elements apart.
+  void use(const E* data, index_t row_step, index_t group_step) {
+    data_ = data;
+    row_step_ = row_step;
+    panel_step_ = kernels_.width();
+    group_step_ = group_step;
+  }
+  /// Packs all panels into memory of `frame`, in parallel. copy(group, column, to) writes the panel whose
+  /// first column is `column` of the group's matrix to `to`, [depth][width()].
+  template <class Copy>
+  void pack(context<device::cpu>& ctx, scratch_frame& frame, Copy&& copy) {
+    row_step_ = kernels_.width();
+    panel_step_ = row_step_ * depth_;
+    group_step_ = panel_step_ * kernels_.right_panels(columns_);
+    E* const storage = frame.take<E>(group_step_ * groups_);
+    data_ = storage;
+    ctx.parallel_for(tasks(), [&](index_t task, int) {
+      copy(group_of(task), column_in_group(task), storage + task * panel_step_);
+    });
+  }
+
+  /// c = a b, or with `add` c += a b, for the columns of one task, in the calling thread. a: rows of all
+  /// groups; c: columns(task) columns, contiguous rows.
+  void multiply(index_t task, const tensor_view<const E, 2>& a, const tensor_view<result_type, 2>& c,
+                bool add) const {
+    const depth_blocks blocks(depth_);
+    const E* const right =
+        data_ + group_of(task) * group_step_ + column_in_group(task) / kernels_.width() * panel_step_;
+    const auto from = a.slice(1, group_of(task) * depth_, depth_);
+    for (index_t block = 0; block < blocks.count(); ++block) {
+      multiply_block(from.slice(1, blocks.begin(block), blocks.size(block)),
+                     right + blocks.begin(block) * row_step_, c, add || block > 0);
+    }
+  }
+
+ private:
+  index_t group_of(index_t task) const { return task / kernels_.right_panels(columns_); }
+  index_t column_in_group(index_t task) const {
+    return task % kernels_.right_panels(columns_) * kernels_.width();
+  }
+
+  // c = a b, or with `add` c += a b, for one panel and one block of the depth. If the panels are packed, the
+  // elements stored after this block, which are needed next, are prefetched.
+  void multiply_block(const tensor_view<const E, 2>& a, const E* right, const tensor_view<result_type, 2>& c,
+                      bool add) const {
+    constexpr index_t line = 64;
+    const index_t rows = kernels_.rows(), steps = a.extent(1);
+    const auto* soon = reinterpret_cast<const std::byte*>(right + steps * row_step_);
+    index_t left = panel_step_ == kernels_.width() ? 0 : steps * row_step_ * static_cast<index_t>(sizeof(E));
+    for (index_t row = 0; row < c.extent(0); row += rows) {
+      typename panel_kernels<E>::prefetch fetch;
+      if (left > 0) fetch = {soon, line};
+      kernels_.multiply(a.data() + row * a.stride(0), a.stride(0), a.stride(1),
+                        std::min(rows, c.extent(0) - row), right, row_step_, steps,
+                        c.data() + row * c.stride(0), c.stride(0), c.extent(1), add, fetch);
+      soon += steps * line;
+      left -= steps * line;
+    }
+  }
+
+  panel_kernels<E> kernels_;
+  const E* data_ = nullptr;
+  index_t depth_, columns_, groups_;
+  index_t row_step_ = 0, panel_step_ = 0, group_step_ = 0;
+};
+
+}  // namespace detail
 
 /// Right operand b of products c = a b of few rows, which are repeated in many time steps. b is one matrix,
 /// or the diagonal blocks (all of one shape) of a block-diagonal matrix. A step_operand refers to the
@@ -62,26 +154,14 @@ class step_operand<T, device::cpu> {
   /// the vector length; otherwise it packs them. A device uses all matrices in place.
   step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
                index_t steps, index_t groups = 1, index_t group_step = 0)
-      : data_(b.data()),
-        groups_(groups),
-        group_step_(group_step),
-        depth_(b.extent(0)),
-        columns_(b.extent(1)),
-        panel_step_(kernels_.width()),
-        row_step_(b.stride(0)) {
+      : depth_(b.extent(0)), columns_(b.extent(1)), groups_(groups), panels_(depth_, columns_, groups) {
     constexpr index_t few_steps = 2;
-    const index_t lanes = kernels_.lanes();
-    if (steps <= few_steps && b.stride(1) == 1 && columns_ % lanes == 0) return;
-    const index_t panels = kernels_.right_panels(columns_);
-    row_step_ = kernels_.width();
-    panel_step_ = row_step_ * depth_;
-    group_step_ = panel_step_ * panels;
-    T* const storage = frame.take<T>(group_step_ * groups);
-    data_ = storage;
-    ctx.parallel_for(panels * groups, [&](index_t task, int) {
-      const index_t group = task / panels, panel = task % panels;
-      const tensor_view<const T, 2> own(b.data() + group * group_step, b.shape(), b.strides());
-      kernels_.copy_right(own, panel * kernels_.width(), storage + task * panel_step_);
+    if (steps <= few_steps && b.stride(1) == 1 && columns_ % panels_.kernels().lanes() == 0) {
+      panels_.use(b.data(), b.stride(0), group_step);
+      return;
+    }
+    panels_.pack(ctx, frame, [&](index_t group, index_t column, T* to) {
+      panels_.kernels().copy_right({b.data() + group * group_step, b.shape(), b.strides()}, column, to);
     });
   }
 
@@ -95,45 +175,88 @@ class step_operand<T, device::cpu> {
         a.extent(1) == groups_ * depth_ && c.extent(1) == groups_ * columns_ && a.extent(0) == c.extent(0),
         "step_operand: shapes do not fit");
     if (c.empty()) return;
-    const index_t panels = kernels_.right_panels(columns_);
-    const detail::depth_blocks blocks(depth_);
-    // A task computes the columns of one panel of one group.
-    ctx.parallel_for(panels * groups_, [&](index_t task, int) {
-      const index_t group = task / panels, panel = task % panels, first = panel * kernels_.width();
-      const T* const right = data_ + group * group_step_ + panel * panel_step_;
-      const index_t count = std::min(kernels_.width(), columns_ - first);
-      const auto from = a.slice(1, group * depth_, depth_);
-      const auto to = c.slice(1, group * columns_ + first, count);
-      for (index_t block = 0; block < blocks.count(); ++block) {
-        multiply_block(from.slice(1, blocks.begin(block), blocks.size(block)),
-                       right + blocks.begin(block) * row_step_, to, add || block > 0);
-      }
+    ctx.parallel_for(panels_.tasks(), [&](index_t task, int) {
+      panels_.multiply(task, a, c.slice(1, panels_.first_column(task), panels_.columns(task)), add);
     });
   }
 
  private:
-  // c = a b, or with `add` c += a b, for one panel and one block of the depth. If the panels are packed, the
-  // elements stored after this block, which are needed next, are prefetched.
-  void multiply_block(const tensor_view<const T, 2>& a, const T* right, const tensor_view<T, 2>& c,
-                      bool add) const {
-    constexpr index_t line = 64;
-    const index_t rows = kernels_.rows(), steps = a.extent(1);
-    const auto* soon = reinterpret_cast<const std::byte*>(right + steps * row_step_);
-    index_t left = panel_step_ == kernels_.width() ? 0 : steps * row_step_ * static_cast<index_t>(sizeof(T));
-    for (index_t row = 0; row < c.extent(0); row += rows) {
-      typename detail::panel_kernels<T>::prefetch fetch;
-      if (left > 0) fetch = {soon, line};
-      kernels_.multiply(a.data() + row * a.stride(0), a.stride(0), a.stride(1),
-                        std::min(rows, c.extent(0) - row), right, row_step_, steps,
-                        c.data() + row * c.stride(0), c.stride(0), c.extent(1), add, fetch);
-      soon += steps * line;
-      left -= steps * line;
+  index_t depth_, columns_, groups_;
+  detail::step_panels<T> panels_;
+};
+
+/// The operand of 16-bit elements on the CPU: panels of pairs or, if K is odd or the machine has no products
+/// of pairs, of floats. Sums are in float; each result is rounded once.
+template <class T>
+requires(detail::is_narrow<T>) class step_operand<T, device::cpu> {
+ public:
+  static bool merges(index_t, index_t, index_t, index_t) { return false; }
+
+  /// Arguments: as for the other operands, but b has contiguous rows or contiguous columns, and is always
+  /// packed.
+  step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b, index_t,
+               index_t groups = 1, index_t group_step = 0)
+      : depth_(b.extent(0)), columns_(b.extent(1)), groups_(groups) {
+    const bool even = b.stride(1) == 1 || b.stride(1) % 2 == 0;
+    const auto of_group = [&](index_t group) {
+      return tensor_view<const T, 2>(b.data() + group * group_step, b.shape(), b.strides());
+    };
+    if (even && detail::multiplies_pairs<T>(depth_)) {
+      pairs_.emplace(depth_ / 2, columns_, groups);
+      pairs_->pack(ctx, frame, [&](index_t group, index_t column, detail::bf16_pair* to) {
+        pairs_->kernels().copy_right(of_group(group), column, to);
+      });
+      return;
     }
+    floats_.emplace(depth_, columns_, groups);
+    floats_->pack(ctx, frame, [&](index_t group, index_t column, float* to) {
+      const index_t width = floats_->kernels().width();
+      const tensor_view<const T, 2> own = of_group(group);
+      for (index_t k = 0; k < depth_; ++k) {
+        for (index_t j = 0; j < width; ++j) {
+          to[k * width + j] = column + j < columns_ ? static_cast<float>(own(k, column + j)) : 0.0F;
+        }
+      }
+    });
   }
 
-  detail::panel_kernels<T> kernels_;
-  const T* data_;
-  index_t groups_, group_step_, depth_, columns_, panel_step_, row_step_;
+  void multiply(context<device::cpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<T, 2>& c,
+                bool add) const {
+    PUFFERFISH_ASSERT(
+        a.extent(1) == groups_ * depth_ && c.extent(1) == groups_ * columns_ && a.extent(0) == c.extent(0),
+        "step_operand: shapes do not fit");
+    if (c.empty()) return;
+    scratch_frame frame(ctx.scratch());
+    if (floats_) {
+      const tensor_view<float, 2> wide = frame.take<float>(a.shape());
+      detail::convert_rows(ctx, a, wide);
+      return run(ctx, *floats_, tensor_view<const float, 2>(wide), c, add);
+    }
+    if (a.stride(0) % 2 == 0) return run(ctx, *pairs_, detail::as_pairs(a), c, add);
+    const tensor_view<T, 2> dense = frame.take<T>(a.shape());
+    copy_rows<T>(ctx, a, dense);
+    run(ctx, *pairs_, detail::as_pairs(tensor_view<const T, 2>(dense)), c, add);
+  }
+
+ private:
+  template <class E>
+  static void run(context<device::cpu>& ctx, const detail::step_panels<E>& panels,
+                  const tensor_view<const E, 2>& a, const tensor_view<T, 2>& c, bool add) {
+    scratch_frame frame(ctx.scratch());
+    const index_t rows = c.extent(0), size = rows * panels.kernels().width();
+    float* const storage = frame.take<float>(size * ctx.threads());
+    ctx.parallel_for(panels.tasks(), [&](index_t task, int worker) {
+      const index_t columns = panels.columns(task);
+      float* const sums = storage + worker * size;
+      panels.multiply(task, a, {sums, {rows, columns}}, false);
+      detail::round_rows<T>(sums, rows, columns, nullptr, add, c.data() + panels.first_column(task),
+                            c.stride(0));
+    });
+  }
+
+  index_t depth_, columns_, groups_;
+  std::optional<detail::step_panels<detail::bf16_pair>> pairs_;
+  std::optional<detail::step_panels<float>> floats_;
 };
 
 }  // namespace ops

@@ -177,7 +177,7 @@ class run_states {
       if (own_optimizer_) optimizer_.send_back();
     }
     if (!carried_) return;
-    if (!all) std::fill(carried_->values().begin(), carried_->values().end(), T{});
+    if (!all) std::fill(carried_->values().begin(), carried_->values().end(), Carried{});
     carried_->send_back();
   }
 

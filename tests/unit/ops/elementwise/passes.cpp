@@ -234,7 +234,8 @@ TEST_CASE_TEMPLATE("softmax kernels of all instruction sets", T, float, double) 
     CHECK(worst < tolerance);
     CHECK(found == doctest::Approx(sum).epsilon(tolerance));
     CHECK(found_shifted == doctest::Approx(shifted).epsilon(tolerance));
-    PUFFERFISH_KERNEL(target, kernels::softmax, row_gradient<T>)(powers.data(), count, T(0.5), T(0.25), T{2});
+    PUFFERFISH_KERNEL(target, kernels::softmax, row_gradient<T>)
+    (powers.data(), count, T(0.5), T(0.25), T{2}, powers.data());
     CHECK(close(
         powers,
         [&] {
