@@ -268,7 +268,7 @@ class program {
         }
       }
     }
-    text_table table({"operation", "shape", "built-in", "ms", "fastest", "ms", "of built-in", "chosen"});
+    text_table table({"built-in", "ms", "fastest", "ms", "ratio", "chosen", "operation", "shape"});
     for (const auto& [key, m] : all) {
       const double rule = spread_of(m.times.at(m.rule)).median;
       std::string fastest = m.rule;
@@ -280,8 +280,8 @@ class program {
       for (const auto& [algorithm, count] : m.chosen) rounds += count;
       const auto found = m.chosen.find(fastest);
       const int chosen = found == m.chosen.end() ? 0 : found->second;
-      table.add({key.operation, key.shape, m.rule, format("%.3f", rule), fastest, format("%.3f", least),
-                 format("%.2f", least / rule), format("%d of %d", chosen, rounds)});
+      table.add({m.rule, format("%.3f", rule), fastest, format("%.3f", least), format("%.2f", least / rule),
+                 format("%d of %d", chosen, rounds), key.operation, key.shape});
       json object{{"operation", key.operation},
                   {"type", key.type},
                   {"shape", key.shape},

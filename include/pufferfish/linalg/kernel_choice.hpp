@@ -13,6 +13,8 @@
 ///   kernel_choices::default_path(), which is read first.
 /// - a path: the choices of that file, by the rules where the file has no row. Nothing is measured.
 ///
+/// The variable is read at the first choice, unless a function has set the table before.
+///
 /// Different algorithms sum in different orders, so a table changes the last bits of results. Results with
 /// the rules do not depend on the number of threads; those with a table may, since the number of threads is
 /// part of a key. Processes that load the same file choose alike on machines with the same instruction set,

@@ -173,7 +173,9 @@ TEST_CASE("kernel choices: malformed files are refused with file and line") {
       {"conv_forward | float | s | 2 | avx512 | direct sums | direct sums: fast", "not a name and a time: '"},
       {"conv_forward | float | s | 2 | avx512 | direct sums | direct sums", "not a name and a time: '"},
       {good, "a second row for '" + good + "'"}};
-  for (const auto& [line, text] : cases) {
+  for (const auto& malformed : cases) {
+    const std::string& line = malformed.first;
+    const std::string& text = malformed.second;
     CAPTURE(line);
     write_text(path, "# comment\n\n" + good + "\n" + line + "\n");
     CHECK(has(error_of<io_error>([&] { kernel_choices::load(path); }), path + ":4: " + text));

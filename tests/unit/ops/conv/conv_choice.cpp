@@ -188,7 +188,9 @@ TEST_CASE_TEMPLATE("convolution choices: each candidate against the reference, f
     kernel_choices::load(path);
     CHECK(same_bits(measured, a.run(ctx)));
 
-    for (const auto& [key, row] : rows) {
+    for (const auto& item : rows) {
+      const kernel_key& key = item.first;
+      const kernel_choice& row = item.second;
       REQUIRE(row.times.size() > 1);
       CHECK(key.threads == 2);
       CHECK(key.isa == pufferfish::detail::kernel_name());
