@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -357,6 +359,11 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   const guard locked(device_lock());
   if (graph == nullptr) return result(cudaErrorInvalidValue);
+  if (std::getenv("PUFFERFISH_EMULATED_GRAPHS") != nullptr) {  // prints how often each operation occurs
+    std::map<std::string, int> counts;
+    for (const node& n : graph->nodes) ++counts[n.name];
+    for (const auto& [name, count] : counts) std::fprintf(stderr, "%5d %s\n", count, name.c_str());
+  }
   *executable = new CUgraphExec_st{std::make_shared<const std::vector<node>>(graph->nodes)};
   return cudaSuccess;
 }
