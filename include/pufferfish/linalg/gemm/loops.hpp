@@ -147,7 +147,7 @@ index_t cached_rows(index_t elements) {
 template <class T>
 index_t row_tile(index_t depth, index_t columns) {
   return depth < shallow_depth ? cached_rows<T>(depth + columns)
-                               : std::clamp<index_t>(65536 / depth / 24 * 24, 24, 96);
+                               : std::clamp<index_t>(65536 / depth / 24 * 24, 24, 384);
 }
 
 /// multiply_rows() for one tile. For each panel, the loop is over blocks of the depth, then over groups of
