@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 #include <pufferfish/linalg/gemm/edge_tile.hpp>
@@ -24,10 +25,9 @@ template <class T>
 void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
 #if defined(__GNUC__) || defined(__clang__)
   constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
-  for (index_t i = 0; i < rows; ++i) {
-    for (index_t j = 0; j < columns + line - 1; j += line) {
-      __builtin_prefetch(c + i * c_step + std::min(j, columns - 1), 1, 3);
-    }
+  for (index_t i = 0; i < rows; ++i, c += c_step) {
+    for (index_t j = 0; j < columns; j += line) __builtin_prefetch(c + j, 1, 3);
+    if (reinterpret_cast<std::uintptr_t>(c) % 64 != 0) __builtin_prefetch(c + columns - 1, 1, 3);
   }
 #endif
 }
@@ -147,7 +147,7 @@ index_t cached_rows(index_t elements) {
 template <class T>
 index_t row_tile(index_t depth, index_t columns) {
   return depth < shallow_depth ? cached_rows<T>(depth + columns)
-                               : std::clamp<index_t>(65536 / depth / 24 * 24, 24, 96);
+                               : std::clamp<index_t>(65536 / depth / 24 * 24, 24, 384);
 }
 
 /// multiply_rows() for one tile. For each panel, the loop is over blocks of the depth, then over groups of
@@ -174,7 +174,7 @@ void multiply_tile_of_rows(const packed_b<T>& b, const tensor_view<const T, 2>& 
       }
       index_t group = kernels.group(columns, adjacent);
       typename panel_kernels<T>::prefetch soon;
-      if (panel == first && adjacent) {
+      if (panel == first && adjacent && a.stride(1) > line / size) {
         group = std::min(group, line / size);  // a step prefetches one line
         soon = {own + steps * a.stride(1), a.stride(1) * size, group * size};
       } else if (panel == first && dense_rows) {

@@ -99,6 +99,7 @@ class panel_shape {
   /// Packs columns first .. first + width() - 1 of b (K x N, any strides) into the panel `to`, [K][width()];
   /// zeros after the last column of b.
   void copy_right(const tensor_view<const T, 2>& b, index_t first, T* to) const {
+    if (b.extent(0) == 0) return;
     copy_(b.data() + first * b.stride(1), b.stride(0), b.stride(1), b.extent(0),
           std::min(width(), b.extent(1) - first), to, width());
   }

@@ -29,9 +29,12 @@ struct row_cut {
 
   /// The cut for a left operand of rows x depth elements and a right operand of depth x columns elements in
   /// panels of `shape`. There are several groups only if there are at most 8 tiles.
+  /// Tiles of more than 96 rows are used only if there are at least 16 of them, or if the depth is shallow.
   template <class T>
   row_cut(index_t rows, index_t depth, index_t columns, const panel_shape<T>& shape)
-      : tile(pufferfish::detail::row_tile<T>(depth, columns)),
+      : tile(std::min(
+            pufferfish::detail::row_tile<T>(depth, columns),
+            depth < pufferfish::detail::shallow_depth ? 4096 : std::max<index_t>(96, rows / 16 / 24 * 24))),
         tiles((rows + tile - 1) / tile),
         groups(std::clamp<index_t>(16 / std::max<index_t>(1, tiles), 1,
                                    std::max<index_t>(1, shape.right_panels(columns)))) {}

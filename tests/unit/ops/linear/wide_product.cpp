@@ -8,7 +8,6 @@
 
 namespace {
 using namespace test;
-namespace inner = pufferfish::ops::detail;
 
 std::vector<isa> targets() {
   std::vector<isa> all;
@@ -49,7 +48,7 @@ TEST_CASE_TEMPLATE("panels of all instruction sets: copies of any stride", T, fl
   picker pick(1);
   for (isa target : targets()) {
     CAPTURE(to_string(target));
-    const auto copy_panel = PUFFERFISH_KERNEL(target, inner::panels, copy_panel<T>);
+    const auto copy_panel = pufferfish::detail::panel_copier<T>(target);
     for (std::uint64_t round = 0; round < 80; ++round) {
       const index_t steps = pick(0, 40), width = 4 * pick(1, 12), count = pick(0, width);
       const placed<T> source({steps, count}, round % 2 == 0, round);
