@@ -26,7 +26,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 struct packed_form {
   const void* weight;
   std::string_view name;  ///< a string literal
-  std::array<index_t, 4> numbers{};
+  std::array<index_t, 6> numbers{};
   friend bool operator==(const packed_form&, const packed_form&) = default;
 };
 

@@ -110,9 +110,9 @@ PUFFERFISH_COLD inline kernel_choice measure_kernels(const std::vector<kernel_al
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (least[i] < (best == 0 ? 0.95 : 1.0) * least[best]) best = i;
     // Rounded to tenths of a microsecond, so that files stay readable.
-    choice.times.push_back({to_string(candidates[i]), std::round(least[i] * 1e4) / 1e4});
+    choice.times.push_back({algorithm_name(candidates[i]), std::round(least[i] * 1e4) / 1e4});
   }
-  choice.chosen = to_string(candidates[best]);
+  choice.chosen = algorithm_name(candidates[best]);
   return choice;
 }
 
@@ -246,8 +246,8 @@ PUFFERFISH_COLD inline kernel_algorithm ask_kernel_table(const kernel_key& key,
   }
   std::string names;
   for (const kernel_algorithm candidate : candidates) {
-    if (row->second.chosen == to_string(candidate)) return candidate;
-    names += message({names.empty() ? "'" : ", '", to_string(candidate), "'"});
+    if (row->second.chosen == algorithm_name(candidate)) return candidate;
+    names += message({names.empty() ? "'" : ", '", algorithm_name(candidate), "'"});
   }
   const std::string& source = row->second.source;
   throw_error<value_error>({source, source.empty() ? "" : ": ", key.operation, "<", key.type, ">, ",
@@ -274,7 +274,7 @@ kernel_algorithm choose_kernel(const char* operation, int threads, kernel_algori
     chosen = ask_kernel_table({operation, scalar_name<T>(), describe() + limits(), threads, kernel_name()},
                               possible, run);
   }
-  report_kernel<T>(operation, to_string(chosen), describe);
+  report_kernel<T>(operation, algorithm_name(chosen), describe);
   return chosen;
 }
 

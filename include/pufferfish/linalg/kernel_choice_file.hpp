@@ -89,7 +89,7 @@ inline constexpr std::array<std::string_view, 10> kernel_algorithm_names{
     "blocks of groups"};
 
 /// Name of an algorithm.
-constexpr const char* to_string(kernel_algorithm algorithm) {
+constexpr const char* algorithm_name(kernel_algorithm algorithm) {
   return kernel_algorithm_names[static_cast<std::size_t>(algorithm)].data();
 }
 

@@ -3,11 +3,13 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <string>
 #include <thread>
 #include <type_traits>
 #include <vector>
 
+#include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/models/small_resnet.hpp>
 #include <pufferfish/nn.hpp>
 
@@ -105,6 +107,33 @@ TEST_CASE("frozen_model: a whole network, dense, factorized, and with folded bat
   check_frozen<float>(net, {1, 32, 32, 3});
   fold_batch_norm(net);
   check_frozen<float>(net, {1, 32, 32, 3});
+}
+
+TEST_CASE_TEMPLATE("frozen_model: a language model, dense and factorized, token by token", T, float,
+                   bfloat16) {
+  for (const index_t width : {32, 17}) {
+    CAPTURE(width);
+    auto net = make_lstm_lm<T>({.vocabulary = 41, .width = width, .layers = 2, .dropout = 0.0});
+    net.initialize(2);
+    if (width == 32) factorize(net, factorize_policy{});
+    const auto plain = net;
+    const frozen_model served(std::move(net));
+    cpu_context ctx({.threads = 2}), fresh;
+    auto state = served.get().root().make_state(3), expected_state = plain.root().make_state(3);
+    tensor<T, 2> logits({3, 41}), expected({3, 41});
+    for (std::int32_t step = 0; step < 4; ++step) {
+      const std::vector<std::int32_t> tokens{step, 7, 40 - step};
+      served.run(ctx, [&](const auto& model) { model.root().next(ctx, tokens, state, logits.view()); });
+      plain.root().next(fresh, tokens, expected_state, expected.view());
+      for (index_t i = 0; i < logits.size(); ++i) {
+        const double got = static_cast<double>(logits.data()[i]),
+                     want = static_cast<double>(expected.data()[i]);
+        CHECK(std::abs(got - want) <= (std::is_same_v<T, float> ? 1e-5 : 0.02));
+      }
+    }
+    const bool widened = std::is_same_v<T, bfloat16> && width == 17;
+    CHECK((served.packed_bytes() > 0 || widened));
+  }
 }
 
 TEST_CASE("frozen_model: several threads share the packed weights") {

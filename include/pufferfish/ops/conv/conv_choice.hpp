@@ -25,7 +25,7 @@ using pufferfish::detail::kernel_algorithm;
 template <class T>
 void report_conv(const char* operation, const conv_shape& shape, const extents<4>& x,
                  kernel_algorithm algorithm) {
-  pufferfish::detail::report_kernel<T>(operation, to_string(algorithm), [&] {
+  pufferfish::detail::report_kernel<T>(operation, algorithm_name(algorithm), [&] {
     return pufferfish::detail::message({shape.describe(), ", input ", x});
   });
 }

@@ -66,18 +66,24 @@ class step_panels {
     panel_step_ = kernels_.width();
     group_step_ = group_step;
   }
-  /// Packs all panels into memory of `frame`, in parallel. copy(group, column, to) writes the panel whose
-  /// first column is `column` of the group's matrix to `to`, [depth][width()].
-  template <class Copy>
-  void pack(context<device::cpu>& ctx, scratch_frame& frame, Copy&& copy) {
+  /// Packs all panels into memory of `frame`, in parallel, unless the context keeps packed forms of b
+  /// (context::packed). b: the matrix of the first group; consecutive groups are `group_step` elements apart.
+  /// copy(group, column, to) writes the panel whose first column is `column` of the group's matrix to `to`,
+  /// [depth][width()].
+  template <class T, class Copy>
+  void pack(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
+            index_t group_step, Copy&& copy) {
     row_step_ = kernels_.width();
     panel_step_ = row_step_ * depth_;
     group_step_ = panel_step_ * kernels_.right_panels(columns_);
-    E* const storage = frame.take<E>(group_step_ * groups_);
-    data_ = storage;
-    ctx.parallel_for(tasks(), [&](index_t task, int) {
-      copy(group_of(task), column_in_group(task), storage + task * panel_step_);
-    });
+    data_ = ctx.packed<E>(
+        frame,
+        {b.data(), "step panels", {b.extent(0), columns_, b.stride(0), b.stride(1), groups_, group_step}},
+        group_step_ * groups_, [&](E* to) {
+          ctx.parallel_for(tasks(), [&](index_t task, int) {
+            copy(group_of(task), column_in_group(task), to + task * panel_step_);
+          });
+        });
   }
 
   /// c = a b, or with `add` c += a b, for the columns of one task, in the calling thread. a: rows of all
@@ -151,16 +157,18 @@ class step_operand<T, device::cpu> {
   /// matrices are packed into memory of `frame` if that pays for `steps` products, else they are used in
   /// place. b and the frame must outlive this object and its copies, and b must not change. The CPU uses the
   /// matrices in place if there are at most two steps, the rows of b are contiguous and N is a multiple of
-  /// the vector length; otherwise it packs them. A device uses all matrices in place.
+  /// the vector length, and no packed form of them is kept (context::packed); otherwise it packs them. A
+  /// device uses all matrices in place.
   step_operand(context<device::cpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& b,
                index_t steps, index_t groups = 1, index_t group_step = 0)
       : depth_(b.extent(0)), columns_(b.extent(1)), groups_(groups), panels_(depth_, columns_, groups) {
     constexpr index_t few_steps = 2;
-    if (steps <= few_steps && b.stride(1) == 1 && columns_ % panels_.kernels().lanes() == 0) {
+    if (steps <= few_steps && ctx.packed(b.data()) == nullptr && b.stride(1) == 1 &&
+        columns_ % panels_.kernels().lanes() == 0) {
       panels_.use(b.data(), b.stride(0), group_step);
       return;
     }
-    panels_.pack(ctx, frame, [&](index_t group, index_t column, T* to) {
+    panels_.pack(ctx, frame, b, group_step, [&](index_t group, index_t column, T* to) {
       panels_.kernels().copy_right({b.data() + group * group_step, b.shape(), b.strides()}, column, to);
     });
   }
@@ -203,13 +211,13 @@ requires(detail::is_narrow<T>) class step_operand<T, device::cpu> {
     };
     if (even && detail::multiplies_pairs<T>(depth_)) {
       pairs_.emplace(depth_ / 2, columns_, groups);
-      pairs_->pack(ctx, frame, [&](index_t group, index_t column, detail::bf16_pair* to) {
+      pairs_->pack(ctx, frame, b, group_step, [&](index_t group, index_t column, detail::bf16_pair* to) {
         pairs_->kernels().copy_right(of_group(group), column, to);
       });
       return;
     }
     floats_.emplace(depth_, columns_, groups);
-    floats_->pack(ctx, frame, [&](index_t group, index_t column, float* to) {
+    floats_->pack(ctx, frame, b, group_step, [&](index_t group, index_t column, float* to) {
       const index_t width = floats_->kernels().width();
       const tensor_view<const T, 2> own = of_group(group);
       for (index_t k = 0; k < depth_; ++k) {
