@@ -20,8 +20,9 @@ class function_ref;
 /// as an argument does until the called function returns.
 ///
 /// \code
-/// void for_each_row(index_t rows, function_ref<void(index_t)> f) { for (index_t i = 0; i < rows; ++i) f(i);
-/// } for_each_row(10, [&](index_t row) { sum += x[row]; }); \endcode
+/// void for_each_row(index_t rows, function_ref<void(index_t)> f);
+/// for_each_row(10, [&](index_t row) { sum += x[row]; });
+/// \endcode
 template <class Result, class... Arguments>
 class function_ref<Result(Arguments...)> {
  public:
@@ -29,9 +30,12 @@ class function_ref<Result(Arguments...)> {
   requires(!std::is_same_v<std::remove_cvref_t<F>, function_ref> &&
            std::is_invocable_r_v<Result, F&, Arguments...>)
       function_ref(F&& f)  // NOLINT(google-explicit-constructor): callables convert
-      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
-        call_([](void* object, Arguments... arguments) -> Result {
-          return (*static_cast<std::remove_reference_t<F>*>(object))(std::forward<Arguments>(arguments)...);
+      : object_(address_of(f)), call_([](void* object, Arguments... arguments) -> Result {
+          if constexpr (std::is_void_v<Result>) {
+            static_cast<void>((*as<F>(object))(std::forward<Arguments>(arguments)...));
+          } else {
+            return (*as<F>(object))(std::forward<Arguments>(arguments)...);
+          }
         }) {}
 
   Result operator()(Arguments... arguments) const {
@@ -39,6 +43,25 @@ class function_ref<Result(Arguments...)> {
   }
 
  private:
+  // Functions have no object, so their addresses are converted, as POSIX allows.
+  template <class F>
+  static void* address_of(F& f) {
+    if constexpr (std::is_function_v<F>) {
+      return reinterpret_cast<void*>(&f);
+    } else {
+      return const_cast<void*>(static_cast<const void*>(std::addressof(f)));
+    }
+  }
+  template <class F>
+  static auto* as(void* object) {
+    using callable = std::remove_reference_t<F>;
+    if constexpr (std::is_function_v<callable>) {
+      return reinterpret_cast<callable*>(object);
+    } else {
+      return static_cast<callable*>(object);
+    }
+  }
+
   void* object_;
   Result (*call_)(void*, Arguments...);
 };

@@ -62,7 +62,8 @@ class packed_weights {
 
   /// The packed form, `count` elements. The first call with a form computes it by pack(T* to), where `to` is
   /// filled with zeros; meanwhile, other threads wait. Throws std::bad_alloc and the errors of `pack`;
-  /// nothing is kept then. form.weight must satisfy contains().
+  /// nothing is kept then. form.weight must satisfy contains(). `pack` must not call get() of this object,
+  /// which would wait for ever.
   template <class T, class Pack>
   T* get(const packed_form& form, index_t count, Pack&& pack) {
     const std::lock_guard lock(mutex_);
@@ -74,6 +75,9 @@ class packed_weights {
     forms_.push_back({form, packed<T>(count, pack)});
     return reinterpret_cast<T*>(forms_.back().data.data());
   }
+
+  /// Where the weights are.
+  const std::vector<std::span<const std::byte>>& memory() const { return memory_; }
 
   /// Bytes of all packed forms so far.
   std::size_t bytes() const {

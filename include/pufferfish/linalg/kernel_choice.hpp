@@ -17,8 +17,8 @@
 ///
 /// Different algorithms sum in different orders, so a table changes the last bits of results. Results with
 /// the rules do not depend on the number of threads; those with a table may, since the number of threads is
-/// part of a key. Processes that load the same file choose alike on machines with the same instruction set,
-/// so the ranks of a job should load one file rather than measure.
+/// part of a key. Processes that load the same file choose alike on machines with the same instruction set
+/// and kernels, so the ranks of a job should load one file rather than measure.
 ///
 /// \code
 /// kernel_choices::measure();       // before the first steps; the choices are kept in this process only
@@ -36,6 +36,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <mutex>
 #include <string>
@@ -60,9 +61,10 @@ inline std::atomic<bool>& asks_kernel_table() {
 struct kernel_choice_table {
   std::mutex mutex;
   kernel_choice_rows rows;
-  bool measures = false;     // keys without a row are measured
-  std::string path;          // file of the measured rows; empty: none
-  bool initialized = false;  // the environment has been read or replaced by a call
+  bool measures = false;      // keys without a row are measured
+  std::string path;           // file of the measured rows; empty: none
+  bool initialized = false;   // the environment has been read or replaced by a call
+  std::uint64_t version = 0;  // number of replacements
 
   /// The table of this process.
   static kernel_choice_table& here() {
@@ -75,6 +77,7 @@ struct kernel_choice_table {
     measures = measure;
     path = std::move(file);
     initialized = true;
+    ++version;
     asks_kernel_table().store(measures || !rows.empty(), std::memory_order_relaxed);
   }
 };
@@ -234,15 +237,18 @@ PUFFERFISH_COLD inline kernel_algorithm ask_kernel_table(const kernel_key& key,
   if (row == table.rows.end()) {
     if (!table.measures || candidates.size() < 2) return candidates.front();
     // The operation may itself contain operations that ask the table.
+    const std::uint64_t version = table.version;
+    const std::string path = table.path;
     lock.unlock();
     kernel_choice measured = measure_kernels(candidates, run);
+    if (!path.empty()) add_to_kernel_choice_file(path, {{key, measured}});
     lock.lock();
-    // Another thread may have measured the key meanwhile. Its row holds then.
-    row = table.rows.find(key);
-    if (row == table.rows.end()) {
-      if (!table.path.empty()) add_to_kernel_choice_file(table.path, {{key, measured}});
-      row = table.rows.emplace(key, std::move(measured)).first;
+    if (table.version != version) {  // another table since then, which may not measure
+      lock.unlock();
+      return ask_kernel_table(key, candidates, run);
     }
+    // Another thread may have measured the key meanwhile. Its row holds then.
+    row = table.rows.emplace(key, std::move(measured)).first;
   }
   std::string names;
   for (const kernel_algorithm candidate : candidates) {

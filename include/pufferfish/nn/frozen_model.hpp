@@ -18,8 +18,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// Owns a model (network, model<Root>) whose values cannot change any more, and the packed forms of its
 /// weights (packed_weights). On the CPU, the first pass packs each weight as its kernels need it; later
 /// passes use these copies. Results are those of the model itself up to rounding, because kernels are chosen
-/// for packed weights. Packed forms take about as much memory as the weights, four times as much for 3x3
-/// convolutions by Winograd tiles. On a device, passes are those of the model.
+/// for packed weights. A packed
+/// form takes about as much memory as its weight, four times as much for 3x3 convolutions by Winograd tiles
+/// (eight times as much as a bfloat16 weight); batches of different sizes may need different forms of one
+/// weight. On a device, passes are those of the model.
 ///
 /// Passes are const; several threads may run them, each with a context of its own. A frozen model can be
 /// moved, not copied.
@@ -51,7 +53,7 @@ class frozen_model {
           {"frozen_model: a pass in training mode; a frozen model is for inference"});
     }
     if constexpr (std::is_same_v<device_type, device::cpu>) {
-      const packed_weights_scope scope(ctx, *packed_);
+      const packed_weights_scope scope(ctx, packed());
       return pass(model_);
     } else {
       return pass(model_);
@@ -67,7 +69,7 @@ class frozen_model {
   }
 
   /// Bytes of the packed forms so far.
-  std::size_t packed_bytes() const { return packed_->bytes(); }
+  std::size_t packed_bytes() const { return packed().bytes(); }
 
   /// Returns the model, whose values may change again, and drops the packed forms.
   Model thaw() && {
@@ -76,6 +78,12 @@ class frozen_model {
   }
 
  private:
+  // Throws state_error if the object was moved from or thawed.
+  packed_weights& packed() const {
+    if (packed_ == nullptr) detail::moved_from("frozen_model");
+    return *packed_;
+  }
+
   // Where the layers' weights are: the values, and their 16-bit copies.
   template <class T>
   static std::vector<std::span<const std::byte>> weights_of(const parameter_store<T>& store) {

@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include <pufferfish/linalg/kernel_choice.hpp>
 #include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/models/small_resnet.hpp>
 #include <pufferfish/nn.hpp>
@@ -166,45 +167,29 @@ TEST_CASE("frozen_model: training passes are refused; a thawed model has new val
   net.initialize(4);
   const auto after = net.forward(ctx, x.view());
   CHECK(largest_difference(before, after) > 0.1);
-  const frozen_model again(std::move(net));
+  frozen_model again(std::move(net));
   CHECK(largest_difference(again.forward(ctx, x.view()), after) < 1e-4);
+  const frozen_model moved(std::move(again));
+  CHECK_THROWS_AS(again.forward(ctx, x.view()), state_error);
+  CHECK_THROWS_AS(again.packed_bytes(), state_error);
+  CHECK_THROWS_AS(served.forward(ctx, x.view()), state_error);
+  CHECK(largest_difference(moved.forward(ctx, x.view()), after) < 1e-4);
 }
 
-TEST_CASE("packed_weights: forms are kept for their own memory only, and not after an error") {
-  std::vector<float> weights(100, 1.0F), others(100, 2.0F);
-  packed_weights packed(std::as_bytes(std::span<const float>(weights)));
-  CHECK(packed.contains(weights.data()));
-  CHECK(packed.contains(weights.data() + 99));
-  CHECK_FALSE(packed.contains(weights.data() + 100));
-  CHECK_FALSE(packed.contains(others.data()));
-
+TEST_CASE("frozen_model: measuring keeps the forms of chosen algorithms only, and rows of their own") {
+  const frozen_model served(of_layer<float>(Conv<float>(conv_shape::square(64, 64, 3, 1, 1))));
+  const auto x = random_images<float>({1, 16, 16, 64});
   cpu_context ctx;
-  int calls = 0;
-  const auto doubled = [&](const float* from) {
-    scratch_frame frame(ctx.scratch());
-    return ctx.packed<float>(frame, {from, "doubled", {100}}, 100, [&](float* to) {
-      ++calls;
-      for (int i = 0; i < 100; ++i) to[i] = 2.0F * from[i];
-    })[7];
-  };
-  const auto fails = [&](float*) { throw value_error("no"); };
-  {
-    const packed_weights_scope scope(ctx, packed);
-    CHECK_THROWS_AS(packed.get<float>({weights.data(), "doubled", {100}}, 100, fails), value_error);
-    CHECK(packed.bytes() == 0);
-    CHECK(doubled(weights.data()) == 2.0F);
-    CHECK(doubled(others.data()) == 4.0F);
-    CHECK(packed.bytes() == 400);
-    const int first_calls = calls;
-    CHECK(doubled(weights.data()) == 2.0F);
-    CHECK(calls == first_calls + (PUFFERFISH_ASSERT_LEVEL > 1 ? 1 : 0));  // level 2 compares
-    const mode_scope training(ctx, run_mode::training);
-    CHECK(ctx.packed(weights.data()) == nullptr);
-  }
-  CHECK(ctx.packed(weights.data()) == nullptr);
-  const int before = calls;
-  doubled(weights.data());
-  CHECK(calls == before + 1);
+  const auto expected = served.get().forward(ctx, x.view());
+  kernel_choices::measure();
+  const auto y = served.forward(ctx, x.view());
+  const auto rows = kernel_choices::rows();
+  kernel_choices::builtin();
+  CHECK(largest_difference(y, expected) <= 1e-5 * (1.0 + largest(expected)));
+  REQUIRE(rows.size() == 1);
+  CHECK(rows.begin()->first.shape.find(", kept weight") != std::string::npos);
+  constexpr std::size_t weight = 9 * 64 * 64 * sizeof(float);
+  CHECK(served.packed_bytes() <= 4 * weight + (std::size_t{64} << 10));  // tiles alone: four times and gaps
 }
 
 }  // namespace

@@ -59,7 +59,9 @@ PUFFERFISH_COLD inline std::vector<gradient_bucket> cut_buckets(std::span<const 
 
 /// The buckets of a store's gradients, cut at parameter boundaries. The arena has the order in which a
 /// backward pass completes gradients, so buckets become ready one after the other. A store without parameters
-/// has no buckets. Throws value_error for a limit below 1. \code
+/// has no buckets. Throws value_error for a limit below 1.
+///
+/// \code
 ///   const bucket_limits limits{.first_bytes = 1 << 20, .bytes = 4 << 20};
 ///   for (const gradient_bucket& b : cut_buckets(net.store(), limits)) sgd.step_range(ctx, b.offset, b.size);
 /// \endcode

@@ -26,12 +26,15 @@ class executable_graph {
  public:
   executable_graph() = default;
   explicit executable_graph(cudaGraph_t graph) {
-    const cudaError_t counted = cudaGraphGetNodes(graph, nullptr, &operations_);
+    cudaError_t status = cudaGraphGetNodes(graph, nullptr, &operations_);
+    const char* call = "cudaGraphGetNodes";
     // Keeps the priorities of streams: urgent streams stay urgent within the graph.
-    const cudaError_t status = cudaGraphInstantiate(&handle_, graph, cudaGraphInstantiateFlagUseNodePriority);
+    if (status == cudaSuccess) {
+      call = "cudaGraphInstantiate";
+      status = cudaGraphInstantiate(&handle_, graph, cudaGraphInstantiateFlagUseNodePriority);
+    }
     static_cast<void>(cudaGraphDestroy(graph));
-    check(counted, "cudaGraphGetNodes");
-    check(status, "cudaGraphInstantiate");
+    check(status, call);
   }
   executable_graph(executable_graph&& other) noexcept
       : handle_(std::exchange(other.handle_, nullptr)),
@@ -54,7 +57,7 @@ class executable_graph {
   }
 
   bool empty() const { return handle_ == nullptr; }
-  // Number of kernels, copies and fills in the graph.
+  // Number of nodes of the graph: kernels, copies, fills and events.
   std::size_t operations() const { return operations_; }
   // Launches the graph in the stream and records the end of the launch. Throws backend_error.
   void launch(cudaStream_t stream) {
@@ -180,7 +183,7 @@ class step_graph {
     settled_ = false;
   }
 
-  /// Number of kernels, copies and fills of the captured step; 0 if none is captured.
+  /// Number of nodes of the captured step: kernels, copies, fills and events; 0 if none is captured.
   std::size_t operations() const { return graph_.operations(); }
   /// Number of times a step was captured.
   std::size_t captures() const { return captures_; }

@@ -133,12 +133,15 @@ class panel_kernels : public panel_shape<T> {
 /// Products of a depth below this number do not prefetch.
 inline constexpr index_t shallow_depth = 64;
 
-/// Number of rows whose operands and results, `elements` elements a row, take at most 384 KiB of the
-/// second-level cache. The number is a multiple of 24, unless it is limited to 4096; it is at least 24.
+/// Number of elements that take 384 KiB of the second-level cache.
+template <class T>
+inline constexpr index_t cached_elements = index_t{384} * 1024 / static_cast<index_t>(sizeof(T));
+
+/// Number of rows whose operands and results, `elements` elements a row, take at most cached_elements. The
+/// number is a multiple of 24, unless it is limited to 4096; it is at least 24.
 template <class T>
 index_t cached_rows(index_t elements) {
-  constexpr index_t cache = index_t{384} * 1024 / static_cast<index_t>(sizeof(T));
-  return std::clamp<index_t>(cache / std::max<index_t>(1, elements) / 24 * 24, 24, 4096);
+  return std::clamp<index_t>(cached_elements<T> / std::max<index_t>(1, elements) / 24 * 24, 24, 4096);
 }
 
 /// Number of rows of a left operand that are read in place and multiplied by all panels before the next rows:

@@ -166,7 +166,7 @@ void bf16_conv_forward(context<device::cpu>& ctx, const conv_shape& shape, const
   };
   const bool tiles_pay = bias == nullptr && winograd_pays<T>(ctx, shape, x.shape(), y.shape());
   const kernel_algorithm algorithm = choose_conv<T>(
-      ctx, "conv_forward", shape, x.shape(), bias != nullptr,
+      ctx, "conv_forward", shape, x.shape(), bias != nullptr, ctx.packed(w),
       tiles_pay ? kernel_algorithm::winograd
       : pairs   ? kernel_algorithm::pairs
                 : kernel_algorithm::widened,

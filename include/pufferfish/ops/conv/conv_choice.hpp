@@ -6,6 +6,7 @@
 /// function is the built-in choice, and a *_candidates function lists the algorithms that can compute the
 /// pass, among which a table may choose (linalg/kernel_choice.hpp).
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,20 +32,31 @@ void report_conv(const char* operation, const conv_shape& shape, const extents<4
 }
 
 /// Chooses and reports the algorithm of a pass of a convolution. x: extents of the input; `rule`,
-/// `candidates`, `run`: see choose_kernel; `has_bias`: a bias limits the candidates.
+/// `candidates`, `run`: see choose_kernel; `has_bias`: a bias limits the candidates; `kept`: the object that
+/// keeps packed forms of the weight, or nullptr. Measuring packs into an object of its own, so that the forms
+/// of algorithms that are not chosen are not kept.
 template <class T, class Candidates, class Run>
-kernel_algorithm choose_conv(const context<device::cpu>& ctx, const char* operation, const conv_shape& shape,
-                             const extents<4>& x, bool has_bias, kernel_algorithm rule,
-                             const Candidates& candidates, const Run& run) {
+kernel_algorithm choose_conv(context<device::cpu>& ctx, const char* operation, const conv_shape& shape,
+                             const extents<4>& x, bool has_bias, const packed_weights* kept,
+                             kernel_algorithm rule, const Candidates& candidates, const Run& run) {
+  std::optional<packed_weights> while_measuring;
   return pufferfish::detail::choose_kernel<T>(
       operation, ctx.threads(), rule, candidates,
       [&] {
         return pufferfish::detail::message({shape.describe(), ", input ", x});
       },
       [&] {
-        return std::string(has_bias ? ", bias" : "").append(ctx.winograd() ? "" : ", without Winograd tiles");
+        return std::string(has_bias ? ", bias" : "")
+            .append(ctx.winograd() ? "" : ", without Winograd tiles")
+            .append(kept != nullptr ? ", kept weight" : "")
+            .append(pufferfish::detail::has_pairs<T>() ? ", pairs" : "");
       },
-      run);
+      [&](kernel_algorithm candidate) {
+        if (kept == nullptr) return run(candidate);
+        if (!while_measuring) while_measuring.emplace(kept->memory());
+        const packed_weights_scope scope(ctx, *while_measuring);
+        run(candidate);
+      });
 }
 
 /// True if the forward pass treats all pixels of an image as one line: for 1x1 kernels without padding that

@@ -117,7 +117,7 @@ void choose_backward_input(context<device::cpu>& ctx, const conv_shape& shape, c
   const conv_shape correlated = turned(shape);
   const bool tiles_pay = winograd_pays<T>(ctx, correlated, dy, dx.shape());
   const kernel_algorithm algorithm = choose_conv<T>(
-      ctx, "conv_backward_input", shape, dx.shape(), false,
+      ctx, "conv_backward_input", shape, dx.shape(), false, nullptr,
       tiles_pay ? kernel_algorithm::winograd : *others.begin(),
       [&] {
         std::vector<kernel_algorithm> list(others);

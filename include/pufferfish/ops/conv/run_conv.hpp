@@ -241,7 +241,7 @@ template <class T>
 forward_plan plan_forward(context<device::cpu>& ctx, const conv_shape& shape,
                           const tensor_view<const T, 4>& x, const T* w, const extents<4>& y) {
   const kernel_algorithm algorithm = choose_conv<T>(
-      ctx, "conv_forward", shape, x.shape(), false, forward_rule<T>(ctx, shape, x.shape(), y),
+      ctx, "conv_forward", shape, x.shape(), false, ctx.packed(w), forward_rule<T>(ctx, shape, x.shape(), y),
       [&] { return forward_candidates<T>(ctx, shape, y); },
       [&](kernel_algorithm candidate) {
         scratch_frame frame(ctx.scratch());
@@ -277,11 +277,12 @@ void choose_backward_weight(context<device::cpu>& ctx, const conv_shape& shape, 
     report_conv<T>("conv_backward_weight", shape, x, rule);
     return run(rule, dw, accumulate);
   }
-  const kernel_algorithm algorithm = choose_conv<T>(
-      ctx, "conv_backward_weight", shape, x, false, rule, candidates, [&](kernel_algorithm candidate) {
-        scratch_frame frame(ctx.scratch());
-        run(candidate, frame.take<parameter_t<T>>(shape.patch() * shape.out_channels), false);
-      });
+  const kernel_algorithm algorithm =
+      choose_conv<T>(ctx, "conv_backward_weight", shape, x, false, nullptr, rule, candidates,
+                     [&](kernel_algorithm candidate) {
+                       scratch_frame frame(ctx.scratch());
+                       run(candidate, frame.take<parameter_t<T>>(shape.patch() * shape.out_channels), false);
+                     });
   run(algorithm, dw, accumulate);
 }
 

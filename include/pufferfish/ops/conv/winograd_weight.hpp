@@ -121,7 +121,7 @@ struct winograd_weight_gradient {
   }
 };
 
-/// Gradient of the weight of a convolution for which winograd_pays() is true (formula:
+/// Gradient of the weight of a convolution for which winograd_fits() is true (formula:
 /// reference::conv_backward_weight). dw is overwritten or, with `accumulate`, added to. The channels are cut
 /// into blocks; if there are few blocks, the tiles are also cut into splits with one sum each. The cut
 /// depends on shapes alone.

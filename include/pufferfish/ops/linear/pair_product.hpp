@@ -60,19 +60,28 @@ void pair_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, cons
   const index_t rows = y.extent(0), columns = y.extent(1);
   const panel_shape<bf16_pair> shape(columns);
   row_cut cut(rows, w.extent(0) / 2, columns, shape);
+  const index_t panels = shape.right_panels(columns);
   if (moments != nullptr) {
     cut.groups = 1;  // one task computes whole rows, since moments are collected by rows
+    cut.tile = std::min(cut.tile, pufferfish::detail::cached_rows<float>(columns));
+    cut.tiles = (rows + cut.tile - 1) / cut.tile;
     moments->start(cut.tiles, columns);
+  } else if (columns > 0) {  // the sums of a task stay in the second-level cache
+    const index_t cached =
+        std::max<index_t>(1, pufferfish::detail::cached_elements<float> / (cut.tile * shape.width()));
+    cut.groups = std::clamp((panels + cached - 1) / cached, cut.groups, panels);
   }
   if (y.empty()) return;
   scratch_frame frame(ctx.scratch());
   const float* const wide_bias = widened(ctx, frame, bias, columns);
   const auto right = packed_b<bf16_pair>::pack(ctx, frame, shape, w);
-  float* const storage = frame.take<float>(cut.tile * columns * ctx.threads());
+  const index_t sums_size =
+      std::min(cut.tile, rows) * ((panels + cut.groups - 1) / cut.groups) * shape.width();
+  float* const storage = frame.take<float>(sums_size * ctx.threads());
   for_row_tiles(ctx, cut, rows, right.panels(),
                 [&](index_t begin, index_t count, index_t first, index_t last, int worker, index_t task) {
                   const index_t column = right.first_column(first), width = right.first_column(last) - column;
-                  float* const sums = storage + worker * cut.tile * columns;
+                  float* const sums = storage + worker * sums_size;
                   pufferfish::detail::multiply_rows(right, as_pairs(x.slice(0, begin, count)), first, last,
                                                     {sums, {count, width}}, false);
                   T* const result = y.data() + begin * y.stride(0);

@@ -75,7 +75,8 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   }
   if (y.empty()) return;
   const bool packs = rows >= 96 && depth >= 32;
-  report_product<T>(packs ? "rows in place, weight in panels" : "rows in place", x.shape(), w.shape());
+  const bool panels = packs || ctx.packed(w.data()) != nullptr;
+  report_product<T>(panels ? "rows in place, weight in panels" : "rows in place", x.shape(), w.shape());
   scratch_frame frame(ctx.scratch());
   const auto right =
       packs ? packed_b<T>::pack(ctx, frame, shape, w) : packed_b<T>::prepare(ctx, frame, shape, w, rows);
@@ -100,8 +101,9 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
 /// sum. Throws shape_error if the shapes do not fit.
 ///
 /// The CPU packs b into panels, in scratch memory of about the size of b, if there are at least 96 rows and
-/// the depth is at least 32. Otherwise b is used in place if its rows are contiguous whole vectors. Sums are
-/// in T. A device computes the product as wide_product.
+/// the depth is at least 32. Otherwise b is used in place if its rows are contiguous whole vectors that are
+/// close together or read few times (packed_b::prepare). If the context keeps packed forms of b, these are
+/// used (context::packed). Sums are in T. A device computes the product as wide_product.
 template <class T, class Device>
 void row_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
                  const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {

@@ -94,6 +94,9 @@ class step_panels {
     const E* const right =
         data_ + group_of(task) * group_step_ + column_in_group(task) / kernels_.width() * panel_step_;
     const auto from = a.slice(1, group_of(task) * depth_, depth_);
+    for (index_t row = 0; row < c.extent(0) && depth_ == 0 && !add; ++row) {
+      std::fill_n(c.data() + row * c.stride(0), c.extent(1), result_type{});
+    }
     for (index_t block = 0; block < blocks.count(); ++block) {
       multiply_block(from.slice(1, blocks.begin(block), blocks.size(block)),
                      right + blocks.begin(block) * row_step_, c, add || block > 0);
@@ -141,7 +144,7 @@ class step_panels {
 template <class T, class Device = device::cpu>
 class step_operand;
 
-/// The operand on the CPU. Panels are packed as panel_kernels describes.
+/// The operand on the CPU. Panels are packed as panel_shape describes (linalg/gemm/pack.hpp).
 template <class T>
 class step_operand<T, device::cpu> {
  public:
