@@ -296,14 +296,17 @@ TEST_CASE("convolution choices: what limits the candidates is part of the key") 
   a.run(direct);  // the same shape, without Winograd tiles: direct sums only, so nothing to measure
   with_bias.run(ctx);
   without.run(ctx);
-  int tiles = 0, biases = 0;
+  int tiles = 0, biases = 0, pairs = 0;
   for (const auto& [key, row] : kernel_choices::rows()) {
     CHECK(key.shape.find("without Winograd") == std::string::npos);
-    biases += key.shape.ends_with(", bias") ? 1 : 0;
+    biases += key.shape.find(", bias") != std::string::npos ? 1 : 0;
+    pairs += key.type == "bfloat16" && key.shape.ends_with(", pairs") ? 1 : 0;
     for (const kernel_time& time : row.times) tiles += time.algorithm == "Winograd tiles" ? 1 : 0;
   }
   CHECK(tiles > 0);
-  CHECK(biases == (pufferfish::detail::pair_kernels() != nullptr ? 1 : 0));
+  const bool has_pairs = pufferfish::detail::pair_kernels() != nullptr;
+  CHECK(biases == (has_pairs ? 1 : 0));
+  CHECK((pairs > 0) == has_pairs);
 }
 
 TEST_CASE("convolution choices: the rules for known shapes") {
