@@ -35,7 +35,11 @@ void run_clipped(block_arguments<T>& whole, index_t width, index_t full, index_t
     for (index_t i = 0; i < count; ++i) {
       result* const to = moved(whole.result, (first + i) * whole.result_step);
       const result* const from = beside + i * most_columns;
-      for (index_t j = 0; j < width; ++j) to[j] = whole.accumulate != 0 ? to[j] + from[j] : from[j];
+      if (whole.accumulate == 0) {
+        std::copy_n(from, width, to);
+        continue;
+      }
+      for (index_t j = 0; j < width; ++j) to[j] += from[j];
     }
   }
 }
