@@ -29,7 +29,7 @@ class function_ref<Result(Arguments...)> {
   template <class F>
   requires(!std::is_same_v<std::remove_cvref_t<F>, function_ref> &&
            std::is_invocable_r_v<Result, F&, Arguments...>)
-      function_ref(F&& f)  // NOLINT(google-explicit-constructor): callables convert
+      function_ref(F&& f)  // NOLINT(google-explicit-constructor,bugprone-forwarding-reference-overload)
       : object_(address_of(f)), call_([](void* object, Arguments... arguments) -> Result {
           if constexpr (std::is_void_v<Result>) {
             static_cast<void>((*as<F>(object))(std::forward<Arguments>(arguments)...));

@@ -21,13 +21,13 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
-#include <compare>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -43,7 +43,11 @@ struct kernel_key {
   std::string shape;      ///< as the kernel report prints it, and what else limits the choice
   int threads = 1;        ///< threads of the context
   std::string isa;        ///< name of the instruction set, as the kernel report prints it
-  friend auto operator<=>(const kernel_key&, const kernel_key&) = default;
+  friend bool operator==(const kernel_key&, const kernel_key&) = default;
+  friend bool operator<(const kernel_key& a, const kernel_key& b) {
+    return std::tie(a.operation, a.type, a.shape, a.threads, a.isa) <
+           std::tie(b.operation, b.type, b.shape, b.threads, b.isa);
+  }
 };
 
 /// The measured time of one algorithm.

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include <pufferfish/core/context.hpp>
@@ -164,7 +165,7 @@ struct packed_b {
   template <class Source>
   static packed_b pack(context<device::cpu>& ctx, scratch_frame& frame, const panel_shape<T>& shape,
                        const tensor_view<const Source, 2>& b) {
-    const index_t pair = static_cast<index_t>(sizeof(T) / sizeof(Source));
+    constexpr index_t pair = std::is_same_v<T, Source> ? 1 : 2;  // elements of b in an element of a panel
     packed_b result = packed(shape, (b.extent(0) + pair - 1) / pair, b.extent(1), nullptr);
     result.data = ctx.packed<T>(
         frame, {b.data(), "product panels", {b.extent(0), b.extent(1), b.stride(0), b.stride(1)}},

@@ -154,11 +154,7 @@ class output_product {
     right_ = right;
     ctx.parallel_for(panels_, [&](index_t panel, int) {
       const index_t first = std::min(panel * kernels_.width(), layer.tokens());
-      if constexpr (is_narrow<T>) {
-        kernels_.copy_right(transpose(layer.x), first, right + panel * panel_size());
-      } else {
-        kernels_.copy_right(transpose(layer.x), first, right + panel * panel_size());
-      }
+      kernels_.copy_right(transpose(layer.x), first, right + panel * panel_size());
     });
   }
 

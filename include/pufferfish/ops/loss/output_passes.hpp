@@ -137,7 +137,7 @@ class output_backward {
       wrong_[n] = units_[n] * static_cast<P>(target_.wrong);
     }
     ctx.parallel_for(panels_, [&](index_t panel, int) {
-      copy_right(layer.x, panel * kernels_.width(), right_ + panel * panel_size());
+      kernels_.copy_right(layer.x, panel * kernels_.width(), right_ + panel * panel_size());
     });
   }
 
@@ -197,15 +197,6 @@ class output_backward {
   }
   // The kept exponentials of one word, later the gradients of its logits.
   T* logits(index_t row) const { return kept_ + row * cut_.width; }
-  // Packs one panel of a right operand.
-  void copy_right(const tensor_view<const T, 2>& b, index_t first, element* to) const {
-    if constexpr (is_narrow<T>) {
-      kernels_.copy_right(b, first, to);
-    } else {
-      kernels_.copy_right(b, first, to);
-    }
-  }
-
   // Turns the kept exponentials of these rows into the gradient of the logits times the scale; writes dbias.
   void make_gradient(index_t first, index_t rows, P* share) const {
     P *const missing = share + cut_.width, *const sums = missing + cut_.width;
@@ -288,7 +279,7 @@ class output_backward {
       const index_t column = panel * kernels_.width(),
                     columns = std::min(kernels_.width(), layer_.depth() - column);
       const index_t next = std::min(column + kernels_.width(), layer_.depth() - 1);
-      copy_right(weight, column, right);
+      kernels_.copy_right(weight, column, right);
       for (index_t group = 0; group < left_panels; ++group) {
         // Prefetches a share of the rows of the weight's next panel, and the next rows of the result.
         const index_t begin = rows * group / left_panels, end = rows * (group + 1) / left_panels;
