@@ -76,14 +76,16 @@ void check_frozen(network<T> net, extents<4> image, bool keeps = true) {
     }
   }
   const std::size_t bytes = served.packed_bytes();
-  CHECK((bytes > 0) == keeps);
+  // Without kernels for pairs, weights of bfloat16 are widened in each pass.
+  if (!std::is_same_v<T, bfloat16> || detail::has_pairs<T>()) CHECK((bytes > 0) == keeps);
   served.forward(fresh, random_images<T>(image).view());
   CHECK(served.packed_bytes() == bytes);
 }
 
 TEST_CASE_TEMPLATE("frozen_model: each layer gives the results of the network", T, float, double, bfloat16) {
   const auto check = [](any_layer<T> layer, const extents<4>& image, bool keeps = true) {
-    CAPTURE(layer.describe());
+    const std::string name = layer.describe();
+    CAPTURE(name);
     check_frozen<T>(of_layer<T>(std::move(layer)), image, keeps);
   };
   const bool widened = std::is_same_v<T, bfloat16>;  // odd channels and groups of bfloat16
