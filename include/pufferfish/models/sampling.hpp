@@ -25,6 +25,7 @@
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/random.hpp>
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

@@ -11,6 +11,7 @@
 
 #include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/view.hpp>
+#include <pufferfish/linalg/gemm/pack.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

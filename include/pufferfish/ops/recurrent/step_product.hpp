@@ -20,6 +20,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
+namespace detail {
+
+/// Matrix number `group` of equal matrices `step` elements apart, of which b is the first. An empty matrix
+/// may have no address to count from.
+template <class T>
+tensor_view<const T, 2> matrix_of_group(const tensor_view<const T, 2>& b, index_t group, index_t step) {
+  return b.empty() ? b : tensor_view<const T, 2>(b.data() + group * step, b.shape(), b.strides());
+}
+
+}  // namespace detail
+
 namespace reference {
 
 /// The definition: c_g = a_g b_g, or with `add` c_g += a_g b_g, for each group g = 0 .. G - 1 of columns,
@@ -32,8 +43,8 @@ void group_product(const tensor_view<const T, 2>& a, const tensor_view<const T, 
   const index_t depth = b.extent(0), columns = b.extent(1);
   const index_t groups = columns == 0 ? 0 : c.extent(1) / columns;
   for (index_t g = 0; g < groups; ++g) {
-    const tensor_view<const T, 2> own(b.data() + g * group_step, b.shape(), b.strides());
-    reference_gemm{}.multiply<T>(a.slice(1, g * depth, depth), own, c.slice(1, g * columns, columns), add);
+    reference_gemm{}.multiply<T>(a.slice(1, g * depth, depth), detail::matrix_of_group(b, g, group_step),
+                                 c.slice(1, g * columns, columns), add);
   }
 }
 
@@ -172,7 +183,7 @@ class step_operand<T, device::cpu> {
       return;
     }
     panels_.pack(ctx, frame, b, group_step, [&](index_t group, index_t column, T* to) {
-      panels_.kernels().copy_right({b.data() + group * group_step, b.shape(), b.strides()}, column, to);
+      panels_.kernels().copy_right(detail::matrix_of_group(b, group, group_step), column, to);
     });
   }
 
@@ -209,20 +220,17 @@ requires(detail::is_narrow<T>) class step_operand<T, device::cpu> {
                index_t groups = 1, index_t group_step = 0)
       : depth_(b.extent(0)), columns_(b.extent(1)), groups_(groups) {
     const bool even = b.stride(1) == 1 || b.stride(1) % 2 == 0;
-    const auto of_group = [&](index_t group) {
-      return tensor_view<const T, 2>(b.data() + group * group_step, b.shape(), b.strides());
-    };
     if (even && detail::multiplies_pairs<T>(depth_)) {
       pairs_.emplace(depth_ / 2, columns_, groups);
       pairs_->pack(ctx, frame, b, group_step, [&](index_t group, index_t column, detail::bf16_pair* to) {
-        pairs_->kernels().copy_right(of_group(group), column, to);
+        pairs_->kernels().copy_right(detail::matrix_of_group(b, group, group_step), column, to);
       });
       return;
     }
     floats_.emplace(depth_, columns_, groups);
     floats_->pack(ctx, frame, b, group_step, [&](index_t group, index_t column, float* to) {
       const index_t width = floats_->kernels().width();
-      const tensor_view<const T, 2> own = of_group(group);
+      const tensor_view<const T, 2> own = detail::matrix_of_group(b, group, group_step);
       for (index_t k = 0; k < depth_; ++k) {
         for (index_t j = 0; j < width; ++j) {
           to[k * width + j] = column + j < columns_ ? static_cast<float>(own(k, column + j)) : 0.0F;
