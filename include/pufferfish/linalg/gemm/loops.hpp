@@ -19,15 +19,17 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
-/// Prefetches a block of a result (rows x columns, row stride c_step in elements) for writing. Has no effect
-/// for compilers without __builtin_prefetch.
+/// Prefetches a block of a matrix (rows x columns, row stride c_step in elements): for reading if T is const,
+/// else for writing. Has no effect for compilers without __builtin_prefetch.
 template <class T>
-void prefetch_block(const T* c, index_t c_step, index_t rows, index_t columns) {
+void prefetch_block(T* c, index_t c_step, index_t rows, index_t columns) {
 #if defined(__GNUC__) || defined(__clang__)
   constexpr index_t line = 64 / static_cast<index_t>(sizeof(T));
+  constexpr int for_writing = std::is_const_v<T> ? 0 : 1;
+  asm volatile("");  // g++ removes calls of a function that does nothing but prefetch
   for (index_t i = 0; i < rows; ++i, c += c_step) {
-    for (index_t j = 0; j < columns; j += line) __builtin_prefetch(c + j, 1, 3);
-    if (reinterpret_cast<std::uintptr_t>(c) % 64 != 0) __builtin_prefetch(c + columns - 1, 1, 3);
+    for (index_t j = 0; j < columns; j += line) __builtin_prefetch(c + j, for_writing, 3);
+    if (reinterpret_cast<std::uintptr_t>(c) % 64 != 0) __builtin_prefetch(c + columns - 1, for_writing, 3);
   }
 #endif
 }

@@ -18,6 +18,7 @@
 #include <pufferfish/ops/conv/conv_blocks.hpp>
 #include <pufferfish/ops/conv/conv_shape.hpp>
 #include <pufferfish/ops/conv/image_tasks.hpp>
+#include <pufferfish/ops/conv/winograd_tiles.hpp>
 #include <pufferfish/ops/conv/winograd_transforms.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -30,46 +31,6 @@ using pufferfish::detail::sized_kernel;
 /// is chosen for its small rounding errors.
 template <class T>
 inline constexpr bool has_winograd = std::is_same_v<parameter_t<T>, float>;
-
-/// The 4 x 4 tiles that cover the outputs of a batch of images, numbered image by image and row by row. Tiles
-/// at the lower and right edges may extend beyond the image.
-struct winograd_tiles {
-  static constexpr index_t edge = 4, points = 36;
-
-  index_t images, height, width;  ///< images and extents of the output
-  index_t rows, columns;          ///< tiles of an image, down and across
-
-  winograd_tiles(index_t count, index_t h, index_t w)
-      : images(count), height(h), width(w), rows((h + edge - 1) / edge), columns((w + edge - 1) / edge) {}
-  /// Number of tiles of an image.
-  index_t of_image() const { return rows * columns; }
-  /// Number of tiles of the batch.
-  index_t count() const { return images * of_image(); }
-
-  /// Position of a tile: its image, and the line and column of its first pixel.
-  struct place {
-    index_t image, line, column;
-  };
-  /// The position of tile number `tile`.
-  place operator[](index_t tile) const {
-    const index_t in_image = tile % of_image();
-    return {tile / of_image(), in_image / columns * edge, in_image % columns * edge};
-  }
-};
-
-/// Writes to pixels[i] the address of pixel i, channel `channel`, of the square of Edge x Edge pixels that
-/// begins at position `at` of dense NHWC images with extents `shape`; nullptr outside the image.
-template <index_t Edge, class T>
-void point_at_square(T* data, const extents<4>& shape, const winograd_tiles::place& at, index_t channel,
-                     T** pixels) {
-  T* const image = data + at.image * shape[1] * shape[2] * shape[3] + channel;
-  for (index_t y = at.line; y < at.line + Edge; ++y) {
-    for (index_t x = at.column; x < at.column + Edge; ++x, ++pixels) {
-      const bool real = y >= 0 && y < shape[1] && x >= 0 && x < shape[2];
-      *pixels = real ? image + (y * shape[2] + x) * shape[3] : nullptr;
-    }
-  }
-}
 
 /// One matrix [rows][columns] for each of the 36 points, stored one after another. A gap of a cache line
 /// between matrices avoids strides of whole pages, at which rows with the same number would evict each other
@@ -180,9 +141,8 @@ struct winograd_correlation {
     for (index_t tile = some.begin; tile < some.end; tile += block_tiles) {
       const range block{tile, std::min(some.end, tile + block_tiles)};
       for (index_t number = 0; number < weight.blocks(); ++number) {
-        const range channels{number * weight.block, std::min(in[3], (number + 1) * weight.block)};
-        const winograd_matrices<C> pixels(scratch, block_tiles, channels.length());
-        transform(block, channels, pixels);
+        const winograd_matrices<C> pixels(scratch, block_tiles, channels(number).length());
+        transform(block, number, pixels);
         multiply(block.length(), number, pixels, products);
       }
       finish(block, products);
@@ -190,17 +150,32 @@ struct winograd_correlation {
   }
 
  private:
-  // Transforms the pixels of the input channels `channels`, B^T d B, for the tiles of a block.
-  void transform(const range& block, const range& channels, const winograd_matrices<C>& pixels) const {
+  // Input channels of block `number` of the depth.
+  range channels(index_t number) const {
+    return {number * weight.block, std::min(in[3], (number + 1) * weight.block)};
+  }
+
+  // Transforms the pixels of block `number` of the input channels, B^T d B, for the tiles of a block.
+  void transform(const range& block, index_t number, const winograd_matrices<C>& pixels) const {
     const T* squares[winograd_tiles::points];
+    const range some = channels(number);
     for (index_t tile = block.begin; tile < block.end; ++tile) {
-      winograd_tiles::place at = tiles[tile];
-      at.line -= padding.height;
-      at.column -= padding.width;
-      point_at_square<6>(input, in, at, channels.begin, squares);
-      winograd_transforms<T>::here().input(squares, channels.length(), pixels.row(0, tile - block.begin),
+      prefetch_pixels(tile, block, number);
+      point_at_square<6>(input, in, tiles.inputs(tile, padding), some.begin, squares);
+      winograd_transforms<T>::here().input(squares, some.length(), pixels.row(0, tile - block.begin),
                                            pixels.step);
     }
+  }
+
+  // Prefetches the pixels that will be transformed `ahead` tiles after `tile`: after the last tile of a block
+  // those of the block's first tile and the next block of channels.
+  void prefetch_pixels(index_t tile, const range& block, index_t number) const {
+    index_t soon = tile + winograd_tiles::ahead;
+    if (soon >= block.end) {
+      number = (number + 1) % weight.blocks();
+      if (number > 0) soon -= block.length();
+    }
+    if (soon < tiles.count()) prefetch_square<6>(input, in, tiles.inputs(soon, padding), channels(number));
   }
 
   // products (+)= pixels * block `number` of the weight: for each panel and point a matrix product with
@@ -234,6 +209,10 @@ struct winograd_correlation {
   void finish(const range& block, const winograd_matrices<C>& products) const {
     T* squares[winograd_tiles::edge * winograd_tiles::edge];
     for (index_t tile = block.begin; tile < block.end; ++tile) {
+      if (tile + winograd_tiles::ahead < tiles.count()) {
+        prefetch_square<winograd_tiles::edge>(output, out, tiles[tile + winograd_tiles::ahead],
+                                              weight.columns);
+      }
       point_at_square<winograd_tiles::edge>(output, out, tiles[tile], weight.columns.begin, squares);
       winograd_transforms<T>::here().output(products.row(0, tile - block.begin), products.step,
                                             weight.columns.length(), squares, add);

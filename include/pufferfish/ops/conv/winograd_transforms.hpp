@@ -28,6 +28,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include <pufferfish/core/view.hpp>
 #include <pufferfish/linalg/isa.hpp>

@@ -86,12 +86,14 @@ struct winograd_weight_gradient {
     const auto& transforms = winograd_transforms<T>::here();
     const T* squares[winograd_tiles::points];
     for (index_t tile = some.begin; tile < some.end; ++tile) {
-      winograd_tiles::place at = tiles[tile];
-      point_at_square<winograd_tiles::edge>(gradient, out, at, to.begin, squares);
+      const index_t soon = tile + winograd_tiles::ahead;
+      if (soon < tiles.count()) {
+        prefetch_square<winograd_tiles::edge>(gradient, out, tiles[soon], to);
+        prefetch_square<6>(input, in, tiles.inputs(soon, padding), from);
+      }
+      point_at_square<winograd_tiles::edge>(gradient, out, tiles[tile], to.begin, squares);
       transforms.gradient(squares, to.length(), gradients.row(0, tile - some.begin), gradients.step);
-      at.line -= padding.height;
-      at.column -= padding.width;
-      point_at_square<6>(input, in, at, from.begin, squares);
+      point_at_square<6>(input, in, tiles.inputs(tile, padding), from.begin, squares);
       transforms.input(squares, from.length(), pixels.row(0, tile - some.begin), pixels.step);
     }
   }
