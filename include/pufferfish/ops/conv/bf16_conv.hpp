@@ -211,11 +211,12 @@ void bf16_conv_backward_weight(context<device::cpu>& ctx, const conv_shape& shap
                                const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy, float* dw,
                                bool accumulate, const Widen& widen) {
   const bool pairs = pairs_pixels<T>(shape, dy.shape()), skips = shape.groups == 1 && skips_pixels(shape);
-  const kernel_algorithm rule = winograd_pays<T>(ctx, shape, x.shape(), dy.shape())
-                                    ? kernel_algorithm::winograd
-                                : !pairs ? kernel_algorithm::widened
-                                : skips  ? kernel_algorithm::copied_pixels
-                                         : kernel_algorithm::pairs;
+  const kernel_algorithm rule =
+      winograd_pays<T>(ctx, shape, x.shape(), dy.shape(), conv_pass::weight_gradient)
+          ? kernel_algorithm::winograd
+      : !pairs ? kernel_algorithm::widened
+      : skips  ? kernel_algorithm::copied_pixels
+               : kernel_algorithm::pairs;
   choose_backward_weight<T>(
       ctx, shape, x.shape(), dy.shape(), dw, accumulate, rule,
       [&] {

@@ -92,7 +92,7 @@ std::vector<kernel_algorithm> forward_candidates(const context<device::cpu>& ctx
 template <class T>
 kernel_algorithm backward_weight_rule(const context<device::cpu>& ctx, const conv_shape& shape,
                                       const extents<4>& x, const extents<4>& y) {
-  if (winograd_pays<T>(ctx, shape, x, y)) return kernel_algorithm::winograd;
+  if (winograd_pays<T>(ctx, shape, x, y, conv_pass::weight_gradient)) return kernel_algorithm::winograd;
   if (skips_pixels(shape)) return kernel_algorithm::copied_pixels;
   return is_thin(shape) ? kernel_algorithm::thin : kernel_algorithm::direct;
 }

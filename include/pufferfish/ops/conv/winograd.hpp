@@ -300,12 +300,15 @@ bool winograd_fits(const context<device::cpu>& ctx, const conv_shape& shape) {
          shape.padding.width <= 2 && shape.padding.height >= 0 && shape.padding.width >= 0;
 }
 
-/// True if winograd_fits() and the algorithm is less work than direct sums for input extents `from` and
+/// The passes whose speed by direct sums winograd_pays compares with.
+enum class conv_pass { output, weight_gradient };
+
+/// True if winograd_fits() and the algorithm takes less time than direct sums for input extents `from` and
 /// output extents `to` (NHWC) of at least 12 tiles. For bfloat16 the result depends on whether this machine
 /// has kernels for pairs; it never depends on the number of threads.
 template <class T>
 bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
-                   const extents<4>& to) {
+                   const extents<4>& to, conv_pass pass = conv_pass::output) {
   if (!winograd_fits<T>(ctx, shape)) return false;
   if (winograd_tiles(to[0], to[1], to[2]).count() < 12) return false;
   index_t lines = 0, columns = 0;  // output lines and columns not on padding, summed over the taps
@@ -313,16 +316,20 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
     lines += forward_axis(from[1], to[1], 3, 1, shape.padding.height, 1).valid(tap).length();
     columns += forward_axis(from[2], to[2], 3, 1, shape.padding.width, 1).valid(tap).length();
   }
-  // Costs in multiply-adds of a vector of outputs. Transforming a vector of channels of one tile costs about
-  // `transform` of them. The small matrix products run at about three fifths of the speed of direct sums.
-  constexpr index_t lanes = 16, transform = 300;
+  // Costs in multiply-adds of a vector of outputs, fitted to measurements on a Zen 5. Transforming a vector
+  // of channels of one tile costs as much as `transform` of them; channels that fill no vector are
+  // transformed one by one.
+  constexpr index_t lanes = 16, transform = std::is_same_v<T, float> ? 560 : 480;
   const auto vectors = [](index_t channels) { return channels / lanes + channels % lanes; };
   const index_t products = from[3] * ((to[3] + lanes - 1) / lanes);
   const index_t by_tiles =
       winograd_tiles::points * products + transform * (vectors(from[3]) + vectors(to[3]));
-  // Direct sums of bfloat16 pairs are twice as fast as those of float; products of tiles are float.
-  const index_t slowdown = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0 ? 7 : 5;
-  return slowdown * by_tiles * winograd_tiles(1, to[1], to[2]).count() < 3 * lines * columns * products;
+  // Direct sums reach 90 % of the speed of the tiles' products, weight gradients, which copy pixels, 65 %.
+  // Sums of bfloat16 pairs are nearly twice as fast; products of tiles are float.
+  const bool pairs = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0;
+  const index_t direct_percent = (pass == conv_pass::output ? 90 : 65) * (pairs ? 19 : 10) / 10;
+  return by_tiles * winograd_tiles(1, to[1], to[2]).count() * direct_percent <
+         lines * columns * products * 100;
 }
 
 }  // namespace ops::detail
