@@ -45,6 +45,7 @@ template <class T>
 void round_rows(const float* sums, index_t rows, index_t columns, const float* bias, bool add, T* y,
                 index_t y_stride) {
   const auto kernel = PUFFERFISH_KERNEL(widest_isa(), passes, round_sums<T>);
+  if (bias == nullptr && y_stride == columns) return kernel(sums, bias, add, y, rows * columns);
   for (index_t row = 0; row < rows; ++row) {
     kernel(sums + row * columns, bias, add, y + row * y_stride, columns);
   }
