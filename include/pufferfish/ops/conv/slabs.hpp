@@ -11,7 +11,7 @@
 
 #include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/view.hpp>
-#include <pufferfish/linalg/gemm/pack.hpp>
+#include <pufferfish/linalg/gemm/loops.hpp>
 #include <pufferfish/ops/elementwise/passes.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -69,10 +69,19 @@ struct slabs {
   }
 
  private:
+  // Prefetches a row that will be copied soon. It may belong to the next call, or begin after the last image:
+  // any address may be prefetched.
+  static void prefetch_ahead(const slab_element_t<T>* from, index_t step, index_t columns) {
+    constexpr index_t bytes = 8192;
+    const index_t rows = std::max<index_t>(1, bytes / (step * static_cast<index_t>(sizeof(*from))));
+    pufferfish::detail::prefetch_block(from + rows * step, step, 1, columns);
+  }
+
   // fill() for pairs: interleaves each row with the row `reach` rows later in the same line, or with zeros.
   void pair_rows(T* to, index_t count, const slab_element_t<T>* from, index_t step, index_t columns) const {
     const auto kernel = pufferfish::detail::interleave_kernel<slab_element_t<T>>();
     for (index_t i = 0; i < count; ++i, from += step, to += width) {
+      prefetch_ahead(from, step, columns);
       const bool alone = i % line + reach >= line;
       T* target = to;
       for (index_t column = 0; column < columns; column += width, target += slab_size()) {
@@ -83,20 +92,27 @@ struct slabs {
     }
   }
 
+  // Copies `count` columns of a row, and zeros up to column `wide`. Blocks of a constant size are inlined.
+  static void copy_rest(T* to, const T* from, index_t count, index_t wide) {
+    constexpr index_t block = 32 / static_cast<index_t>(sizeof(T));
+    index_t done = 0;
+    for (; done + block <= count; done += block) std::memcpy(to + done, from + done, block * sizeof(T));
+    for (; done < wide; ++done) to[done] = done < count ? from[done] : T{};
+  }
+
   // fill() without pairs, for slabs of Width columns, a compile-time constant, or of `width` columns if Width
   // is 0.
   template <index_t Width>
   void copy_rows(T* to, index_t count, const T* from, index_t step, index_t columns) const {
     const index_t wide = Width > 0 ? Width : width, whole = columns / wide;
     for (index_t i = 0; i < count; ++i, from += step, to += wide) {
+      prefetch_ahead(from, step, columns);
       const T* source = from;
       T* target = to;
       for (index_t slab = 0; slab < whole; ++slab, source += wide, target += slab_size()) {
         std::memcpy(target, source, static_cast<std::size_t>(wide) * sizeof(T));
       }
-      if (whole * wide < columns) {
-        std::fill(std::copy(source, from + columns, target), target + wide, T{});
-      }
+      if (whole * wide < columns) copy_rest(target, source, columns - whole * wide, wide);
     }
   }
 };
