@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include <pufferfish/linalg/gemm/loops.hpp>
 #include <pufferfish/ops/conv/conv_blocks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -226,6 +227,10 @@ struct correlation {
       if (some.begin == 0 && overwrites(channels)) zero(pixel(image, line, 0), columns.outputs, pixel_step());
       return;
     }
+    if (some.begin == 0 && overwrites(channels) && line + 1 < rows.outputs) {
+      pufferfish::detail::prefetch_block(pixel(image, line + 1, 0), columns.out_step * out_channels,
+                                         columns.outputs, out_channels);
+    }
     index_t done = 0;
     if (in_segments) {
       done = segment_pixels();
@@ -281,7 +286,7 @@ struct correlation {
   void by_column_taps(index_t image, index_t line, const range& row_taps, const range& pixels,
                       const range& some, const range& channels, block_tap<T>* taps) const {
     index_t first = 0;
-    while (first < columns.taps && !covers(columns.valid(first), pixels)) ++first;
+    while (first < columns.taps && !columns.valid(first).contains(pixels)) ++first;
     const bool none = first == columns.taps;
     if (none) {
       first = 0;
@@ -317,11 +322,6 @@ struct correlation {
         });
       }
     }
-  }
-
-  // True if range `outer` contains range `inner`.
-  static bool covers(const range& outer, const range& inner) {
-    return outer.begin <= inner.begin && outer.end >= inner.end;
   }
 
   // Address of the weights of a panel for a row tap, a column tap and a block of input channels.

@@ -27,6 +27,7 @@ struct range {
   index_t begin;
   index_t end;
   index_t length() const { return end - begin; }
+  bool contains(const range& other) const { return begin <= other.begin && other.end <= end; }
 };
 
 /// One axis of a correlation. A tap is a pair of an input pixel and the kernel element that multiplies it.
