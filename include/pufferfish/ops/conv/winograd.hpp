@@ -226,7 +226,7 @@ struct winograd_correlation {
 template <class T>
 void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t out, bool transposed,
                       const winograd_weight<parameter_t<T>>& to) {
-  constexpr index_t rows = 8, widest = 4 * 64 / static_cast<index_t>(sizeof(parameter_t<T>));
+  constexpr index_t rows = 8, widest = 4 * 64 / static_cast<index_t>(sizeof(parameter_t<T>)), ahead = 4;
   static_assert(winograd_weight<parameter_t<T>>::block % rows == 0);
   const index_t chunks = (to.depth + rows - 1) / rows;
   const auto& transforms = winograd_transforms<T>::here();
@@ -249,7 +249,9 @@ void transform_weight(context<device::cpu>& ctx, const T* w, index_t in, index_t
       if (transposed) {
         transforms.weight(turned + (k - begin) * widest, rows * widest, filled, row, matrices.step);
       } else {
-        transforms.weight(w + k * out + first, in * out, filled, row, matrices.step);
+        const T* const from = w + k * out + first;
+        if (k + ahead < to.depth) pufferfish::detail::prefetch_block(from + ahead * out, in * out, 9, filled);
+        transforms.weight(from, in * out, filled, row, matrices.step);
       }
       for (index_t point = 0; filled < matrices.columns && point < winograd_tiles::points; ++point) {
         std::fill(row + point * matrices.step + filled, row + point * matrices.step + matrices.columns,
