@@ -94,8 +94,9 @@ void pair_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, cons
 
 /// dw = x^T dy for bfloat16, or with `accumulate` dw += x^T dy. x: M x K and dy: M x N, contiguous rows; dw:
 /// K x N, float, dense, not empty. has_pairs() must be true. A task interleaves a tile of at most 256 rows
-/// of x and of dy at a time into pairs. The rows are split into parts (weight_splits), whose sums are added
-/// in order. If there are few parts, the columns of dw are also split into groups, for about 16 tasks in all.
+/// of x and of dy at a time into pairs, and prefetches the next tile. The rows are split into parts
+/// (weight_splits), whose sums are added in order. If there are few parts, the columns of dw are also split
+/// into groups, for about 16 tasks in all.
 template <class T>
 void pair_weight_gradient(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                           const tensor_view<const T, 2>& dy, const tensor_view<float, 2>& dw,
@@ -122,7 +123,11 @@ void pair_weight_gradient(context<device::cpu>& ctx, const tensor_view<const T, 
     bf16_pair* const left = storage + worker * (left_size + right_size);
     bf16_pair* const right = left + left_size;
     for (index_t first = begin; first < end; first += tile, add = true) {
-      const index_t count = std::min(tile, end - first);
+      const index_t count = std::min(tile, end - first), next = first + count,
+                    soon = std::min(tile, end - next);
+      pufferfish::detail::prefetch_block(x.data() + next * x.stride(0), x.stride(0), soon, in);
+      pufferfish::detail::prefetch_block(dy.data() + next * dy.stride(0) + first_column, dy.stride(0), soon,
+                                         last_column - first_column);
       pair_up_rows(x.data() + first * x.stride(0), x.stride(0), count, in, left, in);
       for (index_t column = first_column; column < last_column; column += kernels.width()) {
         const index_t columns = std::min(kernels.width(), last_column - column);
