@@ -6,6 +6,7 @@
 
 #include <pufferfish/gpu/kernels/copy/rows.hpp>
 #include <pufferfish/gpu/kernels/elementwise/layer_dropout.hpp>
+#include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
 #include <pufferfish/ops/attention/token_runs.hpp>
 #include <pufferfish/ops/elementwise/dropout.hpp>
@@ -18,6 +19,13 @@ namespace gpu::detail {
 template <class T>
 kernels::row_array<T> rows_of(const tensor_view<T, 2>& view) {
   return {view.data(), view.stride(0)};
+}
+
+/// Kernel argument for sums of `quantities` numbers in each column of a matrix of rows x columns. The memory
+/// ends with the frame.
+inline kernels::column_workspace column_workspace_of(context<device::gpu>& ctx, scratch_frame& frame,
+                                                     index_t rows, index_t columns, index_t quantities) {
+  return {frame.take<double>(kernels::column_scratch(rows, columns, quantities)), ctx.counters()};
 }
 
 /// Largest shared memory of a thread block on the context's device, in bytes. Throws backend_error if CUDA

@@ -40,8 +40,8 @@ struct norm_ops<device::gpu> {
                                    parameter_t<T>* running_var, parameter_t<T>* batches) {
     const index_t rows = x.extent(0), channels = x.extent(1);
     scratch_frame frame(ctx.scratch());
-    double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
-    gpu::kernels::norm_use_batch<T>(ctx.stream(), x.flat().data(), rows, channels, scratch,
+    gpu::kernels::norm_use_batch<T>(ctx.stream(), x.flat().data(), rows, channels,
+                                    gpu::detail::column_workspace_of(ctx, frame, rows, channels, 2),
                                     {eps, momentum, statistics, running_mean, running_var, batches});
   }
 
@@ -64,7 +64,7 @@ struct norm_ops<device::gpu> {
   }
 
   /// batch_norm_use_batch and batch_norm_apply: one launch if there are few rows (block_norm_fits), else
-  /// three.
+  /// two.
   template <class T>
   static void batch_norm_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                                  double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
@@ -103,9 +103,9 @@ struct norm_ops<device::gpu> {
                                                   {dweight.data, dbias.data, dweight.add, dbias.add}, to);
     }
     scratch_frame frame(ctx.scratch());
-    double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
+    const auto work = gpu::detail::column_workspace_of(ctx, frame, rows, channels, 2);
     parameter_t<T>* coefficients = dx.is_null() ? nullptr : frame.take<parameter_t<T>>(3 * channels);
-    gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, scratch,
+    gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, work,
                                         {dweight.data, dbias.data, dweight.add, dbias.add}, coefficients);
     if (dx.is_null()) return;
     gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, to);
@@ -153,8 +153,8 @@ struct norm_ops<device::gpu> {
     problem.dx = gpu::detail::rows_of(dx);
     problem.dropout = gpu::detail::numbers_of(ctx, dropout);
     scratch_frame frame(ctx.scratch());
-    auto* const sums = frame.take<double>(gpu::kernels::column_scratch(problem.rows, problem.columns, 2));
-    gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, sums,
+    const auto work = gpu::detail::column_workspace_of(ctx, frame, problem.rows, problem.columns, 2);
+    gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, work,
                                                  {dweight.data, dbias.data, dweight.add, dbias.add});
     gpu::kernels::layer_norm_input_gradient(ctx.stream(), problem);
   }

@@ -46,11 +46,11 @@ struct norm_batch_finish {
 };
 
 template <class T>
-void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
-                    const norm_batch_use& use) {
+void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels,
+                    const column_workspace& work, const norm_batch_use& use) {
   const launch_site site(stream, "norm_use_batch");
   with_width<T>(whole_vectors<T>(channels, x), [&](auto width) {
-    sum_columns<moment_total>(site, moment_task<T, width>{x, channels}, rows, channels, scratch,
+    sum_columns<moment_total>(site, moment_task<T, width>{x, channels}, rows, channels, work,
                               norm_batch_finish{use, channels});
   });
 }
@@ -244,12 +244,12 @@ struct norm_sum_finish {
 
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                        double* scratch, const norm_parameter_gradients& gradients,
+                        const column_workspace& work, const norm_parameter_gradients& gradients,
                         accumulate_t<T>* coefficients) {
   const launch_site site(stream, "norm_gradient_sums");
   with_width<T>(whole_vectors<T>(m.channels, m.x, dy), [&](auto width) {
-    sum_columns<column_sum_state<2, 1>>(site, norm_sum_task<T, width>{m, dy, mask}, m.rows, m.channels,
-                                        scratch, norm_sum_finish<T>{m, gradients, coefficients});
+    sum_columns<column_sum_state<2, 1>>(site, norm_sum_task<T, width>{m, dy, mask}, m.rows, m.channels, work,
+                                        norm_sum_finish<T>{m, gradients, coefficients});
   });
 }
 
@@ -297,13 +297,15 @@ void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* 
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                            \
-  template void norm_use_batch<T>(cudaStream_t, const T*, index_t, index_t, double*, const norm_batch_use&); \
-  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const accumulate_t<T>*,                   \
-                              const norm_tail<T>&, T*);                                                      \
-  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,   \
-                                      double*, const norm_parameter_gradients&, accumulate_t<T>*);           \
-  template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
+#define PUFFERFISH_INSTANTIATE(T)                                                                           \
+  template void norm_use_batch<T>(cudaStream_t, const T*, index_t, index_t, const column_workspace&,        \
+                                  const norm_batch_use&);                                                   \
+  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const accumulate_t<T>*,                  \
+                              const norm_tail<T>&, T*);                                                     \
+  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
+                                      const column_workspace&, const norm_parameter_gradients&,             \
+                                      accumulate_t<T>*);                                                    \
+  template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*, \
                                        const accumulate_t<T>*, T*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE

@@ -43,11 +43,11 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Computes ops::batch_norm_use_batch for the rows of x, of which there must be at least two. `scratch`:
-/// column_scratch(rows, channels, 2) doubles. x is read once.
+/// Computes ops::batch_norm_use_batch for the rows of x, of which there must be at least two. `work`: for
+/// two quantities. x is read once.
 template <class T>
-void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
-                    const norm_batch_use& use);
+void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels,
+                    const column_workspace& work, const norm_batch_use& use);
 
 /// Computes ops::batch_norm_use_running: `statistics` receives the running means, then the inverse deviations
 /// 1 / sqrt(running variance + eps), `channels` numbers each.
@@ -62,11 +62,11 @@ void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t
                 const norm_tail<T>& tail, T* y);
 
 /// First pass of the backward pass: gradients of weight and bias, from sums in double, and 3 x channels
-/// `coefficients` for norm_input_gradient. `coefficients` and `mask` may be null. `scratch`:
-/// column_scratch(rows, channels, 2) doubles.
+/// `coefficients` for norm_input_gradient. `coefficients` and `mask` may be null. `work`: for
+/// two quantities.
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                        double* scratch, const norm_parameter_gradients& gradients,
+                        const column_workspace& work, const norm_parameter_gradients& gradients,
                         accumulate_t<T>* coefficients);
 /// Second pass of the backward pass: dx from the `coefficients` that norm_gradient_sums has written. dx may
 /// be dy or x.

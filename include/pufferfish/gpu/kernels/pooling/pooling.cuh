@@ -250,7 +250,7 @@ static __global__ void global_average_kernel(grid_dependency earlier, const T* x
     const column_sum_task<T, Width> task{x + n * pixels * channels, channels};
     task.add(channel, threadIdx.y, pixels, blockDim.y, sum);
   }
-  merge_down<column_threads>(sum);
+  merge_down<column_threads>(sum, blockDim.x, blockDim.y);
   if (threadIdx.y > 0 || channel >= channels) return;
   row_values<T, Width> average;
   for (int k = 0; k < Width; ++k) {
