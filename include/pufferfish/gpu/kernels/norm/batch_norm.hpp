@@ -69,10 +69,10 @@ void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* d
                         const column_workspace& work, const norm_parameter_gradients& gradients,
                         accumulate_t<T>* coefficients);
 /// Second pass of the backward pass: dx from the `coefficients` that norm_gradient_sums has written. dx may
-/// be dy or x.
+/// be dy or x. Unless it is null, addend_gradient, which may be dy, receives dy with the mask applied.
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const accumulate_t<T>* coefficients, T* dx);
+                         const accumulate_t<T>* coefficients, T* dx, T* addend_gradient);
 
 /// Whether block_norm_forward and block_norm_backward can normalize a matrix: at most 8192 rows (float: 4096)
 /// of channels in multiples of 8, with addresses of x and the three other arrays, which may be null, that are
@@ -87,9 +87,9 @@ template <class T>
 void block_norm_forward(cudaStream_t stream, const norm_matrix<T>& m, const norm_batch_use& use,
                         const accumulate_t<T>* bias, const norm_tail<T>& tail, T* y);
 /// norm_gradient_sums and, unless dx is null, norm_input_gradient in one launch, for few rows. dx may be dy
-/// or x.
+/// or x. addend_gradient: see norm_input_gradient; null if dx is null.
 template <class T>
 void block_norm_backward(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const norm_parameter_gradients& gradients, T* dx);
+                         const norm_parameter_gradients& gradients, T* dx, T* addend_gradient);
 
 PUFFERFISH_KERNELS_END
