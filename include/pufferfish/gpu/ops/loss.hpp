@@ -90,7 +90,7 @@ struct loss_ops<device::gpu> {
     gpu::kernels::softmax_cross_entropy<T>(ctx.stream(), logits.flat().data(), labels.data(), rows, classes,
                                            {target.right, target.wrong, 1.0 / normalizer, ctx.loss_scale()},
                                            dlogits.is_null() ? nullptr : dlogits.flat().data(), scratch,
-                                           results);
+                                           ctx.counters(), results);
   }
 
   /// Sum of the losses of the tokens, number of tokens that count, and gradient of the logits. Scratch: one
