@@ -13,16 +13,17 @@ PUFFERFISH_KERNELS_BEGIN
 /// *counter must be 0 before the first call, and is 0 after the last one. All threads of a block must call
 /// this function. Which block is the last one differs from run to run: its result must not depend on it.
 __device__ inline bool is_last_block(unsigned* counter, unsigned blocks) {
-  __threadfence();  // results before the count
-  __syncthreads();  // of all threads
+  __syncthreads();
   bool last = false;
   if (block_thread() == 0) {
+    __threadfence();  // orders the results of all threads of the block before the count
     last = atomicAdd(counter, 1U) + 1U == blocks;
-    if (last) *counter = 0;
+    if (last) {
+      *counter = 0;
+      __threadfence();  // orders the counts of all blocks before the loads of their results
+    }
   }
-  last = __syncthreads_or(last ? 1 : 0) != 0;
-  if (last) __threadfence();  // the count before loads of results
-  return last;
+  return __syncthreads_or(last ? 1 : 0) != 0;
 }
 
 PUFFERFISH_KERNELS_END
