@@ -194,13 +194,18 @@ struct gapped : State {
 template <class State>
 using apart = std::conditional_t<(sizeof(State) / sizeof(double)) % 2 == 0, gapped<State>, State>;
 
-/// Merges the states of the threads (x, 0), (x, 1), .. (x, down - 1) of a block, where thread (x, y) is
-/// number y across + x. Thread (x, 0) has the result. `down` must be a power of 2; across down is at most
-/// `Threads`, the number of threads of the block, all of which must call this function. Halves are merged
-/// until one state is left, so the order depends on `down` alone.
-template <unsigned Threads, class State>
-__device__ inline void merge_down(State& state, unsigned across, unsigned down) {
-  __shared__ apart<State> all[Threads];
+/// Number of doubles of shared memory in which a block of column_threads threads merges states.
+template <class State>
+inline constexpr std::size_t merge_doubles = column_threads * sizeof(apart<State>) / sizeof(double);
+
+/// Merges the states of the threads (x, 0), (x, 1), .. (x, down - 1) of a block of column_threads threads,
+/// where thread (x, y) is number y across + x. Thread (x, 0) has the result. `down` must be a power of 2, and
+/// all threads of the block must call this function. Halves are merged until one state is left, so the order
+/// depends on `down` alone. `memory`: merge_doubles<State> doubles of shared memory; a barrier must separate
+/// two calls.
+template <class State>
+__device__ inline void merge_down(State& state, double* memory, unsigned across, unsigned down) {
+  auto* const all = reinterpret_cast<apart<State>*>(memory);
   const unsigned own = static_cast<unsigned>(block_thread());
   static_cast<State&>(all[own]) = state;
   for (unsigned half = down / 2; half > 0; half /= 2) {
@@ -228,10 +233,11 @@ struct stored_parts {
 /// Calls use(column, state) with the sum of the parts first, first + step, .. below end, for the
 /// `tile_columns` columns from first_column on. The stored sums of a part are those of the `step` parts from
 /// it on. The threads of a block read the parts in turn, and the order of the sum depends on shapes alone.
-/// All threads of the block must call this function; use() is called in one thread for each column.
+/// All threads of the block must call this function; use() is called in one thread for each column. `memory`:
+/// as in merge_down.
 template <class State, class Use>
 __device__ inline void add_parts(const stored_parts& parts, index_t first, index_t end, index_t step,
-                                 index_t first_column, unsigned tile_columns, Use use) {
+                                 index_t first_column, unsigned tile_columns, double* memory, Use use) {
   const unsigned thread = static_cast<unsigned>(block_thread()), down = column_threads / tile_columns;
   const index_t column = first_column + thread % tile_columns;
   const bool inside = column < parts.columns;
@@ -254,7 +260,7 @@ __device__ inline void add_parts(const stored_parts& parts, index_t first, index
       }
     }
   }
-  merge_down<column_threads>(sum, tile_columns, down);
+  merge_down(sum, memory, tile_columns, down);
   if (thread < tile_columns && inside) use(column, sum);
 }
 
@@ -269,6 +275,8 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
     column_sums_kernel(grid_dependency earlier, Task task, stored_parts parts, unsigned* counters,
                        Finish finish) {
   earlier.wait();
+  constexpr std::size_t doubles = merge_doubles<State>, task_doubles = merge_doubles<typename Task::state>;
+  __shared__ double memory[doubles > task_doubles ? doubles : task_doubles];
   const index_t part = blockIdx.y, begin = parts.begin(part), end = parts.begin(part + 1);
   const unsigned across = blockDim.x, tile_columns = across * static_cast<unsigned>(Task::width);
   const index_t first_column = static_cast<index_t>(blockIdx.x) * tile_columns;
@@ -276,7 +284,7 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
   typename Task::state sum;
   sum.clear();
   if (column < parts.columns) task.add(column, begin + threadIdx.y, end, blockDim.y, sum);
-  merge_down<column_threads>(sum, across, blockDim.y);
+  merge_down(sum, memory, across, blockDim.y);
   if (threadIdx.y == 0 && column < parts.columns) {
     if constexpr (requires { &Task::finish; }) task.finish(column, begin, end, sum);
     for (int k = 0; k < Task::width; ++k) sum.save(k, parts.at(part, column + k), parts.stride());
@@ -292,12 +300,12 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
     return;
   }
   if (groups == 1) {
-    return add_parts<State>(parts, first, last, 1, first_column, tile_columns, finish);
+    return add_parts<State>(parts, first, last, 1, first_column, tile_columns, memory, finish);
   }
-  add_parts<State>(parts, first, last, 1, first_column, tile_columns,
+  add_parts<State>(parts, first, last, 1, first_column, tile_columns, memory,
                    [&](index_t at, const State& s) { s.save(0, parts.at(first, at), parts.stride()); });
   if (!is_last_block(own + groups, static_cast<unsigned>(groups))) return;
-  add_parts<State>(parts, 0, parts.count, grouped_parts, first_column, tile_columns, finish);
+  add_parts<State>(parts, 0, parts.count, grouped_parts, first_column, tile_columns, memory, finish);
 }
 
 /// Sums all columns in one launch. Without rows, finish is called with cleared states. The number of columns
