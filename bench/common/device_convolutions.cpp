@@ -158,11 +158,17 @@ class layer_timer {
     measure(
         rows, "gradient of the weight", dw, other,
         [&] {
-          kernels::conv_backward_weight<T>(ctx_.stream(), how, plan, turns ? dy_.data() : x_.data(),
-                                           turns ? x_.data() : dy_.data(), turns ? turned.data() : dw.data(),
-                                           false, partials.data());
-          if (turns)
-            kernels::turn_filter(ctx_.stream(), turned.data(), 9, layer_.out, layer_.in, dw.data(), false);
+          if (!turns) {
+            return kernels::conv_backward_weight<T>(ctx_.stream(), how, plan, x_.data(), dy_.data(),
+                                                    dw.data(), false, partials.data());
+          }
+          kernels::slice_sums sums;
+          kernels::conv_backward_weight<T>(ctx_.stream(), how, plan, dy_.data(), x_.data(), turned.data(),
+                                           false, partials.data(), &sums);
+          if (sums.count == 0) sums.push({nullptr, turned.data(), weights(), 1, false, layer_.in});
+          sums.sums[0].out = dw.data();
+          sums.sums[0].turned_rows = layer_.out;
+          kernels::add_weight_slices(ctx_.stream(), sums);
         },
         halo.fits,
         [&] {

@@ -5,6 +5,7 @@ device and PyTorch, where there is one, on the processor: do both sides build th
 The device's program says that there is no device, or answers."""
 import importlib.machinery
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -78,6 +79,18 @@ class Steps(unittest.TestCase):
             self.assertGreater(row["gathered_us"], 0)
             self.assertGreater(row["groups_us"], 0)
             self.assertLess(row["difference"], 1e-3)
+
+    def test_launches_of_a_step(self):
+        # Kernels, copies and fills of a captured step of the published network. With 128 images, nine batch norms have
+        # more rows than one launch normalizes. The program ends before it would run them.
+        for batch, most in [(2, 160), (128, 171)]:
+            asked = {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": batch, "precision": "bf16", "steps": 1}
+            done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, check=True, env={**os.environ, "PUFFERFISH_EMULATED_GRAPHS": "only"})
+            count, what = done.stderr.strip().split("\n")[-1].split()
+            self.assertEqual(what, "operations")
+            self.assertLessEqual(int(count), most, done.stderr)
+            self.assertGreater(int(count), most - 10, "a lower limit is possible")
 
     def test_no_time_left(self):
         done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--python", "",

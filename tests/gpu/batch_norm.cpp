@@ -2,6 +2,7 @@
 #include "conv_cases.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
@@ -18,6 +19,11 @@ constexpr pf::extents<2> shapes[] = {{1, 1},     {2, 3},     {33, 16},  {300, 64
                                      {3, 4},     {600, 16},  {2049, 8}};
 
 using mask_word = pf::ops::relu_mask<float>::word;
+
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+}
 
 // The bits of a device's mask, an element after the other.
 std::vector<bool> bits_of(const std::vector<mask_word>& words, index_t size) {
@@ -320,6 +326,45 @@ TEST_CASE("gpu batch norm: gradients, with and without a mask, over dy and over 
       CHECK(difference(to.fetched(), expected) < 1e-6);
     }
   });
+}
+
+TEST_CASE_TEMPLATE("gpu batch norm: the gradient of an addend, over dy and beside it", T, float,
+                   pf::gpu::bf16, pf::gpu::fp16) {
+  std::uint64_t stream = 60;
+  for (const auto& shape : {pf::extents<2>{33, 16}, {300, 20}, {2500, 8}, {9000, 8}, {9000, 3}, {2, 1}}) {
+    CAPTURE(shape[0]);
+    CAPTURE(shape[1]);
+    const index_t size = shape[0] * shape[1], channels = shape[1];
+    stored<T> x(size, stream++), dy(size, stream++);
+    const auto words = static_cast<std::size_t>(pf::ops::relu_mask<T>::size(shape));
+    twin<typename pf::ops::relu_mask<T>::word> mask(
+        std::vector<typename pf::ops::relu_mask<T>::word>(words, static_cast<std::uint16_t>(0x5a1c)));
+    const pf::ops::relu_mask<T> passes{mask.device_data()};
+    auto numbers = random_twin<float>(3 * channels, stream++);
+    float* const of = numbers.device_data();
+    twin<T> expected(size), masked(size);
+    pf::ops::masked_copy<T>(gpu_context(), dy.narrow.device_view(shape), passes, masked.device_view(shape));
+    std::vector<float> gradients;
+    for (const int variant : {0, 1, 2, 3}) {  // without it, beside dy, over dy, without dx
+      CAPTURE(variant);
+      twin<T> from(dy.narrow.host()), dx(size), beside(size);
+      twin<float> dweight(channels), dbias(channels);
+      twin<T>& other = variant == 2 ? from : beside;
+      const pf::tensor_view<T, 2> null;
+      pf::ops::batch_norm_backward<T>(gpu_context(), x.narrow.device_view(shape), from.device_view(shape), of,
+                                      of + channels, of + 2 * channels, {dweight.device_data()},
+                                      {dbias.device_data()}, variant == 3 ? null : dx.device_view(shape),
+                                      passes, variant == 0 ? null : other.device_view(shape));
+      if (variant == 0) {
+        gradients = dweight.fetched();
+        expected = twin<T>(dx.fetched());
+        continue;
+      }
+      CHECK(dweight.fetched() == gradients);
+      CHECK(same_bits(other.fetched(), masked.fetched()));
+      if (variant != 3) CHECK(same_bits(dx.fetched(), expected.fetched()));
+    }
+  }
 }
 
 TEST_CASE("gpu batch norm: no rows") {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "conv_cases.hpp"
 
+#include <pufferfish/gpu/runtime/graph.hpp>
+
 using namespace gpu_test;
 namespace kernels = pf::gpu::kernels;
 
@@ -154,6 +156,63 @@ TEST_CASE("gpu low-rank convolution: the operations, fused and not, and over no 
       CHECK(difference(dup, 1.0) < 1e-5);
     }
   }
+}
+
+TEST_CASE_TEMPLATE("gpu low-rank convolution: both gradients of weights in one call, with fewer launches", T,
+                   float, pf::gpu::bf16, pf::gpu::fp16) {
+  pf::gpu_context ctx;
+  std::size_t saved = 0;
+  for (const auto& c :
+       {low_rank_case{conv_case::of(pf::conv_shape::square(4, 6, 3, 1, 1), {2, 9, 9}), 20},
+        low_rank_case{conv_case::of(pf::conv_shape::square(16, 8, 3, 1, 1), {3, 20, 21}), 24},
+        low_rank_case{conv_case::of(pf::conv_shape::square(64, 16, 3, 1, 1), {2, 16, 16}), 64},
+        low_rank_case{conv_case::of(pf::conv_shape::square(16, 80, 3, 2, 1), {2, 9, 9}), 88},
+        low_rank_case{conv_case::of(pf::conv_shape::square(16, 8, 1, 1, 0), {2, 9, 9}), 24},
+        low_rank_case{conv_case::of(pf::conv_shape::square(4, 6, 3, 1, 1), {0, 9, 9}), 20}}) {
+    CAPTURE(c.down.shape.describe());
+    const pf::extents<2> factor{c.rank(), c.out};
+    const index_t inner = c.pixels() * c.rank(), weights = c.down.shape.patch() * c.rank();
+    stored<T> x(pf::volume<4>(c.down.x()), 1), t(inner, 2), dy(c.pixels() * c.out, 3),
+        up(c.rank() * c.out, 4);
+    for (const bool add : {false, true}) {
+      std::vector<std::vector<float>> gradients;
+      std::vector<std::size_t> operations;
+      for (const bool together : {false, true}) {
+        auto dup = random_twin<float>(c.rank() * c.out, 5), ddown = random_twin<float>(weights, 6);
+        stored<T> dt(inner, 7);
+        const auto work = [&] {
+          const auto inputs = x.narrow.device_view(c.down.x()), inners = t.narrow.device_view(c.down.y()),
+                     outers = dy.narrow.device_view(c.y()), to = dt.narrow.device_view(c.down.y());
+          if (together) {
+            return pf::ops::low_rank_conv_backward_weights<T>(
+                ctx, c.down.shape, inputs, inners, outers, up.narrow.device_view(factor),
+                {dup.device_data(), add}, to, {ddown.device_data(), add});
+          }
+          pf::ops::low_rank_conv_backward_up<T>(ctx, inners, outers, up.narrow.device_view(factor),
+                                                dup.device_view(factor), add, to);
+          pf::ops::conv_backward_weight<T>(ctx, c.down.shape, inputs, to, ddown.device_data(), add);
+        };
+        work();
+        gradients.push_back(dup.fetched());
+        gradients.push_back(ddown.fetched());
+        pf::gpu::detail::stream_capture capture(ctx.stream());
+        work();
+        operations.push_back(capture.finish().operations());
+      }
+      CHECK(gradients[0] == gradients[2]);
+      CHECK(gradients[1] == gradients[3]);
+      CHECK(operations[1] <= operations[0]);
+      saved += operations[0] - operations[1];
+    }
+  }
+  CHECK(saved >= 4);
+  const pf::extents<4> image{1, 4, 4, 2}, none{1, 4, 4, 3};
+  stored<T> some(64, 8);
+  CHECK_THROWS_AS(pf::ops::low_rank_conv_backward_weights<T>(
+                      ctx, pf::conv_shape::square(2, 4, 3, 1, 1), some.narrow.device_view(image),
+                      some.narrow.device_view(none), some.narrow.device_view(image),
+                      some.narrow.device_view(pf::extents<2>{3, 2}), {}, some.narrow.device_view(none), {}),
+                  pf::shape_error);
 }
 
 TEST_CASE("gpu low-rank convolution: no outputs give a gradient of zero") {

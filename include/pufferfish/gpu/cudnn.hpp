@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include <pufferfish/gpu/kernels/copy/transpose.hpp>
 #include <pufferfish/gpu/ops/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

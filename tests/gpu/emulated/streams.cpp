@@ -359,10 +359,13 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   const guard locked(device_lock());
   if (graph == nullptr) return result(cudaErrorInvalidValue);
-  if (std::getenv("PUFFERFISH_EMULATED_GRAPHS") != nullptr) {  // prints how often each operation occurs
+  // Prints how often each operation occurs; `only`: then ends the process, without having run the operations.
+  if (const char* print = std::getenv("PUFFERFISH_EMULATED_GRAPHS"); print != nullptr) {
     std::map<std::string, int> counts;
     for (const node& n : graph->nodes) ++counts[n.name];
     for (const auto& [name, count] : counts) std::fprintf(stderr, "%5d %s\n", count, name.c_str());
+    std::fprintf(stderr, "%5zu operations\n", graph->nodes.size());
+    if (std::string_view(print) == "only") std::_Exit(0);
   }
   *executable = new CUgraphExec_st{std::make_shared<const std::vector<node>>(graph->nodes)};
   return cudaSuccess;

@@ -4,10 +4,15 @@
 /// \file
 /// Internal: converts views and options of operations to arguments of kernel launchers.
 
+#include <limits>
+
+#include <pufferfish/gpu/kernels/conv/conv_plan.hpp>
 #include <pufferfish/gpu/kernels/copy/rows.hpp>
 #include <pufferfish/gpu/kernels/elementwise/layer_dropout.hpp>
+#include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
 #include <pufferfish/ops/attention/token_runs.hpp>
+#include <pufferfish/ops/conv/conv_shape.hpp>
 #include <pufferfish/ops/elementwise/dropout.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -18,6 +23,46 @@ namespace gpu::detail {
 template <class T>
 kernels::row_array<T> rows_of(const tensor_view<T, 2>& view) {
   return {view.data(), view.stride(0)};
+}
+
+/// Kernel argument for sums of `quantities` numbers in each column of a matrix of rows x columns. The memory
+/// ends with the frame.
+inline kernels::column_workspace column_workspace_of(context<device::gpu>& ctx, scratch_frame& frame,
+                                                     index_t rows, index_t columns, index_t quantities) {
+  return {frame.take<double>(kernels::column_scratch(rows, columns, quantities)), ctx.counters()};
+}
+
+/// The sizes and strides of a convolution as kernel arguments. Throws shape_error, beginning with `what`, if
+/// a size, a patch or an image has more than 2^31 - 1 elements.
+inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& shape, const extents<4>& x,
+                                          const extents<4>& y) {
+  constexpr index_t most = std::numeric_limits<int>::max();
+  const auto narrow = [&](index_t length) {
+    if (length > most) {
+      pufferfish::detail::throw_error<shape_error>(
+          {what, ": ", shape.describe(), " over ", x, " needs numbers of more than 31 bits"});
+    }
+    return static_cast<int>(length);
+  };
+  narrow(x[1] * x[2] * x[3]);
+  narrow(y[1] * y[2] * y[3]);
+  narrow(shape.patch());
+  narrow(shape.kernel.height * shape.kernel.width * shape.out_channels);
+  return {x[0],
+          narrow(x[1]),
+          narrow(x[2]),
+          narrow(x[3]),
+          narrow(y[1]),
+          narrow(y[2]),
+          narrow(y[3]),
+          narrow(shape.kernel.height),
+          narrow(shape.kernel.width),
+          narrow(shape.stride.height),
+          narrow(shape.stride.width),
+          narrow(shape.padding.height),
+          narrow(shape.padding.width),
+          narrow(shape.dilation.height),
+          narrow(shape.dilation.width)};
 }
 
 /// Largest shared memory of a thread block on the context's device, in bytes. Throws backend_error if CUDA

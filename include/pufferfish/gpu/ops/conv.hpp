@@ -13,12 +13,11 @@
 /// capability 9.0), so results of two kinds of devices may differ by rounding; its tile sizes depend on
 /// shapes alone. Scratch memory is that of the context.
 
-#include <limits>
+#include <algorithm>
 
 #include <pufferfish/gpu/kernels/conv/conv.hpp>
 #include <pufferfish/gpu/kernels/conv/grouped_conv.hpp>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.hpp>
-#include <pufferfish/gpu/kernels/copy/transpose.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/ops/conv_by_groups.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
@@ -89,39 +88,6 @@ inline void context<device::gpu>::use(gpu::conv_library* library) {
 
 namespace gpu {
 namespace detail {
-
-/// The sizes and strides of a convolution as kernel arguments. Throws shape_error, beginning with `what`, if
-/// a size, a patch or an image has more than 2^31 - 1 elements.
-inline kernels::conv_geometry geometry_of(const char* what, const conv_shape& shape, const extents<4>& x,
-                                          const extents<4>& y) {
-  constexpr index_t most = std::numeric_limits<int>::max();
-  const auto narrow = [&](index_t length) {
-    if (length > most) {
-      pufferfish::detail::throw_error<shape_error>(
-          {what, ": ", shape.describe(), " over ", x, " needs numbers of more than 31 bits"});
-    }
-    return static_cast<int>(length);
-  };
-  narrow(x[1] * x[2] * x[3]);
-  narrow(y[1] * y[2] * y[3]);
-  narrow(shape.patch());
-  narrow(shape.kernel.height * shape.kernel.width * shape.out_channels);
-  return {x[0],
-          narrow(x[1]),
-          narrow(x[2]),
-          narrow(x[3]),
-          narrow(y[1]),
-          narrow(y[2]),
-          narrow(y[3]),
-          narrow(shape.kernel.height),
-          narrow(shape.kernel.width),
-          narrow(shape.stride.height),
-          narrow(shape.stride.width),
-          narrow(shape.padding.height),
-          narrow(shape.padding.width),
-          narrow(shape.dilation.height),
-          narrow(shape.dilation.width)};
-}
 
 /// Whether kernels for elements of T multiply on tensor cores: always for 16-bit types, and for float in
 /// math_mode::tf32.
@@ -219,56 +185,15 @@ struct conv_ops<device::gpu> {
                                          frame.take<float>(plan.scratch));
   }
 
-  /// Gradient of the weight. With few output channels the kernel computes it with x and dy swapped
-  /// (kernels::turned), and another kernel reorders the result.
+  /// Gradient of the weight.
   template <class T>
   static void conv_backward_weight(context<device::gpu>& ctx, const conv_shape& shape,
                                    const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
                                    parameter_t<T>* dw, bool accumulate) {
-    if (shape.is_pointwise()) {
-      const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
-      return gpu::multiply_wide<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient,
-                                   accumulate);
-    }
-    const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
-    if (shape.groups > 1) {
-      const int groups = static_cast<int>(shape.groups);
-      const auto plan = gpu::kernels::plan_grouped_backward_weight(geometry, groups);
-      scratch_frame frame(ctx.scratch());
-      return gpu::kernels::grouped_conv_backward_weight<T>(ctx.stream(), geometry, groups, plan, x.data(),
-                                                           dy.data(), dw, accumulate,
-                                                           frame.take<float>(plan.scratch));
-    }
-    if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
-          return library.backward_weight(ctx, asked, x.data(), dy.data(), dw, accumulate);
-        })) {
-      return;
-    }
-    if (gpu::detail::done_by_warp_groups<T>(
-            gpu::kernels::plan_halo_backward_weight(geometry),
-            [&](const auto& plan) {
-              scratch_frame frame(ctx.scratch());
-              gpu::kernels::halo_backward_weight<T>(ctx.stream(), geometry, plan, x.data(), dy.data(), dw,
-                                                    accumulate, frame.take<float>(plan.scratch));
-            },
-            x.data(), dy.data())) {
-      return;
-    }
-    const bool turns = gpu::kernels::is_better_turned(geometry, gpu::detail::vector_of<T>);
-    const auto how = turns ? gpu::kernels::turned(geometry) : geometry;
-    const auto plan = gpu::kernels::plan_conv_backward_weight(how, gpu::detail::by_tensor_cores<T>(ctx),
-                                                              gpu::detail::vector_of<T>);
     scratch_frame frame(ctx.scratch());
-    auto* const partials = frame.take<float>(plan.scratch);
-    if (!turns) {
-      return gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, x.data(), dy.data(), dw,
-                                                   accumulate, partials);
-    }
-    auto* const found = frame.take<float>(shape.patch() * shape.out_channels);
-    gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, dy.data(), x.data(), found, false,
-                                          partials);
-    gpu::kernels::turn_filter(ctx.stream(), found, shape.patch() / shape.in_channels, shape.out_channels,
-                              shape.in_channels, dw, accumulate);
+    gpu::kernels::slice_sums sums;
+    weight_slices<T>(ctx, frame, shape, x, dy, dw, accumulate, sums);
+    gpu::kernels::add_weight_slices(ctx.stream(), sums);
   }
 
   /// Both convolutions run in one kernel: one of warp groups where it has the shape (plan_halo_low_rank),
@@ -304,22 +229,97 @@ struct conv_ops<device::gpu> {
     gpu::multiply<T>(ctx, detail::as_rows(kept), up, detail::as_rows(y), false, bias);
   }
 
-  /// Gradients dup and dt of the 1x1 convolution by `up`. One kernel that reads dy once computes both if the
-  /// device has the shared memory that the plan needs; otherwise two matrix products do. t, dt: pixels x
-  /// rank; dy: pixels x out_channels.
+  /// Gradients dup and dt of the 1x1 convolution by `up`. t, dt: pixels x rank; dy: pixels x out_channels.
   template <class T>
   static void low_rank_conv_backward_up(context<device::gpu>& ctx, const tensor_view<const T, 2>& t,
                                         const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& up,
                                         const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
                                         const tensor_view<T, 2>& dt) {
+    scratch_frame frame(ctx.scratch());
+    gpu::kernels::slice_sums sums;
+    up_slices<T>(ctx, frame, t, dy, up, dup, accumulate, dt, sums);
+    gpu::kernels::add_weight_slices(ctx.stream(), sums);
+  }
+
+  /// low_rank_conv_backward_up, then conv_backward_weight with dt. One launch completes both gradients.
+  template <class T>
+  static void low_rank_conv_backward_weights(
+      context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
+      const tensor_view<const T, 4>& t, const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
+      const sum_target<parameter_t<T>>& dup, const tensor_view<T, 4>& dt,
+      const sum_target<parameter_t<T>>& ddown) {
+    scratch_frame frame(ctx.scratch());
+    gpu::kernels::slice_sums sums;
+    up_slices<T>(ctx, frame, detail::as_rows(t), detail::as_rows(dy), up, {dup.data, up.shape()}, dup.add,
+                 detail::as_rows(dt), sums);
+    weight_slices<T>(ctx, frame, shape, x, dt, ddown.data, ddown.add, sums);
+    gpu::kernels::add_weight_slices(ctx.stream(), sums);
+  }
+
+ private:
+  // Gradient of the weight. Sums that complete it are added to `sums`, with partial results in `frame`. With
+  // few output channels the kernel computes the gradient with x and dy swapped (kernels::turned).
+  template <class T>
+  static void weight_slices(context<device::gpu>& ctx, scratch_frame& frame, const conv_shape& shape,
+                            const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& dy,
+                            parameter_t<T>* dw, bool accumulate, gpu::kernels::slice_sums& sums) {
+    if (shape.is_pointwise()) {
+      const tensor_view<parameter_t<T>, 2> gradient(dw, {shape.patch(), shape.out_channels});
+      return gpu::multiply_wide<T>(ctx, transpose(detail::as_rows(x)), detail::as_rows(dy), gradient,
+                                   accumulate);
+    }
+    const auto geometry = gpu::detail::geometry_of("conv_backward_weight", shape, x.shape(), dy.shape());
+    if (shape.groups > 1) {
+      const int groups = static_cast<int>(shape.groups);
+      const auto plan = gpu::kernels::plan_grouped_backward_weight(geometry, groups);
+      return gpu::kernels::grouped_conv_backward_weight<T>(ctx.stream(), geometry, groups, plan, x.data(),
+                                                           dy.data(), dw, accumulate,
+                                                           frame.take<float>(plan.scratch));
+    }
+    if (gpu::detail::done_by_library<T>(ctx, geometry, [&](auto& library, const auto& asked) {
+          return library.backward_weight(ctx, asked, x.data(), dy.data(), dw, accumulate);
+        })) {
+      return;
+    }
+    if (gpu::detail::done_by_warp_groups<T>(
+            gpu::kernels::plan_halo_backward_weight(geometry),
+            [&](const auto& plan) {
+              gpu::kernels::halo_backward_weight<T>(ctx.stream(), geometry, plan, x.data(), dy.data(), dw,
+                                                    accumulate, frame.take<float>(plan.scratch), &sums);
+            },
+            x.data(), dy.data())) {
+      return;
+    }
+    const bool turns = gpu::kernels::is_better_turned(geometry, gpu::detail::vector_of<T>);
+    const auto how = turns ? gpu::kernels::turned(geometry) : geometry;
+    const auto plan = gpu::kernels::plan_conv_backward_weight(how, gpu::detail::by_tensor_cores<T>(ctx),
+                                                              gpu::detail::vector_of<T>);
+    if (!turns) {
+      return gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, x.data(), dy.data(), dw,
+                                                   accumulate, frame.take<float>(plan.scratch), &sums);
+    }
+    const index_t size = shape.patch() * shape.out_channels;
+    auto* const found = frame.take<float>(std::max(plan.scratch, size));
+    gpu::kernels::slice_sums plain;  // not computed: the sum below also turns the result
+    gpu::kernels::conv_backward_weight<T>(ctx.stream(), how, plan, dy.data(), x.data(), found, false, found,
+                                          &plain);
+    sums.push({dw, found, size, plan.slices, accumulate, how.out_channels, geometry.out_channels});
+  }
+
+  // Gradients dup and dt. One kernel that reads dy once computes both if the device has the shared memory
+  // that the plan needs; otherwise two matrix products do. `sums` and `frame`: as in weight_slices.
+  template <class T>
+  static void up_slices(context<device::gpu>& ctx, scratch_frame& frame, const tensor_view<const T, 2>& t,
+                        const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& up,
+                        const tensor_view<parameter_t<T>, 2>& dup, bool accumulate,
+                        const tensor_view<T, 2>& dt, gpu::kernels::slice_sums& sums) {
     const index_t pixels = t.extent(0), rank = up.extent(0), out = up.extent(1);
     const auto plan = gpu::kernels::plan_low_rank_backward(
         pixels, rank, out, gpu::detail::by_tensor_cores<T>(ctx), static_cast<int>(sizeof(T)));
     if (plan.fused && plan.shared_bytes <= gpu::detail::shared_memory_of(ctx)) {
-      scratch_frame frame(ctx.scratch());
       return gpu::kernels::low_rank_conv_backward_up<T>(
           ctx.stream(), plan, pixels, static_cast<int>(rank), static_cast<int>(out), t.data(), dy.data(),
-          up.data(), dup.data(), accumulate, dt.data(), frame.take<float>(plan.scratch));
+          up.data(), dup.data(), accumulate, dt.data(), frame.take<float>(plan.scratch), &sums);
     }
     gpu::multiply<T>(ctx, dy, transpose(up), dt);
     gpu::multiply_wide<T>(ctx, transpose(t), dy, dup, accumulate);

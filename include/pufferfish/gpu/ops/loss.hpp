@@ -90,7 +90,7 @@ struct loss_ops<device::gpu> {
     gpu::kernels::softmax_cross_entropy<T>(ctx.stream(), logits.flat().data(), labels.data(), rows, classes,
                                            {target.right, target.wrong, 1.0 / normalizer, ctx.loss_scale()},
                                            dlogits.is_null() ? nullptr : dlogits.flat().data(), scratch,
-                                           results);
+                                           ctx.counters(), results);
   }
 
   /// Sum of the losses of the tokens, number of tokens that count, and gradient of the logits. Scratch: one
@@ -183,9 +183,9 @@ struct loss_ops<device::gpu> {
     z.bias = layer.bias;
     {
       scratch_frame frame(ctx.scratch());
-      double* const sums = frame.take<double>(gpu::kernels::column_scratch(shape[0], shape[1], 1));
+      const auto work = gpu::detail::column_workspace_of(ctx, frame, shape[0], shape[1], 1);
       gpu::kernels::token_gradients<T>(ctx.stream(), z, gpu::detail::divisor_of(ctx, normalizer), all.maxima,
-                                       all.shares, all.logits.data(), to.dbias, to.add_bias, sums);
+                                       all.shares, all.logits.data(), to.dbias, to.add_bias, work);
     }
     const tensor_view<const T, 2> dz = all.logits;
     gpu::multiply<T>(ctx, dz, layer.weight, to.dx);

@@ -13,6 +13,7 @@
 #include <pufferfish/gpu/kernels/norm/layer_norm.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/ops/elementwise/relu_mask.hpp>
 #include <pufferfish/ops/norm/batch_norm.hpp>
 #include <pufferfish/ops/norm/layer_norm.hpp>
 
@@ -40,8 +41,8 @@ struct norm_ops<device::gpu> {
                                    parameter_t<T>* running_var, parameter_t<T>* batches) {
     const index_t rows = x.extent(0), channels = x.extent(1);
     scratch_frame frame(ctx.scratch());
-    double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
-    gpu::kernels::norm_use_batch<T>(ctx.stream(), x.flat().data(), rows, channels, scratch,
+    gpu::kernels::norm_use_batch<T>(ctx.stream(), x.flat().data(), rows, channels,
+                                    gpu::detail::column_workspace_of(ctx, frame, rows, channels, 2),
                                     {eps, momentum, statistics, running_mean, running_var, batches});
   }
 
@@ -64,7 +65,7 @@ struct norm_ops<device::gpu> {
   }
 
   /// batch_norm_use_batch and batch_norm_apply: one launch if there are few rows (block_norm_fits), else
-  /// three.
+  /// two.
   template <class T>
   static void batch_norm_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                                  double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
@@ -85,30 +86,33 @@ struct norm_ops<device::gpu> {
   }
 
   /// Computes the gradients of the parameters and, unless dx is a null view, of x: in one launch if there are
-  /// few rows (block_norm_fits); else the kernels read x and dy a second time for dx.
+  /// few rows (block_norm_fits); else the kernels read x and dy a second time for dx. The pass that writes dx
+  /// also writes the gradient of the addend.
   template <class T>
   static void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                                   const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
                                   const parameter_t<T>* inv_std, const parameter_t<T>* weight,
                                   const sum_target<parameter_t<T>>& dweight,
                                   const sum_target<parameter_t<T>>& dbias, const tensor_view<T, 2>& dx,
-                                  const relu_mask<T>& mask) {
+                                  const relu_mask<T>& mask, const tensor_view<T, 2>& addend_gradient) {
     const index_t rows = x.extent(0), channels = x.extent(1);
     const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, rows, channels};
     const T* gradient = dy.flat().data();
     const std::uint32_t* words = gpu::detail::mask_words(mask);
     T* const to = dx.is_null() ? nullptr : dx.flat().data();
-    if (gpu::kernels::block_norm_fits<T>(m, gradient, to)) {
-      return gpu::kernels::block_norm_backward<T>(ctx.stream(), m, gradient, words,
-                                                  {dweight.data, dbias.data, dweight.add, dbias.add}, to);
+    T* const other = addend_gradient.is_null() ? nullptr : addend_gradient.flat().data();
+    if (to == nullptr && other != nullptr) masked_copy<T>(ctx, dy, mask, addend_gradient);
+    if (gpu::kernels::block_norm_fits<T>(m, gradient, to, other)) {
+      return gpu::kernels::block_norm_backward<T>(
+          ctx.stream(), m, gradient, words, {dweight.data, dbias.data, dweight.add, dbias.add}, to, other);
     }
     scratch_frame frame(ctx.scratch());
-    double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, channels, 2));
+    const auto work = gpu::detail::column_workspace_of(ctx, frame, rows, channels, 2);
     parameter_t<T>* coefficients = dx.is_null() ? nullptr : frame.take<parameter_t<T>>(3 * channels);
-    gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, scratch,
+    gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, work,
                                         {dweight.data, dbias.data, dweight.add, dbias.add}, coefficients);
     if (dx.is_null()) return;
-    gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, to);
+    gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, to, other);
   }
 
   /// Computes layer normalization. record.mask is not written: the backward pass draws the random numbers of
@@ -153,8 +157,8 @@ struct norm_ops<device::gpu> {
     problem.dx = gpu::detail::rows_of(dx);
     problem.dropout = gpu::detail::numbers_of(ctx, dropout);
     scratch_frame frame(ctx.scratch());
-    auto* const sums = frame.take<double>(gpu::kernels::column_scratch(problem.rows, problem.columns, 2));
-    gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, sums,
+    const auto work = gpu::detail::column_workspace_of(ctx, frame, problem.rows, problem.columns, 2);
+    gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, work,
                                                  {dweight.data, dbias.data, dweight.add, dbias.add});
     gpu::kernels::layer_norm_input_gradient(ctx.stream(), problem);
   }

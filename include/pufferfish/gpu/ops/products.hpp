@@ -11,6 +11,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/gpu/kernels/reduce/reductions.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
 #include <pufferfish/ops/linear/linear.hpp>
@@ -141,8 +142,8 @@ struct linear_ops<device::gpu> {
                           bool add) {
     const index_t rows = x.extent(0), columns = x.extent(1);
     scratch_frame frame(ctx.scratch());
-    double* scratch = frame.take<double>(gpu::kernels::column_scratch(rows, columns, 1));
-    gpu::kernels::column_sums<T>(ctx.stream(), x.data(), x.stride(0), rows, columns, add, scratch, sums);
+    gpu::kernels::column_sums<T>(ctx.stream(), x.data(), x.stride(0), rows, columns, add,
+                                 gpu::detail::column_workspace_of(ctx, frame, rows, columns, 1), sums);
   }
 
   /// c = a b + bias, or with `add` c += a b + bias. All layers with a weight matrix use this product. Throws

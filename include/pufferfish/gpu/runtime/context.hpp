@@ -11,6 +11,7 @@
 #include <optional>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/gpu/runtime/blas.hpp>
 #include <pufferfish/gpu/runtime/failure.hpp>
@@ -77,6 +78,7 @@ class context<device::gpu> {
         tape_(memory_),
         blas_(stream_.handle(), options.deterministic),
         step_values_(gpu::device_memory(), 1),
+        counters_(gpu::device_memory(), gpu::kernels::most_column_counters),
         seed_(options.seed),
         math_(options.math),
         deterministic_(options.deterministic) {
@@ -162,6 +164,10 @@ class context<device::gpu> {
   /// the context. The host must not read it.
   const gpu::kernels::step_values* step_values() const { return step_values_.data(); }
 
+  /// Counters for kernels in this context's stream whose last block continues with the results of all blocks
+  /// (kernels::column_workspace), in device memory. They are zero between kernels.
+  unsigned* counters() { return counters_.data(); }
+
   std::uint64_t seed() const { return seed_; }
   std::uint64_t step() const { return step_; }
   /// Position of this rank's first sample in the global batch, as passed to begin_step().
@@ -232,6 +238,7 @@ class context<device::gpu> {
   pufferfish::tape tape_;
   gpu::blas blas_;
   memory_block<gpu::kernels::step_values> step_values_;
+  memory_block<unsigned> counters_;
   std::shared_ptr<gpu::late_failure> failures_ = std::make_shared<gpu::late_failure>();
   run_mode mode_ = run_mode::inference;
   std::optional<double> norm_momentum_;

@@ -196,16 +196,17 @@ class low_rank_conv {
     if (shape_.groups > 1) {
       ops::grouped_low_rank_conv_backward_up<T>(ctx, shape_.groups, t, dy, up_.template as<T>(),
                                                 up_.gradient_data(), up_.accumulate(), dt);
+      ops::conv_backward_weight<T>(ctx, down_shape_, x, dt, down_.gradient_data(), down_.accumulate());
     } else {
-      const tensor_view<parameter_t<T>, 2> up_gradient(up_.gradient_data(), {rank_, shape_.out_channels});
-      ops::low_rank_conv_backward_up<T>(ctx, t, dy, up_matrix(), up_gradient, up_.accumulate(), dt);
+      ops::low_rank_conv_backward_weights<T>(ctx, down_shape_, x, t, dy, up_matrix(),
+                                             {up_.gradient_data(), up_.accumulate()}, dt,
+                                             {down_.gradient_data(), down_.accumulate()});
     }
     ctx.gradient_written(up_);
     if (has_bias()) {
       ops::bias_gradient<T>(ctx, rows(dy), bias_.gradient_data(), bias_.accumulate());
       ctx.gradient_written(bias_);
     }
-    ops::conv_backward_weight<T>(ctx, down_shape_, x, dt, down_.gradient_data(), down_.accumulate());
     ctx.gradient_written(down_);
     if (!dx.is_null()) ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.template as<T>(), dx, add);
   }

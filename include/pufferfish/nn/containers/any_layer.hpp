@@ -29,6 +29,7 @@
 ///                          const forward_fusion<T>&) const;
 ///       void backward_masked(context<Device>&, const const_view& dy, const view& dx,
 ///                            const ops::relu_mask<T>&) const;    // required with forward_fused
+///       // ... or with a fifth argument, const view& addend_gradient: receives dy under the mask, may be dy
 ///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
 ///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
 ///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place;
@@ -128,8 +129,8 @@ class any_layer {
     self().forward_fused(ctx, x, y, fusion, moments);
   }
   /// Backward pass with the operations of `fusion`: dy counts as 0 where its mask blocks it (ability
-  /// `fuses`); with `add`, the gradient of x is added to dx (ability `adds_gradient`). Otherwise the contract
-  /// of backward.
+  /// `fuses`), and is written to `addend_gradient` like this; with `add`, the gradient of x is added to dx
+  /// (ability `adds_gradient`). Otherwise the contract of backward.
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     self().backward_fused(ctx, dy, dx, fusion);

@@ -72,6 +72,9 @@ template <class T>
 struct backward_fusion {
   ops::relu_mask<T> mask;  ///< mask of the forward pass: dy counts as 0 where it blocks (needs `fuses`)
   bool add = false;        ///< dx += gradient instead of dx = gradient (needs `adds_gradient`)
+  /// Receives dy under `mask`, the gradient of the addend of forward_fusion (needs `fuses`). It may be dy,
+  /// and overlaps nothing else that the layer reads or writes. A null view: not wanted. Needs a mask.
+  tensor_view<T, 4> addend_gradient = {};
 };
 
 PUFFERFISH_NAMESPACE_END

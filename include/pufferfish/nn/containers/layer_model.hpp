@@ -157,13 +157,11 @@ struct layer_model final : layer_interface<T, Device> {
     }
     if constexpr (masking_layer<T, L, Device>) {
       if (!fusion.mask.is_null()) {
-        if (!fusion.add || dx.is_null()) {
-          return layer.backward_masked(ctx, view("dy", dy), gradient(dx), fusion.mask);
-        }
+        if (!fusion.add || dx.is_null()) return masked_backward(ctx, dy, dx, fusion);
         check_dense(layer, "dx", dx);
         scratch_frame frame(ctx.scratch());
         const tensor_view<T, 4> part = frame.template take<T>(dx.shape());
-        layer.backward_masked(ctx, view("dy", dy), gradient(part), fusion.mask);
+        masked_backward(ctx, dy, part, fusion);
         return ops::add<T>(ctx, std::as_const(part).flat(), dx.flat());
       }
     }
@@ -286,6 +284,18 @@ struct layer_model final : layer_interface<T, Device> {
     }
   }
 
+  // backward_masked, and the gradient of the addend if it is wanted: by the layer if it can write it, else by
+  // a pass before, since dx may be dy.
+  void masked_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                       const backward_fusion<T>& fusion) const {
+    const tensor_view<T, 4>& other = fusion.addend_gradient;
+    if constexpr (requires { layer.backward_masked(ctx, dy, dx, fusion.mask, other); }) {
+      layer.backward_masked(ctx, dy, dx, fusion.mask, other);
+    } else {
+      if (!other.is_null()) ops::masked_copy<T>(ctx, rows_of(dy), fusion.mask, rows_of(other));
+      layer.backward_masked(ctx, view("dy", dy), gradient(dx), fusion.mask);
+    }
+  }
   // Turns a view of images into the view that the layer's passes expect. The check is for layers
   // of other libraries, which may not check their views.
   template <class U>

@@ -240,9 +240,11 @@ class Residual {
     } else if (dx.is_null() || !branch_.abilities().adds_gradient) {
       branch_.backward_fused(ctx, dy, dx, {mask, false});
       if (!dx.is_null()) add_masked(ctx, dy, mask, dx);
-    } else {
+    } else if (mask.is_null()) {
       copy_masked(ctx, dy, mask, dx);
       branch_.backward_fused(ctx, dy, dx, {mask, true});
+    } else {
+      branch_.backward_fused(ctx, dy, dx, {mask, true, dx});
     }
     if (relu_) ctx.tape().template pop<mask_word>(mask_size(dy.shape()));
   }

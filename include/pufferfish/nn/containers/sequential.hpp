@@ -182,7 +182,8 @@ class Sequential {
   }
 
   /// backward for a container around this one: the mask of `fusion` is applied by the last layer (ability
-  /// `fuses`), `add` by the first one (ability adds_gradient). Aliasing and errors are those of backward.
+  /// `fuses`), which also writes `addend_gradient`; `add` by the first one (ability adds_gradient). Aliasing
+  /// and errors are those of backward.
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     detail::check_not_moved(*this);
@@ -204,7 +205,7 @@ class Sequential {
     tensor_view<const T, 4> gradient = dy;
     for (group g = plan.ending_at(size()); g.end > 0; g = plan.ending_at(g.begin)) {
       backward_fusion<T> own;
-      if (g.end == size()) own.mask = fusion.mask;
+      if (g.end == size()) own = {fusion.mask, false, fusion.addend_gradient};
       if (g.begin == 0) own.add = fusion.add;
       if (g.relu) own.mask = ctx.tape().template pop_value<ops::relu_mask<T>>(*this);
       const tensor_view<T, 4> next = g.begin == 0 ? dx : tensor_view<T, 4>(places[g.begin], shapes[g.begin]);

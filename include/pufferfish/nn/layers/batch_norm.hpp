@@ -152,19 +152,24 @@ class BatchNorm {
     backward_masked(ctx, dy, dx, {});
   }
 
-  /// backward with dy taken as 0 where the mask, filled by forward_fused, blocks it. The gradient
-  /// of an addend is dy under that mask: see ops::masked_copy, ops::masked_add.
+  /// backward with dy taken as 0 where the mask, filled by forward_fused, blocks it. The gradient of an
+  /// addend is dy under that mask. It is written to `addend_gradient`, shaped as dy, unless that is a null
+  /// view; `addend_gradient` may be dy and overlaps nothing else.
   template <class Device>
   void backward_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
-                       const ops::relu_mask<T>& mask) const {
+                       const ops::relu_mask<T>& mask, const tensor_view<T, 4>& addend_gradient = {}) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     const index_t size = channels();
     const parameter_t<T>* statistics = ctx.tape().template pop<parameter_t<T>>(2 * size);
     detail::check_backward(*this, x.shape(), dy, dx);
+    const bool passes_on = !addend_gradient.is_null();
+    if (passes_on) detail::check_shapes(*this, dy.shape(), addend_gradient.shape());
+    detail::check_dense_if_wanted(*this, "the gradient of the addend", addend_gradient);
     ops::batch_norm_backward<T>(ctx, rows(x), rows(dy), statistics, statistics + size, weight_.data(),
                                 {weight_.gradient_data(), weight_.accumulate()},
                                 {bias_.gradient_data(), bias_.accumulate()},
-                                dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask);
+                                dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask,
+                                passes_on ? rows(addend_gradient) : tensor_view<T, 2>());
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
   }

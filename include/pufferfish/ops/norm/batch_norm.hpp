@@ -27,6 +27,7 @@
 #include <cmath>
 
 #include <pufferfish/ops/device_ops.hpp>
+#include <pufferfish/ops/elementwise/relu_mask.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
 #include <pufferfish/ops/norm/norm_pass.hpp>
@@ -323,18 +324,23 @@ void norm_gradients(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
 /// CPU in T over at most 8 sizeof(T) rows (of detail::wide_rows), then in double. dx: a null view if not
 /// wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean, inv_std: as passed to
 /// batch_norm_apply. mask: as written by batch_norm_apply if a ReLU was applied; dy is then the gradient of
-/// the ReLU's output. The gradient of an addend is masked_copy(dy), which must run before dy is overwritten
-/// by dx.
+/// the ReLU's output. addend_gradient: receives the gradient of an addend, dy under the mask; a null view:
+/// not wanted. It needs a mask, is M x C dense, may be dy, and overlaps nothing else.
 template <class T, class Device>
 void batch_norm_backward(context<Device>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
                          const parameter_t<T>* inv_std, const parameter_t<T>* weight,
                          const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
-                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {}) {
+                         const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {},
+                         const tensor_view<T, 2>& addend_gradient = {}) {
   PUFFERFISH_ASSERT(x.shape() == dy.shape(), "batch_norm_backward: shapes differ");
+  PUFFERFISH_ASSERT(addend_gradient.is_null() || (!mask.is_null() && addend_gradient.shape() == dy.shape()),
+                    "batch_norm_backward: the gradient of the addend needs a mask and the shape of dy");
   if constexpr (!is_cpu<Device>) {
-    norm_ops<Device>::batch_norm_backward(ctx, x, dy, mean, inv_std, weight, dweight, dbias, dx, mask);
+    norm_ops<Device>::batch_norm_backward(ctx, x, dy, mean, inv_std, weight, dweight, dbias, dx, mask,
+                                          addend_gradient);
   } else {
+    if (!addend_gradient.is_null()) masked_copy<T>(ctx, dy, mask, addend_gradient);
     detail::norm_gradients<T>(ctx, x, dy, mean, inv_std, weight, dweight, dbias, dx, mask);
   }
 }

@@ -278,7 +278,8 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
 /// Grid: (tiles of the patch times tiles of the channels, slices).
 template <class T>
 void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
-                          const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials) {
+                          const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials,
+                          slice_sums* later) {
   const launch_site site(stream);
   weight_gradient<T> work{};
   work.in = x;
@@ -301,7 +302,9 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
     launch(site, {blocks, shape::threads, weight_gradient_memory<T, shape>::bytes},
            correlate_weight<T, shape>, work);
   });
-  if (plan.slices > 1) add_slices(site, plan.slices, work.elements, work.result);
+  if (plan.slices == 1) return;
+  add_slices_or_push(site, {dw, partials, work.elements, plan.slices, accumulate, geometry.out_channels},
+                     later);
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                         \
@@ -310,7 +313,7 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
   template void conv_backward_input<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,    \
                                        const T*, T*, bool, float*);                                       \
   template void conv_backward_weight<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,   \
-                                        const T*, accumulate_t<T>*, bool, float*);
+                                        const T*, accumulate_t<T>*, bool, float*, slice_sums*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

@@ -10,6 +10,7 @@
 ///     conv_forward<float>(stream, geometry, plan, x, w, bias, y, partials);
 
 #include <pufferfish/gpu/kernels/conv/conv_plan.hpp>
+#include <pufferfish/gpu/kernels/conv/slice_sum.hpp>
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
@@ -34,9 +35,11 @@ void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, con
                          const T* dy, const T* w, T* dx, bool add, float* partials);
 
 /// dw = the gradient with respect to w; with `accumulate`, dw += the gradient. dw: patch x out_channels, the
-/// layout of w.
+/// layout of w. If plan.slices > 1 and `later` is not null, the sum of the slices is added to `later` instead
+/// of being computed.
 template <class T>
 void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
-                          const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials);
+                          const T* x, const T* dy, accumulate_t<T>* dw, bool accumulate, float* partials,
+                          slice_sums* later = nullptr);
 
 PUFFERFISH_KERNELS_END

@@ -149,7 +149,7 @@ inline conv_plan plan_conv_backward_input(const conv_geometry& g, bool tensor, i
 }
 
 /// The convolution with its input and the gradient of its output swapped. For stride and dilation 1, the
-/// gradient of this convolution's weights, converted by turn_filter, is the gradient of g's weights.
+/// gradient of this convolution's weights, turned as in slice_sum, is the gradient of g's weights.
 inline conv_geometry turned(const conv_geometry& g) {
   conv_geometry result = g;
   std::swap(result.in_height, result.out_height);

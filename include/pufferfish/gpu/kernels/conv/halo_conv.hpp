@@ -11,6 +11,7 @@
 /// \endcode
 
 #include <pufferfish/gpu/kernels/conv/halo_plan.hpp>
+#include <pufferfish/gpu/kernels/conv/slice_sum.hpp>
 #include <pufferfish/gpu/kernels/launchers.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
@@ -49,13 +50,15 @@ void halo_low_rank_forward(cudaStream_t stream, const conv_geometry& geometry, c
 /// dw = the gradient with respect to w; with `accumulate`, dw += the gradient. dw has the shape of w, in
 /// float. `partials`: plan.scratch floats of device memory, which are overwritten; may be null if
 /// plan.scratch is 0. If plan.slices > 1, a second launch adds the sums of the slices, in double and in a
-/// fixed order. `plan`: plan_halo_backward_weight.
+/// fixed order; if `later` is not null, this sum is added to `later` instead. `plan`:
+/// plan_halo_backward_weight.
 ///
 /// Images that do not fill their blocks of 8 x 8 pixels are filled up with gradients of 0. So an infinite or
 /// NaN pixel of x at the lower or right edge of an image may make more elements of dw NaN than in the
 /// formula.
 template <class T>
 void halo_backward_weight(cudaStream_t stream, const conv_geometry& geometry, const halo_plan& plan,
-                          const T* x, const T* dy, float* dw, bool accumulate, float* partials);
+                          const T* x, const T* dy, float* dw, bool accumulate, float* partials,
+                          slice_sums* later = nullptr);
 
 PUFFERFISH_KERNELS_END

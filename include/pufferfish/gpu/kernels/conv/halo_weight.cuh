@@ -139,10 +139,11 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
 #endif
 }
 
-/// Starts halo_weight_gradient for all tiles and slices, and then add_slices if there are several slices.
+/// Starts halo_weight_gradient for all tiles and slices, and then add_slices if there are several slices and
+/// the sum is not computed later.
 template <class T>
 void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const halo_plan& plan, const T* x,
-                          const T* dy, float* dw, bool accumulate, float* partials) {
+                          const T* dy, float* dw, bool accumulate, float* partials, slice_sums* later) {
   const launch_site site(stream);
   const index_t size = static_cast<index_t>(g.patch()) * g.out_channels;
   const halo_gradient<T> work{x,
@@ -168,14 +169,13 @@ void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const hal
   } else {
     start(std::integral_constant<int, 64>());
   }
-  if (plan.slices > 1) {
-    add_slices(site, plan.slices, size, target_of<float>(dw, nullptr, partials, accumulate, g.out_channels));
-  }
+  if (plan.slices == 1) return;
+  add_slices_or_push(site, {dw, partials, size, plan.slices, accumulate, g.out_channels}, later);
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                       \
   template void halo_backward_weight<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*, \
-                                        const T*, float*, bool, float*);
+                                        const T*, float*, bool, float*, slice_sums*);
 PUFFERFISH_INSTANTIATE(__nv_bfloat16)
 PUFFERFISH_INSTANTIATE(__half)
 #undef PUFFERFISH_INSTANTIATE

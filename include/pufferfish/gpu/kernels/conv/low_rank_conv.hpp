@@ -6,6 +6,7 @@
 /// factor in shared memory, not through device memory.
 
 #include <pufferfish/gpu/kernels/conv/low_rank_plan.hpp>
+#include <pufferfish/gpu/kernels/conv/slice_sum.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -23,10 +24,11 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
 
 /// dt = dy up^T, and dup = t^T dy or dup += t^T dy, in one pass over dy. `partials`: plan.scratch floats. t,
 /// dt: pixels x rank, dy: pixels x out_channels, up, dup: rank x out_channels. Needs plan.shared_bytes of
-/// dynamic shared memory, else throws backend_error.
+/// dynamic shared memory, else throws backend_error. If `later` is not null, the sum of the slices of dup is
+/// added to `later` instead of being computed.
 template <class T>
 void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, index_t pixels, int rank,
                                int out_channels, const T* t, const T* dy, const T* up, accumulate_t<T>* dup,
-                               bool accumulate, T* dt, float* partials);
+                               bool accumulate, T* dt, float* partials, slice_sums* later = nullptr);
 
 PUFFERFISH_KERNELS_END

@@ -124,11 +124,12 @@ static __global__ void __launch_bounds__(Block::threads)
   }
 }
 
-/// Grid: plan.slices blocks of 128 or 256 threads with plan.shared_bytes of shared memory, then add_slices.
+/// Grid: plan.slices blocks of 128 or 256 threads with plan.shared_bytes of shared memory, then add_slices
+/// if the sum is not computed later.
 template <class T>
 void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, index_t pixels, int rank,
                                int out_channels, const T* t, const T* dy, const T* up, accumulate_t<T>* dup,
-                               bool accumulate, T* dt, float* partials) {
+                               bool accumulate, T* dt, float* partials, slice_sums* later) {
   const launch_site site(stream);
   up_gradient<T> work{};
   work.t = t;
@@ -149,13 +150,14 @@ void low_rank_conv_backward_up(cudaStream_t stream, const low_rank_plan& plan, i
            {static_cast<unsigned>(plan.slices), block::threads, static_cast<std::size_t>(plan.shared_bytes)},
            up_gradients<T, block>, work);
   });
-  add_slices(site, plan.slices, static_cast<index_t>(rank) * out_channels, work.result);
+  const index_t size = static_cast<index_t>(rank) * out_channels;
+  add_slices_or_push(site, {dup, partials, size, plan.slices, accumulate, out_channels}, later);
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                      \
   template void low_rank_conv_backward_up<T>(cudaStream_t, const low_rank_plan&, index_t, int, int,    \
                                              const T*, const T*, const T*, accumulate_t<T>*, bool, T*, \
-                                             float*);
+                                             float*, slice_sums*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

@@ -10,7 +10,7 @@
 PUFFERFISH_KERNELS_BEGIN
 
 /// Transposes tiles of 32 x 32 through shared memory, by 32 x 8 threads, so that both matrices are accessed
-/// along their rows. y of the grid counts matrices, whose order is reversed.
+/// along their rows.
 template <class T, class To>
 static __global__ void __launch_bounds__(256)
     transpose_kernel(grid_dependency earlier, const T* from, index_t rows, index_t columns, To* to,
@@ -18,8 +18,6 @@ static __global__ void __launch_bounds__(256)
   earlier.wait();
   constexpr int side = 32, lines = 8;
   __shared__ T tile[side][side + 1];  // padded: a column's elements are in different banks
-  from += static_cast<index_t>(blockIdx.y) * rows * columns;
-  to += static_cast<index_t>(gridDim.y - 1 - blockIdx.y) * rows * columns;
   const index_t column_tiles = ceil_div(columns, side);
   const index_t first_row = blockIdx.x / column_tiles * side, first_column = blockIdx.x % column_tiles * side;
   const int x = static_cast<int>(threadIdx.x) % side, y = static_cast<int>(threadIdx.x) / side;
@@ -37,12 +35,10 @@ static __global__ void __launch_bounds__(256)
   }
 }
 
-/// x of the grid counts tiles of 32 x 32, columns fastest; y counts matrices. Of the 256 threads, thread t
-/// has column t % 32 and every 8th row from t / 32 on.
-inline grid transpose_grid(index_t rows, index_t columns, index_t matrices = 1) {
-  return {dim3(static_cast<unsigned>(ceil_div(rows, 32) * ceil_div(columns, 32)),
-               static_cast<unsigned>(matrices)),
-          dim3(256)};
+/// x of the grid counts tiles of 32 x 32, columns fastest. Of the 256 threads, thread t has column t % 32 and
+/// every 8th row from t / 32 on.
+inline grid transpose_grid(index_t rows, index_t columns) {
+  return {dim3(static_cast<unsigned>(ceil_div(rows, 32) * ceil_div(columns, 32))), dim3(256)};
 }
 
 template <class T>
@@ -54,12 +50,6 @@ template <class T>
 void transpose_wide(cudaStream_t stream, const T* from, index_t rows, index_t columns, accumulate_t<T>* to,
                     bool add) {
   launch(stream, transpose_grid(rows, columns), transpose_kernel<T, accumulate_t<T>>, from, rows, columns, to,
-         add);
-}
-
-void turn_filter(cudaStream_t stream, const float* from, index_t taps, index_t rows, index_t columns,
-                 float* to, bool add) {
-  launch(stream, transpose_grid(rows, columns, taps), transpose_kernel<float, float>, from, rows, columns, to,
          add);
 }
 

@@ -19,10 +19,4 @@ template <class T>
 void transpose_wide(cudaStream_t stream, const T* from, index_t rows, index_t columns, accumulate_t<T>* to,
                     bool add);
 
-/// Converts the gradient of a filter of `taps` taps that was computed with input and output swapped
-/// (gpu/kernels/conv/conv_plan.hpp): to_(taps - 1 - i) = the transpose of from_i (rows x columns), or += with
-/// `add`. Both arrays have taps x rows x columns elements and do not overlap.
-void turn_filter(cudaStream_t stream, const float* from, index_t taps, index_t rows, index_t columns,
-                 float* to, bool add);
-
 PUFFERFISH_KERNELS_END

@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Kernels of loss.hpp: one block per row, then one block that adds up the rows.
+/// Kernels of loss.hpp. The last block to end adds up the rows.
 ///
 /// Sums over classes and over rows are in double and in an order that depends on the shape alone. `scratch`
 /// has the losses of all rows, then their hits.
@@ -11,6 +11,7 @@
 
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/kernels/loss/loss.hpp>
+#include <pufferfish/gpu/kernels/reduce/last_block.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -20,15 +21,35 @@ struct larger_number {
   __device__ double operator()(double a, double b) const { return fmax(a, b); }
 };
 
-/// Block b has row b, with 32 to 512 threads; thread t has the classes t, t + threads, ... losses[b] = the
-/// row's loss. losses[rows + b] = 1 if the label has the largest logit, the first one among equals, else 0.
-template <class T>
-static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* logits,
-                                           const std::int32_t* labels, index_t rows, index_t classes,
-                                           softmax_target target, T* dlogits, double* losses) {
-  earlier.wait();
+/// The threads that compute a row: a warp, of several in a block, or a whole block.
+template <bool Warp>
+struct row_team {
+  /// Number of rows of a block; the row of the calling thread among them; its number among the row's threads.
+  __device__ static index_t rows() { return Warp ? blockDim.x / warp_threads : 1; }
+  __device__ static index_t row() { return Warp ? threadIdx.x / warp_threads : 0; }
+  __device__ static index_t thread() { return Warp ? threadIdx.x % warp_threads : threadIdx.x; }
+  /// Number of threads of a row.
+  __device__ static index_t threads() { return Warp ? warp_threads : blockDim.x; }
+
+  template <class A, class F>
+  __device__ static A reduce(A value, [[maybe_unused]] A neutral, F combine) {
+    if constexpr (Warp) return warp_reduce(value, combine);
+    if constexpr (!Warp) return block_reduce(value, neutral, combine);
+  }
+  __device__ static double sum(double value) { return reduce(value, 0.0, plus()); }
+  __device__ static void synchronize() {
+    if constexpr (Warp) __syncwarp();
+    if constexpr (!Warp) __syncthreads();
+  }
+};
+
+/// Computes a row: losses[row] = its loss. losses[rows + row] = 1 if the label has the largest logit, the
+/// first one among equals, else 0. All threads of the row's team call this function.
+template <class T, class Team>
+__device__ inline void softmax_row(const T* logits, const std::int32_t* labels, index_t rows, index_t classes,
+                                   index_t row, const softmax_target& target, T* dlogits, double* losses) {
   using A = accumulate_t<T>;
-  const index_t row = blockIdx.x, first = threadIdx.x, step = blockDim.x;
+  const index_t first = Team::thread(), step = Team::threads();
   const T* z = logits + row * classes;
   const auto at = [&](index_t k) { return static_cast<A>(z[k]); };
   const index_t label = labels[row];
@@ -37,7 +58,7 @@ static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* log
 
   A largest = A(-INFINITY);
   for (index_t k = first; k < classes; k += step) largest = larger_number()(largest, at(k));
-  largest = block_reduce(largest, A(-INFINITY), larger_number());
+  largest = Team::reduce(largest, A(-INFINITY), larger_number());
 
   double powers = 0.0, shifted_sum = 0.0, beaten = 0.0;
   for (index_t k = first; k < classes; k += step) {
@@ -46,9 +67,9 @@ static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* log
     shifted_sum += static_cast<double>(shifted);
     if (k < label ? !(at(k) < own) : !(at(k) <= own)) beaten += 1.0;
   }
-  powers = block_sum(powers);
-  shifted_sum = block_sum(shifted_sum);
-  beaten = block_sum(beaten);
+  powers = Team::sum(powers);
+  shifted_sum = Team::sum(shifted_sum);
+  beaten = Team::sum(beaten);
 
   if (first == 0) {
     const double shifted = static_cast<double>(own - largest);
@@ -58,7 +79,7 @@ static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* log
     losses[rows + row] = valid && beaten == 0.0 ? 1.0 : 0.0;
   }
   if (dlogits == nullptr) return;
-  __syncthreads();  // the label's logit must be read before the gradient may overwrite it
+  Team::synchronize();  // the label's logit must be read before the gradient may overwrite it
   const A share = valid ? static_cast<A>(1.0 / powers) : A(NAN);
   const A right = static_cast<A>(target.right), wrong = static_cast<A>(target.wrong);
   A scale = static_cast<A>(target.scale);
@@ -69,14 +90,21 @@ static __global__ void softmax_rows_kernel(grid_dependency earlier, const T* log
   }
 }
 
-/// Grid: one block of 256 threads.
-static __global__ void softmax_results_kernel(grid_dependency earlier, const double* losses, index_t rows,
-                                              double* results) {
+/// Block b has the rows b R .. b R + R - 1: R = 8 rows of a warp each, or one row of 128 or 512 threads.
+/// Thread t of a row has the classes t, t + threads, .... The last block adds up losses and hits of all rows.
+template <class T, bool Warp>
+static __global__ void softmax_kernel(grid_dependency earlier, const T* logits, const std::int32_t* labels,
+                                      index_t rows, index_t classes, softmax_target target, T* dlogits,
+                                      double* losses, unsigned* counter, double* results) {
   earlier.wait();
+  using team = row_team<Warp>;
+  const index_t row = static_cast<index_t>(blockIdx.x) * team::rows() + team::row();
+  if (row < rows) softmax_row<T, team>(logits, labels, rows, classes, row, target, dlogits, losses);
+  if (!is_last_block(counter, gridDim.x)) return;
   double loss = 0.0, correct = 0.0;
-  for (index_t row = threadIdx.x; row < rows; row += blockDim.x) {
-    loss += losses[row];
-    correct += losses[rows + row];
+  for (index_t i = threadIdx.x; i < rows; i += blockDim.x) {
+    loss += losses[i];
+    correct += losses[rows + i];
   }
   loss = block_sum(loss);
   correct = block_sum(correct);
@@ -88,16 +116,21 @@ static __global__ void softmax_results_kernel(grid_dependency earlier, const dou
 template <class T>
 void softmax_cross_entropy(cudaStream_t stream, const T* logits, const std::int32_t* labels, index_t rows,
                            index_t classes, const softmax_target& target, T* dlogits, double* scratch,
-                           double* results) {
-  const unsigned threads = classes <= 256 ? 32 : classes <= 2048 ? 128 : 512;
-  launch(stream, {static_cast<unsigned>(rows), threads}, softmax_rows_kernel<T>, logits, labels, rows,
-         classes, target, dlogits, scratch);
-  launch(stream, {1, 256}, softmax_results_kernel, scratch, rows, results);
+                           unsigned* counter, double* results) {
+  const launch_site site(stream);
+  const auto start = [&](auto kernel, index_t rows_of_block, unsigned threads) {
+    // Without rows, one block writes the sums.
+    const index_t blocks = rows == 0 ? 1 : ceil_div(rows, rows_of_block);
+    launch(site, {static_cast<unsigned>(blocks), threads}, kernel, logits, labels, rows, classes, target,
+           dlogits, scratch, counter, results);
+  };
+  if (classes <= 256) return start(softmax_kernel<T, true>, 8, 8 * warp_threads);
+  start(softmax_kernel<T, false>, 1, classes <= 2048 ? 128 : 512);
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                       \
   template void softmax_cross_entropy<T>(cudaStream_t, const T*, const std::int32_t*, index_t, index_t, \
-                                         const softmax_target&, T*, double*, double*);
+                                         const softmax_target&, T*, double*, unsigned*, double*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

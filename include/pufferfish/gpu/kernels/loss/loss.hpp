@@ -21,12 +21,13 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// Loss and gradient of rows x classes dense logits with one label per row. dlogits (rows x classes) may be
 /// the logits, or null if the gradient is not needed. results[0] = the sum of the rows' losses in double, in
-/// an order that depends on `rows` alone. results[1] = number of rows whose largest logit, the first of
+/// an order that depends on the shape alone. results[1] = number of rows whose largest logit, the first of
 /// equals, is at the label. A label outside 0 .. classes - 1 makes the loss and the row's gradient NaN.
-/// `scratch`: 2 x rows doubles. All arrays are in device memory. Throws backend_error if a launch fails.
+/// `scratch`: 2 x rows doubles; `counter`: a number that is 0 before and after the launch. All arrays are in
+/// device memory. Throws backend_error if the launch fails.
 template <class T>
 void softmax_cross_entropy(cudaStream_t stream, const T* logits, const std::int32_t* labels, index_t rows,
                            index_t classes, const softmax_target& target, T* dlogits, double* scratch,
-                           double* results);
+                           unsigned* counter, double* results);
 
 PUFFERFISH_KERNELS_END

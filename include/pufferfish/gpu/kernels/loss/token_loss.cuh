@@ -204,10 +204,10 @@ void sum_token_losses(cudaStream_t stream, const double* losses, const std::int3
 template <class T>
 void token_gradients(cudaStream_t stream, const token_logits<T>& z, const loss_divisor& divisor,
                      const float* maxima, const float* shares, T* logits, accumulate_t<T>* dbias,
-                     bool add_bias, double* scratch) {
+                     bool add_bias, const column_workspace& work) {
   const launch_site site(stream);
   sum_columns<column_sum_state<1, 1>>(site, token_gradient_task<T>{z, divisor, maxima, shares, logits},
-                                      z.rows, z.classes, scratch, bias_finish<T>{dbias, add_bias});
+                                      z.rows, z.classes, work, bias_finish<T>{dbias, add_bias});
 }
 
 template <class T>
@@ -220,7 +220,7 @@ void log_sum_exp(cudaStream_t stream, row_array<const T> logits, index_t rows, i
   template void token_losses<T>(cudaStream_t, const token_logits<T>&, const loss_divisor&, row_array<T>,    \
                                 double*, float*, float*);                                                   \
   template void token_gradients<T>(cudaStream_t, const token_logits<T>&, const loss_divisor&, const float*, \
-                                   const float*, T*, accumulate_t<T>*, bool, double*);                      \
+                                   const float*, T*, accumulate_t<T>*, bool, const column_workspace&);      \
   template void log_sum_exp<T>(cudaStream_t, row_array<const T>, index_t, index_t, double*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE

@@ -57,12 +57,12 @@ void sum_token_losses(cudaStream_t stream, const double* losses, const std::int3
                       std::int32_t padding, index_t rows, double* sums);
 
 /// Computes gradients from the results of token_losses. Replaces `logits` by scale (p - t) / divisor. Unless
-/// it is nullptr, dbias_k = sum over rows of (p - t) / divisor, or += with add_bias. `scratch`:
-/// column_scratch(rows, classes, 1) doubles.
+/// it is nullptr, dbias_k = sum over rows of (p - t) / divisor, or += with add_bias. `work`: for
+/// one quantity.
 template <class T>
 void token_gradients(cudaStream_t stream, const token_logits<T>& z, const loss_divisor& divisor,
                      const float* maxima, const float* shares, T* logits, accumulate_t<T>* dbias,
-                     bool add_bias, double* scratch);
+                     bool add_bias, const column_workspace& work);
 
 /// result_m = log sum_k exp(logits_mk). The terms are computed in float; a thread's terms are added in float,
 /// the threads' sums in double.

@@ -46,11 +46,11 @@ struct norm_batch_finish {
 };
 
 template <class T>
-void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
-                    const norm_batch_use& use) {
+void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels,
+                    const column_workspace& work, const norm_batch_use& use) {
   const launch_site site(stream, "norm_use_batch");
   with_width<T>(whole_vectors<T>(channels, x), [&](auto width) {
-    sum_columns<moment_total>(site, moment_task<T, width>{x, channels}, rows, channels, scratch,
+    sum_columns<moment_total>(site, moment_task<T, width>{x, channels}, rows, channels, work,
                               norm_batch_finish{use, channels});
   });
 }
@@ -244,17 +244,17 @@ struct norm_sum_finish {
 
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                        double* scratch, const norm_parameter_gradients& gradients,
+                        const column_workspace& work, const norm_parameter_gradients& gradients,
                         accumulate_t<T>* coefficients) {
   const launch_site site(stream, "norm_gradient_sums");
   with_width<T>(whole_vectors<T>(m.channels, m.x, dy), [&](auto width) {
-    sum_columns<column_sum_state<2, 1>>(site, norm_sum_task<T, width>{m, dy, mask}, m.rows, m.channels,
-                                        scratch, norm_sum_finish<T>{m, gradients, coefficients});
+    sum_columns<column_sum_state<2, 1>>(site, norm_sum_task<T, width>{m, dy, mask}, m.rows, m.channels, work,
+                                        norm_sum_finish<T>{m, gradients, coefficients});
   });
 }
 
 /// A task of channel_pass: dx = scale g + (x - mean) slope + shift, with the three coefficients of each
-/// channel.
+/// channel. Unless it is null, addend_gradient = g.
 template <class T, int Width>
 struct norm_input_task {
   static constexpr int width = Width;
@@ -268,6 +268,7 @@ struct norm_input_task {
   const std::uint32_t* mask;
   const accumulate_t<T>* coefficients;
   T* dx;
+  T* addend_gradient;
 
   __device__ channel_values load(index_t c) const {
     return {load_channels<Width>(m.mean + c), load_channels<Width>(coefficients + c),
@@ -280,6 +281,7 @@ struct norm_input_task {
   __device__ void run(index_t i, bool inside, const raw_pair<T, Width>& pair, const channel_values& v) const {
     if (!inside) return;
     const row_values<T, Width> x = widen(pair.x), g = masked(pair);
+    if (addend_gradient != nullptr) store_row(addend_gradient + i, g);
     lanes<A, Width> values;
     for (int k = 0; k < Width; ++k) {
       values[k] = v.scale[k] * g[k] + ((x[k] - v.mean[k]) * v.slope[k] + v.shift[k]);
@@ -290,21 +292,24 @@ struct norm_input_task {
 
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const accumulate_t<T>* coefficients, T* dx) {
+                         const accumulate_t<T>* coefficients, T* dx, T* addend_gradient) {
   const launch_site site(stream, "norm_input_gradient");
-  with_width<T>(whole_vectors<T>(m.channels, m.x, dy, dx), [&](auto width) {
-    channel_pass(site, norm_input_task<T, width>{m, dy, mask, coefficients, dx}, m.rows, m.channels);
+  with_width<T>(whole_vectors<T>(m.channels, m.x, dy, dx, addend_gradient), [&](auto width) {
+    channel_pass(site, norm_input_task<T, width>{m, dy, mask, coefficients, dx, addend_gradient}, m.rows,
+                 m.channels);
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                            \
-  template void norm_use_batch<T>(cudaStream_t, const T*, index_t, index_t, double*, const norm_batch_use&); \
-  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const accumulate_t<T>*,                   \
-                              const norm_tail<T>&, T*);                                                      \
-  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,   \
-                                      double*, const norm_parameter_gradients&, accumulate_t<T>*);           \
-  template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
-                                       const accumulate_t<T>*, T*);
+#define PUFFERFISH_INSTANTIATE(T)                                                                           \
+  template void norm_use_batch<T>(cudaStream_t, const T*, index_t, index_t, const column_workspace&,        \
+                                  const norm_batch_use&);                                                   \
+  template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const accumulate_t<T>*,                  \
+                              const norm_tail<T>&, T*);                                                     \
+  template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
+                                      const column_workspace&, const norm_parameter_gradients&,             \
+                                      accumulate_t<T>*);                                                    \
+  template void norm_input_gradient<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*, \
+                                       const accumulate_t<T>*, T*, T*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 template void norm_use_running<float>(cudaStream_t, const float*, const float*, index_t, double, float*);

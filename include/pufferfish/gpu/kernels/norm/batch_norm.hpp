@@ -43,11 +43,11 @@ PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Computes ops::batch_norm_use_batch for the rows of x, of which there must be at least two. `scratch`:
-/// column_scratch(rows, channels, 2) doubles. x is read once.
+/// Computes ops::batch_norm_use_batch for the rows of x, of which there must be at least two. `work`: for
+/// two quantities. x is read once.
 template <class T>
-void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels, double* scratch,
-                    const norm_batch_use& use);
+void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels,
+                    const column_workspace& work, const norm_batch_use& use);
 
 /// Computes ops::batch_norm_use_running: `statistics` receives the running means, then the inverse deviations
 /// 1 / sqrt(running variance + eps), `channels` numbers each.
@@ -62,17 +62,17 @@ void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t
                 const norm_tail<T>& tail, T* y);
 
 /// First pass of the backward pass: gradients of weight and bias, from sums in double, and 3 x channels
-/// `coefficients` for norm_input_gradient. `coefficients` and `mask` may be null. `scratch`:
-/// column_scratch(rows, channels, 2) doubles.
+/// `coefficients` for norm_input_gradient. `coefficients` and `mask` may be null. `work`: for
+/// two quantities.
 template <class T>
 void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                        double* scratch, const norm_parameter_gradients& gradients,
+                        const column_workspace& work, const norm_parameter_gradients& gradients,
                         accumulate_t<T>* coefficients);
 /// Second pass of the backward pass: dx from the `coefficients` that norm_gradient_sums has written. dx may
-/// be dy or x.
+/// be dy or x. Unless it is null, addend_gradient, which may be dy, receives dy with the mask applied.
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const accumulate_t<T>* coefficients, T* dx);
+                         const accumulate_t<T>* coefficients, T* dx, T* addend_gradient);
 
 /// Whether block_norm_forward and block_norm_backward can normalize a matrix: at most 8192 rows (float: 4096)
 /// of channels in multiples of 8, with addresses of x and the three other arrays, which may be null, that are
@@ -87,9 +87,9 @@ template <class T>
 void block_norm_forward(cudaStream_t stream, const norm_matrix<T>& m, const norm_batch_use& use,
                         const accumulate_t<T>* bias, const norm_tail<T>& tail, T* y);
 /// norm_gradient_sums and, unless dx is null, norm_input_gradient in one launch, for few rows. dx may be dy
-/// or x.
+/// or x. addend_gradient: see norm_input_gradient; null if dx is null.
 template <class T>
 void block_norm_backward(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const norm_parameter_gradients& gradients, T* dx);
+                         const norm_parameter_gradients& gradients, T* dx, T* addend_gradient);
 
 PUFFERFISH_KERNELS_END

@@ -162,7 +162,8 @@ static __global__ void __launch_bounds__(block_norm_threads)
 template <class T, int Rows>
 static __global__ void __launch_bounds__(block_norm_threads)
     block_norm_backward_kernel(grid_dependency earlier, norm_matrix<T> m, const T* dy,
-                               const std::uint32_t* mask, norm_parameter_gradients gradients, T* dx) {
+                               const std::uint32_t* mask, norm_parameter_gradients gradients, T* dx,
+                               T* addend_gradient) {
   earlier.wait();
   constexpr int width = block_norm_channels;
   constexpr bool keeps = Rows <= block_norm_rows<T> / 2;
@@ -213,6 +214,7 @@ static __global__ void __launch_bounds__(block_norm_threads)
     for (int k = 0; k < width; ++k) {
       values[k] = scale[k] * g[k] + ((x[k] - mean[k]) * slope[k] + shift[k]);
     }
+    if (addend_gradient != nullptr) store_row(addend_gradient + own.place(i), g);
     store_row(dx + own.place(i), values);
   }
 }
@@ -249,11 +251,11 @@ void block_norm_forward(cudaStream_t stream, const norm_matrix<T>& m, const norm
 
 template <class T>
 void block_norm_backward(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const norm_parameter_gradients& gradients, T* dx) {
+                         const norm_parameter_gradients& gradients, T* dx, T* addend_gradient) {
   const launch_site site(stream);
   with_block_rows<T>(m.rows, [&](auto rows, unsigned threads) {
     launch(site, {static_cast<unsigned>(m.channels / block_norm_channels), threads},
-           block_norm_backward_kernel<T, rows>, m, dy, mask, gradients, dx);
+           block_norm_backward_kernel<T, rows>, m, dy, mask, gradients, dx, addend_gradient);
   });
 }
 
@@ -262,7 +264,7 @@ void block_norm_backward(cudaStream_t stream, const norm_matrix<T>& m, const T* 
   template void block_norm_forward<T>(cudaStream_t, const norm_matrix<T>&, const norm_batch_use&,           \
                                       const accumulate_t<T>*, const norm_tail<T>&, T*);                     \
   template void block_norm_backward<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*, \
-                                       const norm_parameter_gradients&, T*);
+                                       const norm_parameter_gradients&, T*, T*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

@@ -12,6 +12,10 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
+/// Largest number of threads of a block. A thread then has at most 128 registers, and two blocks of 256
+/// threads run on a multiprocessor.
+inline constexpr int most_channel_threads = 512;
+
 /// A task has task::width; load(channel), the numbers of `width` channels; fetch(element), what a unit of
 /// `width` elements reads; and run(element, inside, fetched, numbers). `inside` is false for a thread without
 /// a unit that only joins its warp's operations. A block has whole warps and `per_block` units, a multiple of
@@ -19,8 +23,9 @@ PUFFERFISH_KERNELS_BEGIN
 /// t of it those at t, t + threads, .... If the number of threads is a multiple of `columns`, a thread has
 /// the same channels in every step: it loads their numbers once, and four units at a time.
 template <class Task>
-static __global__ void channel_pass_kernel(grid_dependency earlier, Task task, index_t total, index_t columns,
-                                           index_t per_block) {
+static __global__ void __launch_bounds__(most_channel_threads)
+    channel_pass_kernel(grid_dependency earlier, Task task, index_t total, index_t columns,
+                        index_t per_block) {
   earlier.wait();
   const index_t begin = static_cast<index_t>(blockIdx.x) * per_block;
   const index_t end = begin + per_block < total ? begin + per_block : total;
@@ -61,8 +66,8 @@ void channel_pass(const launch_site& stream, const Task& task, index_t rows, ind
   if (total == 0) return;
   // A number of threads for which every thread keeps its channels, if possible.
   index_t threads = columns;
-  while (threads % warp_threads != 0 && threads <= 512) threads *= 2;
-  threads = threads > 512 ? 256 : threads * (threads < 256 ? 256 / threads : 1);
+  while (threads % warp_threads != 0 && threads <= most_channel_threads) threads *= 2;
+  threads = threads > most_channel_threads ? 256 : threads * (threads < 256 ? 256 / threads : 1);
   // At least two blocks for each multiprocessor of a large device, so that few threads load the numbers of
   // their channels.
   const index_t rounds = total / (threads * 264);

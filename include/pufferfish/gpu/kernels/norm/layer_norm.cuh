@@ -170,20 +170,20 @@ void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<
 }
 
 template <class T>
-void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p, double* scratch,
-                                    const norm_parameter_gradients& gradients) {
+void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p,
+                                    const column_workspace& work, const norm_parameter_gradients& gradients) {
   const launch_site site(stream, "layer_norm_parameter_gradients");
   with_width<T>(rows_in_vectors<T>(p.columns, p.sum, p.dy), [&](auto width) {
-    sum_columns<column_sum_state<2, 1>>(site, layer_norm_sum_task<T, width>{p}, p.rows, p.columns, scratch,
+    sum_columns<column_sum_state<2, 1>>(site, layer_norm_sum_task<T, width>{p}, p.rows, p.columns, work,
                                         layer_norm_sum_finish{gradients});
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                         \
-  template void layer_norm_forward<T>(cudaStream_t, const norm_problem<T>&);                              \
-  template void layer_norm_input_gradient<T>(cudaStream_t, const norm_gradient_problem<T>&);              \
-  template void layer_norm_parameter_gradients<T>(cudaStream_t, const norm_gradient_problem<T>&, double*, \
-                                                  const norm_parameter_gradients&);
+#define PUFFERFISH_INSTANTIATE(T)                                                                \
+  template void layer_norm_forward<T>(cudaStream_t, const norm_problem<T>&);                     \
+  template void layer_norm_input_gradient<T>(cudaStream_t, const norm_gradient_problem<T>&);     \
+  template void layer_norm_parameter_gradients<T>(cudaStream_t, const norm_gradient_problem<T>&, \
+                                                  const column_workspace&, const norm_parameter_gradients&);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

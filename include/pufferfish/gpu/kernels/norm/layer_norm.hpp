@@ -64,9 +64,9 @@ template <class T>
 void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& problem);
 
 /// The gradients of the weight (sum of dy n over rows) and of the bias (sum of dy over rows). Call this
-/// function before dsum overwrites dy. `scratch`: column_scratch(rows, columns, 2) doubles.
+/// function before dsum overwrites dy. `work`: for two quantities.
 template <class T>
 void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& problem,
-                                    double* scratch, const norm_parameter_gradients& gradients);
+                                    const column_workspace& work, const norm_parameter_gradients& gradients);
 
 PUFFERFISH_KERNELS_END

@@ -38,6 +38,11 @@ struct moment_total {
     distances += other.distances;
     squares += other.squares;
   }
+  /// Stores what load() reads, of at least one value.
+  __device__ void save(int, double* values, index_t stride) const {
+    values[0] = mean();
+    values[stride] = squared_deviations();
+  }
   /// Mean of all values; 0 without values.
   __device__ double mean() const { return count == 0.0 ? 0.0 : shift + distances / count; }
   /// Sum of the squared deviations of all values from their mean.

@@ -250,7 +250,8 @@ static __global__ void global_average_kernel(grid_dependency earlier, const T* x
     const column_sum_task<T, Width> task{x + n * pixels * channels, channels};
     task.add(channel, threadIdx.y, pixels, blockDim.y, sum);
   }
-  merge_down<column_threads>(sum);
+  __shared__ double memory[merge_doubles<column_sum_state<1, Width>>];
+  merge_down(sum, memory, blockDim.x, blockDim.y);
   if (threadIdx.y > 0 || channel >= channels) return;
   row_values<T, Width> average;
   for (int k = 0; k < Width; ++k) {

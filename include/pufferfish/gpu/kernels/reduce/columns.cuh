@@ -2,9 +2,10 @@
 #pragma once
 
 /// \file
-/// Sums over the rows of a matrix, one result per column, in two steps of fixed order: a block sums one part
-/// of the rows of some columns, then one kernel adds up the parts. The sums are in double; before that, a
-/// thread adds at most `run_rows` values in float.
+/// Sums over the rows of a matrix, one result per column, in one launch and in a fixed order: a block sums
+/// one part of the rows of some columns, and the last block to end adds up the parts, in two levels so that
+/// no block reads many of them. The sums are in double; before that, a thread adds at most `run_rows` values
+/// in float.
 ///
 /// A `task` defines the numbers that are summed:
 ///   task::width                            columns a thread reads at once
@@ -15,17 +16,20 @@
 ///                                          the rows begin .. end - 1, into the quantities that are saved
 ///   state::save(k, values, stride)         the quantities of one column, `stride` doubles apart
 /// A `State` merges the quantities of one column from all parts: start(of part 0, or nullptr without parts),
-/// load(values, stride, rows of the part), add(a loaded one), merge(other), which has had the same start.
+/// load(values, stride, rows of the part), add(a loaded one), merge(other), which has had the same start, and
+/// save(0, values, stride), which stores quantities that load() reads.
 ///
-/// Layout of `scratch`: quantity q of part p and column c is at (q parts + p) columns + c. Part p has the
-/// rows part_begin(rows, parts, p) .. part_begin(rows, parts, p + 1) - 1.
+/// Layout of the parts: quantity q of part p and column c is at (q parts + p) columns + c. Part p has the
+/// rows part_begin(rows, parts, p) .. part_begin(rows, parts, p + 1) - 1. The sum of a group of parts
+/// replaces that of its first part.
 
 #include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/kernels/reduce/block_merge.cuh>
 #include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
+#include <pufferfish/gpu/kernels/reduce/last_block.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-inline constexpr unsigned column_threads = 256;
 inline constexpr int run_rows = 16;
 
 /// Values of Width neighbouring columns in the type of computation, indexed by the position among these
@@ -181,106 +185,112 @@ __device__ inline void add_runs(index_t row, index_t end, index_t step,
   }
 }
 
-/// A state with an odd number of doubles, so that neighbouring threads use different banks of shared memory.
-template <class State>
-struct gapped : State {
-  double gap;
-};
-/// A state as it is stored in shared memory, an odd number of doubles long.
-template <class State>
-using apart = std::conditional_t<(sizeof(State) / sizeof(double)) % 2 == 0, gapped<State>, State>;
+/// Where the sums of the parts of a matrix of rows x columns are stored.
+struct stored_parts {
+  double* values;
+  index_t count;  ///< number of parts
+  index_t rows, columns;
 
-/// Merges the states of the threads of a block that have the same threadIdx.x. The thread with threadIdx.y =
-/// 0 has the result. blockDim.y must be a power of 2, and all threads of the block must call this function.
-/// Halves are merged until one state is left, so the order depends on blockDim alone. Threads: number of
-/// threads of the block.
-template <unsigned Threads, class State>
-__device__ inline void merge_down(State& state) {
-  __shared__ apart<State> all[Threads];
-  const unsigned own = threadIdx.y * blockDim.x + threadIdx.x;
-  static_cast<State&>(all[own]) = state;
-  for (unsigned half = blockDim.y / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.y < half) all[own].merge(all[own + half * blockDim.x]);
+  /// The first quantity of a part and a column; the next one is `stride()` doubles further.
+  __device__ double* at(index_t part, index_t column) const { return values + part * columns + column; }
+  __device__ index_t stride() const { return count * columns; }
+  /// First row of a part, also of one after the last.
+  __device__ index_t begin(index_t part) const {
+    return part_begin(rows, count, part < count ? part : count);
   }
-  state = all[own];
+};
+
+/// Calls use(column, state) with the sum of the parts first, first + step, .. below end, for the
+/// `tile_columns` columns from first_column on. The stored sums of a part are those of the `step` parts from
+/// it on. The threads of a block read the parts in turn, and the order of the sum depends on shapes alone.
+/// All threads of the block must call this function; use() is called in one thread for each column. `memory`:
+/// as in merge_down.
+template <class State, class Use>
+__device__ inline void add_parts(const stored_parts& parts, index_t first, index_t end, index_t step,
+                                 index_t first_column, unsigned tile_columns, double* memory, Use use) {
+  const unsigned thread = static_cast<unsigned>(block_thread()), down = column_threads / tile_columns;
+  const index_t column = first_column + thread % tile_columns;
+  const bool inside = column < parts.columns;
+  State sum;
+  sum.start(inside ? parts.at(first, column) : nullptr);
+  if (inside) {
+    constexpr int ahead = 4;  // loads in flight
+    const index_t stride = down * step;
+    for (index_t part = first + thread / tile_columns * step; part < end; part += ahead * stride) {
+      State others[ahead];
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        const index_t at = part + i * stride;
+        if (at < end)
+          others[i].load(parts.at(at, column), parts.stride(), parts.begin(at + step) - parts.begin(at));
+      }
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        if (part + i * stride < end) sum.add(others[i]);
+      }
+    }
+  }
+  merge_down(sum, memory, tile_columns, down);
+  if (thread < tile_columns && inside) use(column, sum);
 }
 
-/// First step of sum_columns. Grid: (tiles of columns, parts); block: (columns in units of task::width,
-/// rows).
-template <class Task>
+/// Sums a part of the rows of some columns. The last block of a group of parts then adds up the group, and
+/// the last block of all groups adds up the groups and calls finish(column, state) for each column. Grid:
+/// (tiles of columns, parts). `counters`: see column_counters.
+template <class State, class Task, class Finish>
 static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3)
     /// Block (across, 256 / across) with `across` a power of two up to 32: thread (x, y) of block (bx, p) has
     /// the columns (bx across + x) task::width .. of part p, and of its rows every (256 / across)-th one from
     /// y on.
-    column_parts_kernel(grid_dependency earlier, Task task, index_t rows, index_t columns, double* parts) {
+    column_sums_kernel(grid_dependency earlier, Task task, stored_parts parts, unsigned* counters,
+                       Finish finish) {
   earlier.wait();
-  const index_t part = blockIdx.y, count = gridDim.y;
-  const index_t column =
-      (static_cast<index_t>(blockIdx.x) * static_cast<index_t>(blockDim.x) + threadIdx.x) * Task::width;
+  constexpr std::size_t doubles = merge_doubles<State>, task_doubles = merge_doubles<typename Task::state>;
+  __shared__ double memory[doubles > task_doubles ? doubles : task_doubles];
+  const index_t part = blockIdx.y, begin = parts.begin(part), end = parts.begin(part + 1);
+  const unsigned across = blockDim.x, tile_columns = across * static_cast<unsigned>(Task::width);
+  const index_t first_column = static_cast<index_t>(blockIdx.x) * tile_columns;
+  const index_t column = first_column + static_cast<index_t>(threadIdx.x) * Task::width;
   typename Task::state sum;
   sum.clear();
-  if (column < columns) {
-    task.add(column, part_begin(rows, count, part) + threadIdx.y, part_begin(rows, count, part + 1),
-             blockDim.y, sum);
+  if (column < parts.columns) task.add(column, begin + threadIdx.y, end, blockDim.y, sum);
+  merge_down(sum, memory, across, blockDim.y);
+  if (threadIdx.y == 0 && column < parts.columns) {
+    if constexpr (requires { &Task::finish; }) task.finish(column, begin, end, sum);
+    for (int k = 0; k < Task::width; ++k) sum.save(k, parts.at(part, column + k), parts.stride());
   }
-  merge_down<column_threads>(sum);
-  if (threadIdx.y > 0 || column >= columns) return;
-  if constexpr (requires { &Task::finish; }) {
-    task.finish(column, part_begin(rows, count, part), part_begin(rows, count, part + 1), sum);
+
+  const index_t group = part / grouped_parts, groups = ceil_div(parts.count, grouped_parts);
+  const index_t first = group * grouped_parts;
+  const index_t last = first + grouped_parts < parts.count ? first + grouped_parts : parts.count;
+  unsigned* const own = counters + blockIdx.x * (groups + 1);
+  if (parts.count == 1) {
+    __syncthreads();
+  } else if (!is_last_block(own + group, static_cast<unsigned>(last - first))) {
+    return;
   }
-  for (int k = 0; k < Task::width; ++k) sum.save(k, parts + part * columns + column + k, count * columns);
+  if (groups == 1) {
+    return add_parts<State>(parts, first, last, 1, first_column, tile_columns, memory, finish);
+  }
+  add_parts<State>(parts, first, last, 1, first_column, tile_columns, memory,
+                   [&](index_t at, const State& s) { s.save(0, parts.at(first, at), parts.stride()); });
+  if (!is_last_block(own + groups, static_cast<unsigned>(groups))) return;
+  add_parts<State>(parts, 0, parts.count, grouped_parts, first_column, tile_columns, memory, finish);
 }
 
-inline constexpr unsigned total_columns = 16;
-inline constexpr unsigned total_rows = 32;
-
-/// Second step of sum_columns: calls finish(column, state of one column). Grid: columns / 16; block: (16,
-/// 32). Thread (x, y) merges the parts y, y + 32, ... of column 16 blockIdx.x + x.
-template <class State, class Finish>
-static __global__ void column_totals_kernel(grid_dependency earlier, const double* parts, index_t count,
-                                            index_t rows, index_t columns, Finish finish) {
-  earlier.wait();
-  const index_t column = static_cast<index_t>(blockIdx.x) * total_columns + threadIdx.x;
-  State sum;
-  sum.start(count > 0 && column < columns ? parts + column : nullptr);
-  if (column < columns) {
-    constexpr unsigned ahead = 4;  // loads in flight
-    for (index_t first = threadIdx.y; first < count; first += ahead * total_rows) {
-      State others[ahead];
-#pragma unroll
-      for (unsigned i = 0; i < ahead; ++i) {
-        const index_t part = first + i * total_rows;
-        if (part >= count) continue;
-        others[i].load(parts + part * columns + column, count * columns,
-                       part_begin(rows, count, part + 1) - part_begin(rows, count, part));
-      }
-#pragma unroll
-      for (unsigned i = 0; i < ahead; ++i) {
-        if (first + i * total_rows < count) sum.add(others[i]);
-      }
-    }
-  }
-  merge_down<total_columns * total_rows>(sum);
-  if (threadIdx.y == 0 && column < columns) finish(column, sum);
-}
-
-/// Runs both steps for all columns. `scratch`: column_scratch doubles. Without rows, finish is called with
-/// cleared states. The number of columns must be a multiple of task::width, and the data aligned as the
-/// task's loads require.
+/// Sums all columns in one launch. Without rows, finish is called with cleared states. The number of columns
+/// must be a multiple of task::width, and the data aligned as the task's loads require.
 template <class State, class Task, class Finish>
-void sum_columns(const launch_site& stream, const Task& task, index_t rows, index_t columns, double* scratch,
-                 const Finish& finish) {
+void sum_columns(const launch_site& stream, const Task& task, index_t rows, index_t columns,
+                 const column_workspace& work, const Finish& finish) {
   const index_t parts = row_parts(rows, columns), units = ceil_div(columns, Task::width);
   unsigned across = 1;
   while (across < 32 && across < units) across *= 2;
-  const unsigned down = column_threads / across;
   launch(stream,
          {dim3(static_cast<unsigned>(ceil_div(units, across)), static_cast<unsigned>(parts)),
-          dim3(across, down)},
-         column_parts_kernel<Task>, task, rows, columns, scratch);
-  launch(stream, {static_cast<unsigned>(ceil_div(columns, total_columns)), dim3(total_columns, total_rows)},
-         column_totals_kernel<State, Finish>, scratch, parts, rows, columns, finish);
+          dim3(across, column_threads / across)},
+         column_sums_kernel<State, Task, Finish>, task, stored_parts{work.parts, parts, rows, columns},
+         work.counters, finish);
 }
 
 // ---------------------------------------------------------------------------------------------------------

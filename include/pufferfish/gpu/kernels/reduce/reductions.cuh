@@ -9,7 +9,7 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// The second step of column_sums: stores one sum, or adds it to the old value, rounded once.
+/// The last step of column_sums: stores one sum, or adds it to the old value, rounded once.
 template <class T>
 struct column_sum_finish {
   accumulate_t<T>* sums;
@@ -21,17 +21,17 @@ struct column_sum_finish {
 
 template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
-                 double* scratch, accumulate_t<T>* sums) {
+                 const column_workspace& work, accumulate_t<T>* sums) {
   const launch_site site(stream, "column_sums");
   with_width<T>(whole_vectors<T>(columns, x) && whole_vectors<T>(row_stride), [&](auto width) {
-    sum_columns<column_sum_state<1, 1>>(site, column_sum_task<T, width>{x, row_stride}, rows, columns,
-                                        scratch, column_sum_finish<T>{sums, add});
+    sum_columns<column_sum_state<1, 1>>(site, column_sum_task<T, width>{x, row_stride}, rows, columns, work,
+                                        column_sum_finish<T>{sums, add});
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                \
-  template void column_sums<T>(cudaStream_t, const T*, index_t, index_t, index_t, bool, double*, \
-                               accumulate_t<T>*);
+#define PUFFERFISH_INSTANTIATE(T)                                                       \
+  template void column_sums<T>(cudaStream_t, const T*, index_t, index_t, index_t, bool, \
+                               const column_workspace&, accumulate_t<T>*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

@@ -21,11 +21,11 @@ PUFFERFISH_KERNEL_TYPES_END
 PUFFERFISH_KERNELS_BEGIN
 
 /// sums_c = sum over rows of x, or sums_c += that sum with `add`, as in ops::column_sums. x has `rows` rows
-/// of `columns` dense elements, with stride row_stride. `scratch`: column_scratch(rows, columns, 1) doubles.
-/// Two launches (columns.cuh), which throw backend_error if they fail. If columns, row stride and address are
+/// of `columns` dense elements, with stride row_stride. `work`: for one quantity. Throws
+/// backend_error if the launch fails. If columns, row stride and address are
 /// whole vectors, x is read 16 bytes at a time.
 template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
-                 double* scratch, accumulate_t<T>* sums);
+                 const column_workspace& work, accumulate_t<T>* sums);
 
 PUFFERFISH_KERNELS_END
