@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include <pufferfish/linalg/gemm/edge_tile.hpp>
 #include <pufferfish/linalg/gemm/pack.hpp>

@@ -69,19 +69,20 @@ struct slabs {
   }
 
  private:
-  // Prefetches a row that will be copied soon. It may belong to the next call, or begin after the last image:
-  // any address may be prefetched.
-  static void prefetch_ahead(const slab_element_t<T>* from, index_t step, index_t columns) {
-    constexpr index_t bytes = 8192;
-    const index_t rows = std::max<index_t>(1, bytes / (step * static_cast<index_t>(sizeof(*from))));
-    pufferfish::detail::prefetch_block(from + rows * step, step, 1, columns);
+  // Elements from a row that is copied to the row that is prefetched meanwhile: about 8 KiB, in whole rows of
+  // `step` > 0 elements. That row may belong to the next call, or begin after the last image: any address may
+  // be prefetched. The function divides and is too slow for loops over short rows.
+  static index_t prefetch_distance(index_t step) {
+    constexpr index_t elements = 8192 / static_cast<index_t>(sizeof(slab_element_t<T>));
+    return std::max<index_t>(1, elements / step) * step;
   }
 
   // fill() for pairs: interleaves each row with the row `reach` rows later in the same line, or with zeros.
   void pair_rows(T* to, index_t count, const slab_element_t<T>* from, index_t step, index_t columns) const {
     const auto kernel = pufferfish::detail::interleave_kernel<slab_element_t<T>>();
+    const index_t distance = prefetch_distance(step);
     for (index_t i = 0; i < count; ++i, from += step, to += width) {
-      prefetch_ahead(from, step, columns);
+      pufferfish::detail::prefetch_block(from + distance, step, 1, columns);
       const bool alone = i % line + reach >= line;
       T* target = to;
       for (index_t column = 0; column < columns; column += width, target += slab_size()) {
@@ -97,16 +98,18 @@ struct slabs {
     constexpr index_t block = 32 / static_cast<index_t>(sizeof(T));
     index_t done = 0;
     for (; done + block <= count; done += block) std::memcpy(to + done, from + done, block * sizeof(T));
-    for (; done < wide; ++done) to[done] = done < count ? from[done] : T{};
+    for (; done < count; ++done) to[done] = from[done];
+    std::fill(to + done, to + wide, T{});
   }
 
   // fill() without pairs, for slabs of Width columns, a compile-time constant, or of `width` columns if Width
   // is 0.
   template <index_t Width>
   void copy_rows(T* to, index_t count, const T* from, index_t step, index_t columns) const {
-    const index_t wide = Width > 0 ? Width : width, whole = columns / wide;
+    const index_t wide = Width > 0 ? Width : width, whole = columns / wide,
+                  distance = prefetch_distance(step);
     for (index_t i = 0; i < count; ++i, from += step, to += wide) {
-      prefetch_ahead(from, step, columns);
+      pufferfish::detail::prefetch_block(from + distance, step, 1, columns);
       const T* source = from;
       T* target = to;
       for (index_t slab = 0; slab < whole; ++slab, source += wide, target += slab_size()) {

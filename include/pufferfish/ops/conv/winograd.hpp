@@ -302,15 +302,16 @@ bool winograd_fits(const context<device::cpu>& ctx, const conv_shape& shape) {
          shape.padding.width <= 2 && shape.padding.height >= 0 && shape.padding.width >= 0;
 }
 
-/// The passes whose speed by direct sums winograd_pays compares with.
-enum class conv_pass { output, weight_gradient };
+/// The kinds of passes whose direct sums differ in speed: correlations, that is the forward pass and the
+/// gradient of the input, and the gradient of the weight.
+enum class conv_pass { correlation, weight_gradient };
 
 /// True if winograd_fits() and the algorithm takes less time than direct sums for input extents `from` and
 /// output extents `to` (NHWC) of at least 12 tiles. For bfloat16 the result depends on whether this machine
 /// has kernels for pairs; it never depends on the number of threads.
 template <class T>
 bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, const extents<4>& from,
-                   const extents<4>& to, conv_pass pass = conv_pass::output) {
+                   const extents<4>& to, conv_pass pass = conv_pass::correlation) {
   if (!winograd_fits<T>(ctx, shape)) return false;
   if (winograd_tiles(to[0], to[1], to[2]).count() < 12) return false;
   index_t lines = 0, columns = 0;  // output lines and columns not on padding, summed over the taps
@@ -329,7 +330,7 @@ bool winograd_pays(const context<device::cpu>& ctx, const conv_shape& shape, con
   // Direct sums reach 90 % of the speed of the tiles' products, weight gradients, which copy pixels, 65 %.
   // Sums of bfloat16 pairs are nearly twice as fast; products of tiles are float.
   const bool pairs = pufferfish::detail::has_pairs<T>() && from[3] % 2 == 0;
-  const index_t direct_percent = (pass == conv_pass::output ? 90 : 65) * (pairs ? 19 : 10) / 10;
+  const index_t direct_percent = (pass == conv_pass::correlation ? 90 : 65) * (pairs ? 19 : 10) / 10;
   return by_tiles * winograd_tiles(1, to[1], to[2]).count() * direct_percent <
          lines * columns * products * 100;
 }

@@ -50,8 +50,8 @@ struct winograd_weight_gradient {
   }
 
   /// Computes the contribution of the tiles `some` to the gradient of the weight for input channels `from`
-  /// and output channels `to`. That block of dw, stored [9][in][out], is overwritten or, with `add`, added
-  /// to.
+  /// and output channels `to`, which is 0 if there are no tiles. That block of dw, stored [9][in][out], is
+  /// overwritten or, with `add`, added to.
   void run(const range& some, const range& from, const range& to, C* dw, bool add, C* scratch) const {
     const winograd_matrices<C> pixels(scratch, chunk, from.length());
     C* rest = scratch + winograd_matrices<C>::size(chunk, in_width());
@@ -61,6 +61,8 @@ struct winograd_weight_gradient {
     if (gradients.columns > to.length()) {
       std::fill_n(gradients.data, winograd_matrices<C>::size(chunk, gradients.columns), C{});
     }
+    if (some.length() == 0)
+      std::fill_n(sums.data, winograd_matrices<C>::size(from.length(), sums.columns), C{});
     for (index_t tile = some.begin; tile < some.end; tile += chunk) {
       const range here{tile, std::min(some.end, tile + chunk)};
       transform(here, from, to, pixels, gradients);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <pufferfish/ops/conv/low_rank_conv.hpp>
 
+#include <limits>
+
 #include "../../support/gradient_check.hpp"
 
 namespace {
@@ -145,6 +147,14 @@ struct instance {
   double tolerance(index_t terms) const { return 6e-6 * std::sqrt(static_cast<double>(terms + 9)); }
 };
 
+/// Fills the scratch memory that the next operation uses with NaN, so that a value read before it is written
+/// shows in the result.
+void spoil_scratch(cpu_context& ctx) {
+  constexpr index_t count = index_t{1} << 20;
+  scratch_frame frame(ctx.scratch());
+  std::fill_n(frame.take<float>(count), count, std::numeric_limits<float>::quiet_NaN());
+}
+
 instance random_instance(picker& pick, std::uint64_t round) {
   // More than a block of the depth, and, now and then, more columns than are transformed at once.
   const index_t channels[] = {1, 3, 8, 16, 17, 33, 48, 65, 80, 130};
@@ -153,7 +163,10 @@ instance random_instance(picker& pick, std::uint64_t round) {
       conv_shape::square(channels[pick(0, large ? 9 : 7)], channels[pick(0, large ? 9 : 7)], 3);
   shape.padding = {pick(0, 2), pick(0, 2)};
   const index_t size = large ? 6 : round % 3 == 0 ? 18 : 9;
-  return {shape, {pick(round % 9 == 0 ? 0 : 1, 4), pick(3, size), pick(3, size), shape.in_channels}, round};
+  const auto extent = [&](index_t padding) { return pick(std::max<index_t>(1, 3 - 2 * padding), size); };
+  const index_t images = round % 9 == 0 ? 0 : pick(1, 4), height = extent(shape.padding.height),
+                width = extent(shape.padding.width);
+  return {shape, {images, height, width, shape.in_channels}, round};
 }
 
 TEST_CASE("Winograd: all directions against the reference, whether it pays or not") {
@@ -163,6 +176,7 @@ TEST_CASE("Winograd: all directions against the reference, whether it pays or no
     const instance a = random_instance(pick, round);
     CAPTURE(a.shape.describe());
     CAPTURE(to_string<4>(a.input));
+    spoil_scratch(ctx);
     const index_t pixels = a.output[0] * a.output[1] * a.output[2];
     const bool add = round % 2 == 0;
     const auto nothing = [](index_t, index_t, index_t) {};
@@ -195,6 +209,19 @@ TEST_CASE("Winograd: all directions against the reference, whether it pays or no
     ops::detail::winograd_backward_weight<float>(ctx, a.shape, a.x, a.dy, dw.data(), add);
     ops::reference::conv_backward_weight<float>(a.shape, a.x, a.dy, dw2.view().permute({3, 2, 0, 1}), add);
     CHECK(largest_error(dw, dw2) < a.tolerance(pixels));
+  }
+}
+
+TEST_CASE("Winograd: the weight gradient of no images is 0, or unchanged where it is accumulated") {
+  cpu_context ctx({2, 0});
+  const instance a(conv_shape::square(20, 17, 3, 1, 1), {0, 6, 5, 20}, 1);
+  for (const bool add : {false, true}) {
+    tensor<float, 4> dw(a.w.shape()), expected(a.w.shape());
+    fill_normal<float>(dw.flat(), 1.0, {7, 0});
+    if (add) copy(dw.view(), expected.view());
+    spoil_scratch(ctx);
+    ops::detail::winograd_backward_weight<float>(ctx, a.shape, a.x, a.dy, dw.data(), add);
+    CHECK(std::ranges::equal(dw.flat(), expected.flat()));
   }
 }
 
