@@ -20,15 +20,26 @@ namespace bench {
 
 namespace streams {
 
-/// Reads, changes and writes back each element in place.
+/// A cache line of floats: compilers at -O2 would move the elements of a plain loop one by one.
+typedef float line __attribute__((vector_size(64), may_alias));
+
+/// Reads, changes and writes back each element in place. count is a multiple of 16, data is aligned.
 inline void update(float* data, std::ptrdiff_t count) {
-  for (std::ptrdiff_t i = 0; i < count; ++i) data[i] = data[i] * 0.999f + 1e-3f;
+  auto* const lines = reinterpret_cast<line*>(data);
+  for (std::ptrdiff_t i = 0; i < count / 16; ++i) lines[i] = lines[i] * 0.999F + 1e-3F;
 }
 
-/// Copies, past the caches where the processor can. count is a multiple of 4, pointers are aligned.
+/// Copies, past the caches where the processor can. count is a multiple of 16, pointers are aligned.
 inline void copy(const float* from, float* to, std::ptrdiff_t count) {
 #if defined(__x86_64__)
-  for (std::ptrdiff_t i = 0; i < count; i += 4) _mm_stream_ps(to + i, _mm_load_ps(from + i));
+  for (std::ptrdiff_t i = 0; i < count; i += 16) {
+    const __m128 a = _mm_load_ps(from + i), b = _mm_load_ps(from + i + 4), c = _mm_load_ps(from + i + 8),
+                 d = _mm_load_ps(from + i + 12);
+    _mm_stream_ps(to + i, a);
+    _mm_stream_ps(to + i + 4, b);
+    _mm_stream_ps(to + i + 8, c);
+    _mm_stream_ps(to + i + 12, d);
+  }
   _mm_sfence();
 #else
   std::copy_n(from, count, to);
