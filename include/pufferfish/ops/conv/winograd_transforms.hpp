@@ -83,7 +83,7 @@ struct winograd_transforms {
         PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_output<T>),
         PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_gradient<T>),
         PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_weight<T>),
-        PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_weight_gradient<C>)};
+        PUFFERFISH_KERNEL(widest_isa(), winograd_kernels, winograd_weight_gradient<T>)};
     return chosen;
   }
 };
