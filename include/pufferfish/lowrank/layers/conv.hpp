@@ -111,15 +111,16 @@ class low_rank_conv {
   /// for a moved-from layer; nothing is written then.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    run_forward(ctx, x, y, nullptr);
+    run_forward(ctx, x, y, {});
   }
 
-  /// Computes y like forward, and the moments of y's channels for a batch norm after this layer, while tiles
-  /// of y are in the cache. `moments` is overwritten. CPU only. Throws the errors of forward.
+  /// Computes y like forward and applies `epilogue` to it while tiles of y are in the cache: the moments that
+  /// a batch norm after this layer needs, or, in inference only, a summand and a ReLU. CPU only. Throws the
+  /// errors of forward.
   template <ops::collects_moments Device>
-  void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
-                            const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
-    run_forward(ctx, x, y, &moments);
+  void forward_with_epilogue(context<Device>& ctx, const tensor_view<const T, 4>& x,
+                             const tensor_view<T, 4>& y, const ops::output_epilogue<T>& epilogue) const {
+    run_forward(ctx, x, y, epilogue);
   }
 
   /// The backward pass of the last forward pass on the tape, from dy (shaped like y, dense): the gradients of
@@ -214,7 +215,7 @@ class low_rank_conv {
   // t stays a null view if the tape does not keep it: the product then stores t in scratch memory.
   template <class Device>
   void run_forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
-                   ops::moment_parts<T>* moments) const {
+                   const ops::output_epilogue<T>& epilogue) const {
     check_forward(*this, x, y);
     tensor_view<T, 4> t;
     if (ctx.training() && !recompute_) t = ctx.tape().template push<T>(inner_shape(y.shape()));
@@ -222,10 +223,10 @@ class low_rank_conv {
     const T* const bias = has_bias() ? bias_.template as<T>() : nullptr;
     if (shape_.groups > 1) {
       ops::grouped_low_rank_conv_forward<T>(ctx, down_shape_, x, down_.template as<T>(), up_.template as<T>(),
-                                            bias, t, y, moments);
+                                            bias, t, y, epilogue);
     } else {
       ops::low_rank_conv_forward<T>(ctx, down_shape_, x, down_.template as<T>(), up_matrix(), bias, t, y,
-                                    moments);
+                                    epilogue);
     }
   }
 

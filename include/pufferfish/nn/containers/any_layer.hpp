@@ -23,8 +23,8 @@
 ///       index_t macs(const extents<4>&) const;   // multiply-accumulates of convolutions and products
 ///
 ///       // To save passes over memory (see layer_abilities; a layer of rows takes views of rows):
-///       void forward_with_moments(context<Device>&, const const_view& x, const view& y,
-///                                 ops::moment_parts<T>&) const;
+///       void forward_with_epilogue(context<Device>&, const const_view& x, const view& y,
+///                                  const ops::output_epilogue<T>&) const;
 ///       void forward_fused(context<Device>&, const const_view& x, const view& y,
 ///                          const forward_fusion<T>&) const;
 ///       void backward_masked(context<Device>&, const const_view& dy, const view& dx,
@@ -43,7 +43,7 @@
 ///
 /// A container has layer_abilities abilities() const instead of these constants. If it fuses or
 /// adds gradients, it has forward_fused and backward_fused(context, dy, dx, backward_fusion).
-/// forward_with_moments must call moments.start() before it takes scratch.
+/// forward_with_epilogue must call moments->start() before it takes scratch.
 ///
 /// Activations are NHWC and dense, otherwise any_layer throws; a vector is N x 1 x 1 x C. In training, x must
 /// not change until the layer's backward pass if the layer has reads_input, nor y if it has reads_output. dx

@@ -9,6 +9,7 @@
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/lowrank/factorization/factorize.hpp>
 #include <pufferfish/nn/containers/layer_fusion.hpp>
+#include <pufferfish/ops/linear/output_epilogue.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -40,12 +41,11 @@ auto layer_view(const tensor_view<T, 4>& view) {
 template <class T, class L>
 using layer_view_t = decltype(layer_view<T, L>(tensor_view<T, 4>()));
 
-/// A layer that collects the moments of its output while it writes the output.
+/// A layer that applies the operations of an output_epilogue while it writes its output.
 template <class T, class L, class Device>
-concept gives_moments_layer = requires(const L& layer, context<Device>& ctx,
-                                       const layer_view_t<const T, L>& x, const layer_view_t<T, L>& y,
-                                       ops::moment_parts<T>& moments) {
-  layer.forward_with_moments(ctx, x, y, moments);
+concept epilogue_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& x,
+                                  const layer_view_t<T, L>& y, const ops::output_epilogue<T>& epilogue) {
+  layer.forward_with_epilogue(ctx, x, y, epilogue);
 };
 /// A layer whose forward pass applies the operations of a forward_fusion.
 template <class T, class L, class Device>
@@ -94,7 +94,8 @@ layer_abilities abilities_of([[maybe_unused]] const L& layer) {
   } else {
     layer_abilities result;
     result.fuses = fusing_layer<T, L, Device> && masking_layer<T, L, Device>;
-    result.gives_moments = gives_moments_layer<T, L, Device>;
+    result.gives_moments = epilogue_layer<T, L, Device> && !fusing_layer<T, L, Device>;
+    result.fuses_in_inference = result.fuses || epilogue_layer<T, L, Device>;
     result.adds_gradient = adding_layer<T, L, Device>;
     result.recomputes = recomputing_layer<T, L, Device>;
     if constexpr (requires { L::is_relu; }) result.is_relu = L::is_relu;

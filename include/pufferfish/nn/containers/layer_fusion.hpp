@@ -15,14 +15,16 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// A container reads them before each pass and may then call any_layer::forward_fused, backward_fused and
 /// recompute. The defaults are those of a layer without optional members.
 struct layer_abilities {
-  /// Whether the layer is only a ReLU. A container skips it if the layer before it `fuses`, i.e. applies the
+  /// Whether the layer is only a ReLU. A container skips it if the layer before it fuses, i.e. applies the
   /// ReLU.
   bool is_relu = false;
   /// Whether the layer has forward_fused and backward_masked: its forward pass can add a tensor to y and
   /// apply a ReLU while y is in the cache.
   bool fuses = false;
-  /// Whether the layer has forward_with_moments, which computes mean and variance of y's channels while y is
-  /// in the cache.
+  /// Whether the layer's forward pass in inference can do the same: it fuses, or has forward_with_epilogue.
+  bool fuses_in_inference = false;
+  /// Whether the layer has forward_with_epilogue, which also computes mean and variance of y's channels while
+  /// y is in the cache.
   bool gives_moments = false;
   /// Whether forward_fused in training uses the moments of x that the layer before has computed.
   bool takes_moments = false;
@@ -45,6 +47,9 @@ struct layer_abilities {
   /// Whether the layer has recompute(), which writes the output of a forward pass a second time, so that it
   /// need not be kept until the backward pass.
   bool recomputes = false;
+
+  /// Whether the layer fuses in a pass of this mode (context::training).
+  bool fuses_when(bool training) const { return training ? fuses : fuses_in_inference; }
 };
 
 /// Data of a forward pass in training that recompute() needs. Valid until the backward pass of the layer.
@@ -57,7 +62,7 @@ struct forward_record {
   bool relu = false;
 };
 
-/// Operations added to the forward pass of a layer that `fuses`: y = relu(layer(x) + addend), each optional.
+/// Operations added to the forward pass of a layer that fuses: y = relu(layer(x) + addend), each optional.
 template <class T>
 struct forward_fusion {
   tensor_view<const T, 4> addend;  ///< shaped as y, does not overlap y; a null view: none

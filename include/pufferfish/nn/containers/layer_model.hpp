@@ -135,15 +135,16 @@ struct layer_model final : layer_interface<T, Device> {
 
   layer_abilities abilities() const override { return abilities_of<T, L, Device>(layer); }
   // The container asks only for operations that the layer's abilities include: a layer without forward_fused
-  // gets an empty fusion.
+  // and forward_with_epilogue gets an empty fusion.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      [[maybe_unused]] const forward_fusion<T>& fusion,
                      [[maybe_unused]] ops::moment_parts<T>* moments) const override {
-    if constexpr (gives_moments_layer<T, L, Device>) {
-      if (moments != nullptr) return layer.forward_with_moments(ctx, view("x", x), view("y", y), *moments);
-    }
     if constexpr (fusing_layer<T, L, Device>) {
       layer.forward_fused(ctx, view("x", x), view("y", y), fusion);
+    } else if constexpr (epilogue_layer<T, L, Device>) {
+      ops::output_epilogue<T> epilogue(fusion.addend.data(), fusion.relu);
+      epilogue.moments = moments;
+      layer.forward_with_epilogue(ctx, view("x", x), view("y", y), epilogue);
     } else {
       forward(ctx, x, y);
     }

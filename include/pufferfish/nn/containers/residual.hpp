@@ -15,9 +15,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// empty shortcut is the identity. Names of the branch's layers have no prefix, those of the
 /// shortcut's layers have the prefix `shortcut_name`.
 ///
-/// If the last layer of the branch fuses (layer_abilities; a batch norm), its pass also computes the
-/// sum and the ReLU. The sum before the ReLU is then never written, and backward passes read dy under
-/// a bit mask instead of a masked copy. The gradient of an identity shortcut can then overwrite dy.
+/// If the last layer of the branch fuses (layer_abilities; a batch norm, and in inference a
+/// convolution), its pass also computes the sum and the ReLU. In training the sum before the ReLU is then
+/// never written, and backward passes read dy under a bit mask instead of a masked copy. The gradient of an
+/// identity shortcut can then overwrite dy.
 ///
 /// \code
 /// Sequential<float> branch, shortcut;
@@ -84,7 +85,7 @@ class Residual {
       detail::throw_error<shape_error>({describe(), ": the shortcut is the identity, but y ", y.shape(),
                                         " is not shaped as x ", x.shape()});
     }
-    if (fuses()) return forward_in_branch(ctx, x, y);
+    if (fuses(ctx.training())) return forward_in_branch(ctx, x, y);
     scratch_frame frame(ctx.scratch());
     if (ctx.training() && keeps_output(branch_)) {
       const tensor_view<T, 4> own = ctx.tape().template push<T>(y.shape());
@@ -108,7 +109,7 @@ class Residual {
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     detail::check_dense(*this, "dy", dy);
     detail::check_dense_if_wanted(*this, "dx", dx);
-    if (fuses()) return backward_in_branch(ctx, dy, dx);
+    if (fuses(true)) return backward_in_branch(ctx, dy, dx);
     const auto x_shape = ctx.tape().template pop_value<extents<4>>(*this);
     const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     check_gradients(x_shape, y.shape(), dy, dx);
@@ -136,9 +137,9 @@ class Residual {
   layer_abilities abilities() const {
     const layer_abilities branch = branch_.abilities();
     layer_abilities result;
-    result.gradient_in_place = fuses() && passes_gradient_on();
+    result.gradient_in_place = fuses(true) && passes_gradient_on();
     result.reads_input = branch.reads_input || (!shortcut_.empty() && shortcut_.abilities().reads_input);
-    result.reads_output = !fuses() && relu_;
+    result.reads_output = !fuses(true) && relu_;
     return result;
   }
 
@@ -175,8 +176,8 @@ class Residual {
     ops::relu_mask<T> mask;
   };
 
-  // Whether the branch's last layer computes the sum and the ReLU.
-  bool fuses() const { return branch_.abilities().fuses; }
+  // Whether the branch's last layer computes the sum and the ReLU in a pass of this mode.
+  bool fuses(bool training) const { return branch_.abilities().fuses_when(training); }
   // dx starts as the masked dy; the branch's first layer adds to it after the branch's last has read dy.
   bool passes_gradient_on() const {
     return shortcut_.empty() && branch_.size() > 1 && branch_.abilities().adds_gradient;

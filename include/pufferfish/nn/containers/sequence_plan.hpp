@@ -23,12 +23,13 @@ struct named_layer {
 };
 
 /// The layers of a Sequential, divided into groups that run as one: a layer, or a layer and the ReLU that it
-/// applies itself. Decides which outputs are kept, recomputed or overwritten. Refers to the list of layers,
-/// which must outlive it.
+/// applies itself. Decides which outputs are kept, recomputed or overwritten. `training`: the mode of the
+/// pass (training for a backward pass). Refers to the list of layers, which must outlive it.
 template <class T, class Device>
 class sequence_plan {
  public:
-  explicit sequence_plan(const std::vector<named_layer<T, Device>>& layers) : layers_(layers) {}
+  sequence_plan(const std::vector<named_layer<T, Device>>& layers, bool training)
+      : layers_(layers), training_(training) {}
 
   /// Number of layers.
   std::size_t size() const { return layers_.size(); }
@@ -134,10 +135,12 @@ class sequence_plan {
  private:
   // Whether layer i applies the ReLU after it.
   bool fused_at(std::size_t i) const {
-    return i + 1 < size() && layers_[i + 1].layer.abilities().is_relu && layers_[i].layer.abilities().fuses;
+    return i + 1 < size() && layers_[i + 1].layer.abilities().is_relu &&
+           layers_[i].layer.abilities().fuses_when(training_);
   }
 
   const std::vector<named_layer<T, Device>>& layers_;
+  bool training_;
 };
 
 }  // namespace detail

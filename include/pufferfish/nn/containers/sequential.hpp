@@ -24,7 +24,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Neighbours share passes over memory if their abilities allow it (layer_abilities). A batch norm
 /// takes the moments of its input from the layer before and applies the ReLU after it: only the
-/// ReLU's output is then written, and the ReLU's backward pass is part of the batch norm's.
+/// ReLU's output is then written, and the ReLU's backward pass is part of the batch norm's. In
+/// inference, convolutions apply the ReLU after them, too.
 ///
 /// A Sequential is a value: copies are deep. It can be a layer of another container, and the root of a
 /// network. Without layers it copies x to y.
@@ -118,9 +119,11 @@ class Sequential {
   layer_abilities abilities() const {
     layer_abilities result;
     if (empty()) return result;
-    const plan_type plan(children_);
+    const plan_type plan(children_, true);
     const layer_abilities first = children_.front().layer.abilities();
-    result.fuses = children_.back().layer.abilities().fuses;
+    const layer_abilities last = children_.back().layer.abilities();
+    result.fuses = last.fuses;
+    result.fuses_in_inference = last.fuses_in_inference;
     result.adds_gradient = first.adds_gradient;
     result.gradient_over_input = first.gradient_over_input;
     result.reads_input = first.reads_input;
@@ -133,7 +136,7 @@ class Sequential {
   }
 
   /// forward with the operations of `fusion` applied by the last layer, for a container around this one.
-  /// Needs the ability `fuses`. Aliasing and errors are those of forward.
+  /// Needs the ability `fuses`, or in inference fuses_in_inference. Aliasing and errors are those of forward.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
     detail::check_not_moved(*this);
@@ -143,7 +146,7 @@ class Sequential {
       check_output(x.shape(), y.shape());
       return copy_dense(ctx, x, y);
     }
-    const plan_type plan(children_);
+    const plan_type plan(children_, ctx.training());
     scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const extents<4>* shapes = shapes_for(notes, x.shape());
     check_output(shapes[size()], y.shape());
@@ -192,7 +195,7 @@ class Sequential {
       check_gradient(dy.shape(), dx);
       return dx.is_null() ? void() : copy_dense(ctx, dy, dx);
     }
-    const plan_type plan(children_);
+    const plan_type plan(children_, true);
     scratch_frame frame(ctx.scratch()), notes(ctx.host_scratch());
     const auto [x_shape, outputs] = ctx.tape().template pop_value<kept>(*this);
     detail::check_dense(*this, "dy", dy);

@@ -67,23 +67,16 @@ class Conv {
   /// shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_forward(*this, x, y);
-    if (ctx.training()) ctx.tape().push_value(*this, x);
-    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
-                         has_bias() ? bias_.template as<T>() : nullptr, y);
-    show_output(ctx, y);
+    run_forward(ctx, x, y, {});
   }
 
-  /// Computes y like forward, and stores the mean and variance of the channels of y in `moments`, for a batch
-  /// norm after this layer. They are computed while y is in the cache. Throws the errors of forward.
+  /// Computes y like forward and applies `epilogue` to it while y is in the cache: the moments that a batch
+  /// norm after this layer needs, or, in inference only, a summand and a ReLU. CPU only. Throws the errors of
+  /// forward.
   template <ops::collects_moments Device>
-  void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
-                            const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
-    detail::check_forward(*this, x, y);
-    if (ctx.training()) ctx.tape().push_value(*this, x);
-    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
-                         has_bias() ? bias_.template as<T>() : nullptr, y, &moments);
-    show_output(ctx, y);
+  void forward_with_epilogue(context<Device>& ctx, const tensor_view<const T, 4>& x,
+                             const tensor_view<T, 4>& y, const ops::output_epilogue<T>& epilogue) const {
+    run_forward(ctx, x, y, epilogue);
   }
 
   /// Gradients from dy, of the shape of y, for the last forward pass. The gradients of W and b are
@@ -124,6 +117,16 @@ class Conv {
   }
 
  private:
+  template <class Device>
+  void run_forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                   const ops::output_epilogue<T>& epilogue) const {
+    detail::check_forward(*this, x, y);
+    if (ctx.training()) ctx.tape().push_value(*this, x);
+    ops::conv_forward<T>(ctx, shape_, x, weight_.template as<T>(),
+                         has_bias() ? bias_.template as<T>() : nullptr, y, epilogue);
+    show_output(ctx, y);
+  }
+
   // Shows the output's rows to a row_observer of the context.
   template <class Device>
   void show_output(context<Device>& ctx, const tensor_view<T, 4>& y) const {

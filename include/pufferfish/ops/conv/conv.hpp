@@ -73,24 +73,25 @@ void start_no_moments(const tensor_view<T, 4>& y, moment_parts<T>* moments) {
 
 /// Forward pass y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC,
 /// dense; w: HWIO storage, patch() * out_channels elements; bias: out_channels elements, or nullptr for no
-/// bias. y is overwritten and must not overlap an input. `moments`, unless nullptr, receives the mean and
-/// variance of each channel of y (see moment_parts); a device collects no moments and ignores the argument.
+/// bias. y is overwritten and must not overlap an input. `epilogue`: a summand, a ReLU, or moments of the
+/// channels, as in linear_forward; with groups, summand and ReLU are a pass of their own.
 /// Throws shape_error, before anything is written, if x does not fit the shape or the extents of y are not
 /// shape.output(x). On a device, unless the shape is pointwise, shape_error is also thrown if an image, a
 /// patch or kernel height * kernel width * out_channels has more than 2^31 - 1 elements.
 template <class T, class Device>
 void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x, const T* w,
-                  const T* bias, const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr) {
+                  const T* bias, const tensor_view<T, 4>& y, const output_epilogue<T>& epilogue = {}) {
   detail::check_conv("conv_forward", shape, x.shape(), y.shape());
-  if (y.empty()) return detail::start_no_moments(y, moments);
+  if (y.empty()) return detail::start_no_moments(y, epilogue.moments);
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y);
   } else if (shape.is_pointwise()) {
-    linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
-                      moments);
+    return linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
+                             epilogue);
   } else if constexpr (detail::is_narrow<T>) {
     detail::bf16_conv_forward<T>(
-        ctx, shape, x, w, bias, y, moments, [&](const tensor_view<T, 4>& result, moment_parts<T>* parts) {
+        ctx, shape, x, w, bias, y, epilogue.moments,
+        [&](const tensor_view<T, 4>& result, moment_parts<T>* parts) {
           detail::narrow_conv_forward(
               ctx, shape, x, w, bias, result, parts,
               [&](const auto& from, const float* weight, const float* add, const auto& to) {
@@ -102,15 +103,16 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
                            shape.group_inputs() == 1 ? detail::kernel_algorithm::depthwise
                                                      : detail::kernel_algorithm::group_blocks);
     detail::grouped_forward<T>(
-        ctx, shape, x, w, bias, y, moments,
+        ctx, shape, x, w, bias, y, epilogue.moments,
         [&](const conv_shape& one, const tensor_view<const T, 4>& from, const T* weight, const T* add,
             const tensor_view<T, 4>& to) { conv_forward<T>(ctx, one, from, weight, add, to); });
   } else {
     const detail::forward_plan plan = detail::plan_forward<T>(ctx, shape, x, w, y.shape());
-    if (moments != nullptr) moments->start(plan.tasks.count(), y.extent(3));
-    const detail::output_finish<T> finish{detail::as_rows(y), bias, moments};
-    detail::run_forward<T>(ctx, shape, x, w, y, plan, finish);
+    if (epilogue.moments != nullptr) epilogue.moments->start(plan.tasks.count(), y.extent(3));
+    const detail::output_finish<T> finish(detail::as_rows(y), bias, epilogue);
+    return detail::run_forward<T>(ctx, shape, x, w, y, plan, finish);
   }
+  detail::apply_epilogue(ctx, epilogue, y.flat());
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, conv_forward);
 

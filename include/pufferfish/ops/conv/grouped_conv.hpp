@@ -280,7 +280,7 @@ void grouped_backward_input(context<device::cpu>& ctx, const conv_shape& shape,
     for (index_t block = 0; block < blocks.count; ++block) {
       multiply_rows<T>(ctx, block_columns(dy, blocks, block),
                        transpose(tensor_view<const T, 2>(weights.matrix(block))),
-                       static_cast<const T*>(nullptr), block_columns(dx, blocks, block), nullptr, add);
+                       static_cast<const T*>(nullptr), block_columns(dx, blocks, block), {}, add);
     }
     return;
   }

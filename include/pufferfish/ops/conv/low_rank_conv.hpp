@@ -37,14 +37,14 @@ inline void check_one_group(const char* what, const conv_shape& shape) {
 /// Forward pass of a low-rank convolution with one group: t = x * down, y = t up + b. x: NHWC; down: HWIO
 /// storage of `shape`, whose out_channels are the rank r; t: NHWC with r channels, or a null view if the
 /// caller does not need t; up: r x out; bias: out elements, or nullptr for no bias; y: NHWC with the pixels
-/// of t. All tensors are dense; t and y are overwritten and must not overlap other arguments. `moments` as in
-/// conv_forward. Throws shape_error if the extents do not fit or shape.groups is not 1; on a device also for
-/// sizes above 2^31 - 1 as in conv_forward. If t is null, t may be kept in scratch memory.
+/// of t. All tensors are dense; t and y are overwritten and must not overlap other arguments. `epilogue`: as
+/// in conv_forward. Throws shape_error if the extents do not fit or shape.groups is not 1; on a device also
+/// for sizes above 2^31 - 1 as in conv_forward. If t is null, t may be kept in scratch memory.
 template <class T, class Device>
 void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
                            const T* down, const tensor_view<const T, 2>& up, const T* bias,
                            const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
-                           moment_parts<T>* moments = nullptr) {
+                           const output_epilogue<T>& epilogue = {}) {
   detail::check_one_group("low_rank_conv_forward", shape);
   extents<4> inner = y.shape();
   inner[3] = shape.out_channels;
@@ -52,13 +52,14 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
   const tensor_view<T, 2> y_rows = detail::as_rows(y);
   const extents<2> t_extents{y_rows.extent(0), inner[3]};
   detail::check_linear("low_rank_conv_forward", t_extents, up.shape(), y_rows.shape());
+  moment_parts<T>* const moments = epilogue.moments;
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
     conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y);
   } else if constexpr (detail::is_narrow<T>) {
     if (!t.is_null()) {
       conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
-      return linear_forward<T>(ctx, detail::as_rows<const T>(t), up, bias, y_rows, moments);
+      return linear_forward<T>(ctx, detail::as_rows<const T>(t), up, bias, y_rows, epilogue);
     }
     // Moments are started before the scratch frame, since they must outlive the frame.
     if (moments != nullptr) detail::start_row_moments(y_rows, *moments);
@@ -76,13 +77,16 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
     const tensor_view<const T, 2> t_rows = detail::as_rows(kept);
     const auto right =
         detail::packed_b<T>::prepare(ctx, frame, detail::panel_shape<T>(up.extent(1)), up, t_extents[0]);
-    const detail::output_finish<T> finish{y_rows, bias, moments};
-    detail::run_forward<T>(ctx, shape, x, down, kept, plan, [&](index_t task, index_t first, index_t count) {
-      pufferfish::detail::multiply_rows(right, t_rows.slice(0, first, count), y_rows.slice(0, first, count),
-                                        false);
-      finish(task, first, count);
-    });
+    const detail::output_finish<T> finish(y_rows, bias, epilogue,
+                                          up.extent(0) < pufferfish::detail::shallow_depth);
+    return detail::run_forward<T>(
+        ctx, shape, x, down, kept, plan, [&](index_t task, index_t first, index_t count) {
+          finish.compute(task, first, count, [&](index_t row, index_t rows, const tensor_view<T, 2>& result) {
+            pufferfish::detail::multiply_rows(right, t_rows.slice(0, row, rows), result, false);
+          });
+        });
   }
+  detail::apply_epilogue(ctx, epilogue, y.flat());
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, low_rank_conv_forward);
 
@@ -164,21 +168,21 @@ template <class T, class Device>
 void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape,
                                    const tensor_view<const T, 4>& x, const T* down, const T* up,
                                    const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
-                                   moment_parts<T>* moments = nullptr) {
+                                   const output_epilogue<T>& epilogue = {}) {
   const conv_shape up_shape = detail::grouped_up_shape(shape.groups, shape.out_channels, y.extent(3));
   if (!t.is_null()) {
     conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
-    return conv_forward<T>(ctx, up_shape, t, up, bias, y, moments);
+    return conv_forward<T>(ctx, up_shape, t, up, bias, y, epilogue);
   }
   // Moments are started before the scratch frame, since they must outlive the frame.
-  if constexpr (collects_moments<Device>) detail::start_moments(y, moments);
+  if constexpr (collects_moments<Device>) detail::start_moments(y, epilogue.moments);
   scratch_frame frame(ctx.scratch());
   extents<4> inner = y.shape();
   inner[3] = shape.out_channels;
   const tensor_view<T, 4> kept = frame.take<T>(inner);
   conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), kept);
-  conv_forward<T>(ctx, up_shape, kept, up, bias, y);
-  if constexpr (collects_moments<Device>) detail::add_moments(ctx, y, moments);
+  conv_forward<T>(ctx, up_shape, kept, up, bias, y, {epilogue.addend, epilogue.relu});
+  if constexpr (collects_moments<Device>) detail::add_moments(ctx, y, epilogue.moments);
 }
 
 /// Backward pass of `up` with any number of groups. t, dt: NHWC with groups * r channels; up, dup: r x out,

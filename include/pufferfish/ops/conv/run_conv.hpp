@@ -180,23 +180,6 @@ void run_by_tiles(context<device::cpu>& ctx, const size2& padding, const tensor_
   }
 }
 
-/// Final operations on rows of the output while the rows are in the cache: adds the bias and collects the
-/// moments that a following batch norm needs.
-template <class T>
-struct output_finish {
-  tensor_view<T, 2> y;             ///< all pixels x channels
-  const T* bias;                   ///< or nullptr for no bias
-  const moment_parts<T>* moments;  ///< or nullptr
-
-  /// Finishes rows first .. first + count - 1 of y, which task `task` has computed. Different tasks may call
-  /// the function at the same time.
-  void operator()(index_t task, index_t first, index_t count) const {
-    const tensor_view<T, 2> rows = y.slice(0, first, count);
-    add_bias(rows, bias);
-    if (moments != nullptr) moments->add(task, rows.data(), count, rows.stride(0));
-  }
-};
-
 /// y = x * w (no bias), overwritten, by the given plan. After its pixels are computed, each task calls
 /// after(task, first, count) as in run_by_tiles.
 template <class T>
@@ -247,7 +230,7 @@ forward_plan plan_forward(context<device::cpu>& ctx, const conv_shape& shape,
         scratch_frame frame(ctx.scratch());
         const tensor_view<T, 4> result = frame.take<T>(y);
         run_forward<T>(ctx, shape, x, w, result, plan_with<T>(candidate, shape, y),
-                       output_finish<T>{as_rows(result), nullptr, nullptr});
+                       output_finish<T>(as_rows(result), nullptr, {}));
       });
   return plan_with<T>(algorithm, shape, y);
 }

@@ -99,12 +99,12 @@ PUFFERFISH_SEPARATE_OPERATION(dense, fill);
 namespace detail {
 
 /// Whether a result of `size` elements in rows of `width` elements is better written past the caches. The
-/// result must have at least 4 MiB: it would be evicted before its next use, and reading its cache lines
-/// before writing them would be a waste. Address and rows must be aligned to the vectors of any instruction
-/// set (64 bytes).
+/// result must have at least `large` bytes: it would be evicted before its next use, and reading its cache
+/// lines before writing them would be a waste. Address and rows must be aligned to the vectors of any
+/// instruction set (64 bytes).
 template <class T>
-bool streams_past_cache(const T* to, index_t size, index_t width) {
-  constexpr index_t large = index_t{4} << 20, vector = 64, bytes = static_cast<index_t>(sizeof(T));
+bool streams_past_cache(const T* to, index_t size, index_t width, index_t large = index_t{4} << 20) {
+  constexpr index_t vector = 64, bytes = static_cast<index_t>(sizeof(T));
   return size * bytes >= large && width * bytes % vector == 0 &&
          reinterpret_cast<std::uintptr_t>(to) % static_cast<std::uintptr_t>(vector) == 0;
 }

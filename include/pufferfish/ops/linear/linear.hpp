@@ -48,31 +48,20 @@ void linear_forward(const tensor_view<const T, 2>& x, const tensor_view<const T,
 
 namespace detail {
 
-/// Adds `bias` (one element for each column, or nullptr: no bias) to every row of y, in the calling thread.
-/// y: contiguous rows, any row stride.
-template <class T>
-void add_bias(const tensor_view<T, 2>& y, const T* bias) {
-  if (bias == nullptr) return;
-  for (index_t m = 0; m < y.extent(0); ++m) {
-    T* row = y.data() + m * y.stride(0);
-    for (index_t n = 0; n < y.extent(1); ++n) row[n] += bias[n];
-  }
-}
-
 /// dw = x^T dy, or with `accumulate` dw += x^T dy, for an x of many rows. x: M x K and dy: M x N, contiguous
 /// rows; dw: K x N, dense. The rows are split into parts (weight_splits), whose sums are added in order.
 ///
 /// before(first, count, worker) is called before the rows first .. first + count - 1 are multiplied, for
 /// other work on these rows while they are in the cache. The rows of different calls are disjoint, and all
 /// calls together cover all rows. Calls run in several threads, each with its own `worker`. With M = 0,
-/// before() is called once with count = 0.
+/// before() is called once with count = 0. `most`: largest number of rows in a call.
 template <class T, class Before>
 void multiply_transposed(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dw, bool accumulate,
-                         Before&& before) {
+                         Before&& before, index_t most = 256) {
   const index_t columns = dw.extent(1), rows = dy.extent(0);
   const index_t splits = weight_splits<T>(rows, dw.size());
-  const index_t tile = std::min<index_t>(256, pufferfish::detail::cached_rows<T>(dw.extent(0) + columns));
+  const index_t tile = std::min(most, pufferfish::detail::cached_rows<T>(dw.extent(0) + columns));
   scratch_frame frame(ctx.scratch());
   T* partials = frame.take<T>(dw.size() * (splits - 1));
   const index_t storage_size = gemm_operand<T>::storage_size(tile, columns);
@@ -105,29 +94,31 @@ inline void check_linear(const char* what, const extents<2>& x, const extents<2>
 }  // namespace detail
 
 /// y_mn = sum_k x_mk w_kn + b_n. x: M x K, w: K x N, y: M x N, all dense; bias: N elements or nullptr. y is
-/// overwritten and overlaps no input. `moments`, unless nullptr, receives the mean and variance of y's
-/// columns, which are collected while the rows are in the cache; see moment_parts. A device ignores
-/// `moments`; see collects_moments. M = 0 and K = 0 are allowed (an empty sum is 0). Throws shape_error if
-/// the shapes do not fit.
+/// overwritten and overlaps no input. `epilogue`: a summand, a ReLU, or moments of the columns, applied while
+/// rows are in the cache (by a device and for 16-bit types, summand and ReLU as a pass of their own). A
+/// device ignores moments; see collects_moments. M = 0 and K = 0 are allowed (an empty sum is 0). Throws
+/// shape_error if the shapes do not fit.
 ///
 /// Sums are computed as in wide_product; those of 16-bit factors are in float. In products of bfloat16,
 /// operands or sums whose magnitude is below 2^-126 may count as 0.
 template <class T, class Device>
 void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& w,
-                    const T* bias, const tensor_view<T, 2>& y, moment_parts<T>* moments = nullptr) {
+                    const T* bias, const tensor_view<T, 2>& y, const output_epilogue<T>& epilogue = {}) {
   detail::check_linear("linear_forward", x.shape(), w.shape(), y.shape());
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::product(ctx, x, w, y, false, bias);
   } else if constexpr (detail::is_narrow<T>) {
     if (detail::multiplies_pairs<T>(x.extent(1))) {
       detail::report_product<T>("pairs", x.shape(), w.shape());
-      return detail::pair_rows(ctx, x, w, bias, y, moments, false);
+      detail::pair_rows(ctx, x, w, bias, y, epilogue.moments, false);
+    } else {
+      detail::narrow_rows(ctx, x, w, bias, y, epilogue.moments, false,
+                          [&](const auto&... block) { detail::multiply_rows<float>(ctx, block...); });
     }
-    detail::narrow_rows(ctx, x, w, bias, y, moments, false,
-                        [&](const auto&... block) { detail::multiply_rows<float>(ctx, block...); });
   } else {
-    detail::multiply_rows<T>(ctx, x, w, bias, y, moments);
+    return detail::multiply_rows<T>(ctx, x, w, bias, y, epilogue);
   }
+  detail::apply_epilogue(ctx, epilogue, y.flat());
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, linear_forward);
 
@@ -148,10 +139,10 @@ void linear_backward_input(context<Device>& ctx, const tensor_view<const T, 2>& 
       return detail::pair_rows<T>(ctx, dy, transpose(w), no_bias, dx, no_moments, add);
     }
     detail::narrow_rows<T>(ctx, dy, transpose(w), no_bias, dx, no_moments, add, [&](const auto&... block) {
-      detail::multiply_rows<float>(ctx, block..., nullptr, add);
+      detail::multiply_rows<float>(ctx, block..., {}, add);
     });
   } else {
-    detail::multiply_rows<T>(ctx, dy, transpose(w), no_bias, dx, nullptr, add);
+    detail::multiply_rows<T>(ctx, dy, transpose(w), no_bias, dx, {}, add);
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_input);
@@ -189,7 +180,19 @@ void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>&
     if (packs) {
       return wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
     }
-    detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, [](index_t, index_t, int) {});
+    // Short rows are multiplied faster than they are read: small tiles, of which the next one is prefetched.
+    const bool is_short = dw.extent(0) + dw.extent(1) <= 128;
+    const index_t tile = is_short ? 64 : 256;
+    const auto prefetch = [tile](const tensor_view<const T, 2>& from, index_t row) {
+      pufferfish::detail::prefetch_block(from.data() + row * from.stride(0), from.stride(0),
+                                         std::min(tile, from.extent(0) - row), from.extent(1));
+    };
+    const auto prefetch_next = [&](index_t first, index_t count, int) {
+      if (!is_short) return;
+      prefetch(x, first + count);
+      prefetch(dy, first + count);
+    };
+    detail::multiply_transposed<T>(ctx, x, dy, dw, accumulate, prefetch_next, tile);
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_weight);

@@ -13,9 +13,8 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/linalg/kernel_report.hpp>
 #include <pufferfish/ops/device_ops.hpp>
-#include <pufferfish/ops/elementwise/passes.hpp>
+#include <pufferfish/ops/linear/output_epilogue.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
-#include <pufferfish/ops/norm/moments.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -60,18 +59,18 @@ void report_product(const char* algorithm, const extents<2>& a, const extents<2>
   });
 }
 
-/// y = x w + bias, or with `add` y += x w + bias: row_product with `moments`, which, unless nullptr, receives
-/// the moments of y's columns. The shapes must fit.
+/// y = x w + bias, or with `add` y += x w + bias, with an epilogue: row_product with shapes that must fit. y
+/// is dense if the epilogue changes it.
 template <class T>
 void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
                    const tensor_view<const T, 2>& w, const T* bias, const tensor_view<T, 2>& y,
-                   moment_parts<T>* moments = nullptr, bool add = false) {
+                   const output_epilogue<T>& epilogue = {}, bool add = false) {
   const index_t depth = w.extent(0), columns = w.extent(1), rows = y.extent(0);
   const panel_shape<T> shape(columns);
   row_cut cut(rows, depth, columns, shape);
-  if (moments != nullptr) {
+  if (epilogue.moments != nullptr) {
     cut.groups = 1;  // one task computes whole rows, since moments are collected by rows
-    moments->start(cut.tiles, columns);
+    epilogue.moments->start(cut.tiles, columns);
   }
   if (y.empty()) return;
   const bool packs = rows >= 96 && depth >= 32;
@@ -80,17 +79,15 @@ void multiply_rows(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
   scratch_frame frame(ctx.scratch());
   const auto right =
       packs ? packed_b<T>::pack(ctx, frame, shape, w) : packed_b<T>::prepare(ctx, frame, shape, w, rows);
-  const auto add_bias = PUFFERFISH_KERNEL(widest_isa(), passes, add<T>);
+  const output_finish<T> finish(y, bias, epilogue, !add && depth < pufferfish::detail::shallow_depth);
   for_row_tiles(ctx, cut, rows, right.panels(),
                 [&](index_t begin, index_t count, index_t first, index_t last, int, index_t task) {
                   const index_t column = right.first_column(first), width = right.first_column(last) - column;
-                  const tensor_view<T, 2> result = y.slice(0, begin, count).slice(1, column, width);
-                  pufferfish::detail::multiply_rows(right, x.slice(0, begin, count), first, last, result,
-                                                    add);
-                  for (index_t row = 0; bias != nullptr && row < count; ++row) {
-                    add_bias(bias + column, result.data() + row * result.stride(0), width);
-                  }
-                  if (moments != nullptr) moments->add(task, result.data(), count, result.stride(0));
+                  finish.compute(task, begin, count, column, width,
+                                 [&](index_t row, index_t here, const tensor_view<T, 2>& result) {
+                                   pufferfish::detail::multiply_rows(right, x.slice(0, row, here), first,
+                                                                     last, result, add);
+                                 });
                 });
 }
 
@@ -112,7 +109,7 @@ void row_product(context<Device>& ctx, const tensor_view<const T, 2>& a, const t
   if constexpr (!is_cpu<Device>) {
     linear_ops<Device>::product(ctx, a, b, c, add, bias);
   } else {
-    detail::multiply_rows<T>(ctx, a, b, bias, c, nullptr, add);
+    detail::multiply_rows<T>(ctx, a, b, bias, c, {}, add);
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, row_product);

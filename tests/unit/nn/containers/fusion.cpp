@@ -35,7 +35,7 @@ class PlainNorm {
 
 /// How often a Doubling was asked for what it offers.
 struct calls {
-  int moments = 0, adds = 0;
+  int moments = 0, changes = 0, adds = 0;
 };
 
 /// y = 2 x. Gives the moments of its output, in as many parts as images, and adds to gradients.
@@ -49,8 +49,14 @@ class Doubling {
   void forward(cpu_context&, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     for (std::size_t i = 0; i < x.flat().size(); ++i) y.flat()[i] = 2 * x.flat()[i];
   }
-  void forward_with_moments(cpu_context& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
-                            ops::moment_parts<T>& moments) const {
+  void forward_with_epilogue(cpu_context& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                             const ops::output_epilogue<T>& epilogue) const {
+    if (epilogue.moments == nullptr) {
+      forward(ctx, x, y);
+      if (epilogue.changes()) ++counted_->changes;
+      return ops::detail::apply_epilogue(ctx, epilogue, y.flat());
+    }
+    ops::moment_parts<T>& moments = *epilogue.moments;
     ++counted_->moments;
     const index_t images = x.extent(0), pixels = x.extent(1) * x.extent(2), channels = x.extent(3);
     moments.start(images, channels);
@@ -253,6 +259,63 @@ TEST_CASE("a layer that computes moments saves a pass of the next batch norm, in
   }
 }
 
+TEST_CASE("in inference, a layer with an epilogue applies sums and ReLUs; in training it does not") {
+  for (const bool relu : {false, true}) {
+    for (const bool identity : {true, false}) {
+      calls counted;
+      Sequential<double> net, branch, shortcut;
+      branch.add(Doubling<double>(&counted)).add(ReLU<double>()).add(Doubling<double>(&counted));
+      if (!identity) shortcut.add(Doubling<double>(&counted));
+      net.add(Residual<double>(branch, shortcut, relu)).add(Doubling<double>(&counted)).add(ReLU<double>());
+      network<double> whole{any_layer<double>(net)};
+      cpu_context ctx({2, 0});
+      tensor<double, 4> x({2, 3, 4, 5}), y(x.shape()), trained(x.shape());
+      fill_normal<double>(x.flat(), 1.0, {1, 1});
+      whole.forward(ctx, x.view(), y.view());
+      CHECK(counted.changes == 3);  // the ReLU in the branch, the sum, the last ReLU
+      ctx.set_mode(run_mode::training);
+      ctx.begin_step(0);
+      whole.forward(ctx, x.view(), trained.view());
+      whole.backward(ctx, x.view());
+      CHECK(counted.changes == 3);
+      CHECK(same_bits(std::vector<double>(y.flat().begin(), y.flat().end()),
+                      std::vector<double>(trained.flat().begin(), trained.flat().end())));
+      for (index_t i = 0; i < x.size(); ++i) {
+        const double v = x.data()[i], sum = 2 * std::max(2 * v, 0.0) + (identity ? v : 2 * v);
+        CHECK(y.data()[i] == std::max(2 * sum, 0.0));
+      }
+    }
+  }
+}
+
+TEST_CASE("convolutions that apply a sum and a ReLU give the bits of separate layers") {
+  const auto block = [](auto first, auto last, bool relu) {
+    Sequential<float> branch, net;
+    branch.add("a", first).add("relu", ReLU<float>()).add("b", last);
+    net.add("block", Residual<float>(branch, {}, relu));
+    network<float> whole{any_layer<float>(net)};
+    whole.initialize(3);
+    return whole;
+  };
+  const auto check = [&](const auto& first, const auto& last, bool relu) {
+    network<float> whole = block(first, last, relu);
+    cpu_context ctx({2, 0});
+    tensor<float, 4> x({3, 9, 9, 6}), fused(x.shape()), apart(x.shape());
+    fill_normal<float>(x.flat(), 1.0, {1, 1});
+    whole.forward(ctx, x.view(), fused.view());
+    ctx.set_mode(run_mode::training);
+    ctx.begin_step(0);
+    whole.forward(ctx, x.view(), apart.view());
+    whole.backward(ctx, x.view());
+    CHECK(std::equal(fused.flat().begin(), fused.flat().end(), apart.flat().begin()));
+  };
+  const conv_shape wide = conv_shape::square(6, 20, 3, 1, 1), back = conv_shape::square(20, 6, 3, 1, 1);
+  for (const bool relu : {false, true}) {
+    check(Conv<float>(wide, true), Conv<float>(back, true), relu);
+    check(LowRankConv<float>(wide, 4, true), LowRankConv<float>(back, 4, true), relu);
+  }
+}
+
 TEST_CASE("BatchNorm takes moments of its input only") {
   cpu_context ctx;
   ctx.set_mode(run_mode::training);
@@ -309,7 +372,10 @@ TEST_CASE("abilities: what layers and containers say of themselves") {
   CHECK(of(BatchNorm<float>(2)).fuses);
   CHECK(of(BatchNorm<float>(2)).takes_moments);
   CHECK(!of(PlainNorm<float>(2)).fuses);
+  CHECK(of(BatchNorm<float>(2)).fuses_in_inference);
   CHECK(of(Doubling<float>(&counted)).gives_moments);
+  CHECK(of(Doubling<float>(&counted)).fuses_in_inference);
+  CHECK(!of(Doubling<float>(&counted)).fuses);
   CHECK(of(Doubling<float>(&counted)).adds_gradient);
   Sequential<float> branch;
   CHECK(!of(branch).fuses);

@@ -40,10 +40,10 @@ class Keeping {
   void backward(cpu_context& ctx, const const_view& dy, const view& dx) const {
     layer_.backward(ctx, dy, dx);
   }
-  void forward_with_moments(
+  void forward_with_epilogue(
       cpu_context& ctx, const const_view& x, const view& y,
-      ops::moment_parts<T>& moments) const requires detail::gives_moments_layer<T, L, device::cpu> {
-    layer_.forward_with_moments(ctx, x, y, moments);
+      const ops::output_epilogue<T>& epilogue) const requires detail::epilogue_layer<T, L, device::cpu> {
+    layer_.forward_with_epilogue(ctx, x, y, epilogue);
   }
   void forward_fused(cpu_context& ctx, const const_view& x, const view& y,
                      const forward_fusion<T>& fusion) const requires detail::fusing_layer<T, L, device::cpu> {
