@@ -27,10 +27,9 @@
 /// kernel_choices::load("kernels.txt");  // in all later runs
 /// \endcode
 ///
-/// Convolutions ask the table. To join, an operation adds its algorithms to kernel_algorithm and its name to
-/// choosing_operations (kernel_choice_file.hpp), and calls detail::choose_kernel. For a matrix product
-/// (ops/linear/linear.hpp), the candidates would be the arguments of its report_product calls, and the shape
-/// "[m x k] times [k x n]" with the words for transposed factors.
+/// Convolutions ask the table. The rules of matrix products lose at most a few percent (docs/kernels.md, "What
+/// was tried"), so products do not ask. To join, an operation adds its algorithms to kernel_algorithm and its
+/// name to choosing_operations (kernel_choice_file.hpp), and calls detail::choose_kernel.
 
 #include <algorithm>
 #include <atomic>

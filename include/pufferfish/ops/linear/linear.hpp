@@ -153,8 +153,8 @@ PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_input);
 ///
 /// On the CPU, the sum over rows is split into parts whose sums are added in order. Scratch memory holds up
 /// to 15 partial sums of the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least
-/// 512 and M at most 8192. If bfloat16 is multiplied in pairs, each thread needs another 128 (K + 48) pairs.
-/// A device needs no scratch memory, and does not round sums of 16-bit factors to 16 bits.
+/// 512 and M from 128 to 8192. If bfloat16 is multiplied in pairs, each thread needs another 128 (K + 48)
+/// pairs. A device needs no scratch memory, and does not round sums of 16-bit factors to 16 bits.
 template <class T, class Device>
 void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                             const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
@@ -172,23 +172,27 @@ void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>&
       linear_backward_weight<float>(ctx, from, gradient, dw, accumulate || !first);
     });
   } else {
-    // Packing x pays for wide gradients. With very many rows, the packed copy would take too much memory.
-    constexpr index_t wide = 512, most_rows = 8192;
-    const bool packs = dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows;
+    // Packing x pays for wide gradients and not too few rows. With very many rows, the packed copy would take
+    // too much memory.
+    constexpr index_t wide = 512, fewest_rows = 128, most_rows = 8192;
+    const bool packs = dw.extent(1) >= wide && x.extent(0) >= fewest_rows && x.extent(0) <= most_rows;
     detail::report_product<T>(packs ? "both operands in panels" : "sums of parts of the rows",
                               transpose(x).shape(), dy.shape());
     if (packs) {
       return wide_product<T>(ctx, transpose(x), dy, dw, accumulate);
     }
-    // Short rows are multiplied faster than they are read: small tiles, of which the next one is prefetched.
-    const bool is_short = dw.extent(0) + dw.extent(1) <= 128;
-    const index_t tile = is_short ? 64 : 256;
-    const auto prefetch = [tile](const tensor_view<const T, 2>& from, index_t row) {
-      pufferfish::detail::prefetch_block(from.data() + row * from.stride(0), from.stride(0),
-                                         std::min(tile, from.extent(0) - row), from.extent(1));
+    // Rows of x that are at most a cache line long are multiplied faster than x and dy are read from memory.
+    // Unless both fit into most caches, the next of smaller tiles is then prefetched. Longer rows of x are
+    // prefetched by the kernels.
+    constexpr index_t size = static_cast<index_t>(sizeof(T)), line = 64, large = index_t{32} << 20;
+    const bool waits = dw.extent(0) * size <= line && (x.size() + dy.size()) * size >= large;
+    const index_t tile = waits ? 64 : 256;
+    const auto prefetch = [tile](const tensor_view<const T, 2>& from, index_t first) {
+      pufferfish::detail::prefetch_block(from.data() + first * from.stride(0), from.stride(0),
+                                         std::min(tile, from.extent(0) - first), from.extent(1));
     };
     const auto prefetch_next = [&](index_t first, index_t count, int) {
-      if (!is_short) return;
+      if (!waits) return;
       prefetch(x, first + count);
       prefetch(dy, first + count);
     };
