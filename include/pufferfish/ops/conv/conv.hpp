@@ -112,7 +112,7 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
     const detail::output_finish<T> finish(detail::as_rows(y), bias, epilogue);
     return detail::run_forward<T>(ctx, shape, x, w, y, plan, finish);
   }
-  detail::apply_epilogue(ctx, epilogue, y.flat());
+  detail::apply_epilogue(ctx, epilogue, y);
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, conv_forward);
 

@@ -86,7 +86,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
           });
         });
   }
-  detail::apply_epilogue(ctx, epilogue, y.flat());
+  detail::apply_epilogue(ctx, epilogue, y);
 }
 PUFFERFISH_SEPARATE_OPERATION(conv, low_rank_conv_forward);
 

@@ -118,7 +118,7 @@ void linear_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, cons
   } else {
     return detail::multiply_rows<T>(ctx, x, w, bias, y, epilogue);
   }
-  detail::apply_epilogue(ctx, epilogue, y.flat());
+  detail::apply_epilogue(ctx, epilogue, y);
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, linear_forward);
 

@@ -6,6 +6,7 @@
 /// tensor added to it, a ReLU, and the moments that a following batch norm needs.
 
 #include <algorithm>
+#include <cstddef>
 #include <span>
 
 #include <pufferfish/core/view.hpp>
@@ -44,11 +45,13 @@ namespace detail {
 
 /// The addend and the ReLU of an epilogue as a pass over y, which is dense, for products that do not apply
 /// them.
-template <class T, class Device>
-void apply_epilogue(context<Device>& ctx, const output_epilogue<T>& epilogue, std::span<T> y) {
-  if (epilogue.addend == nullptr) return epilogue.relu ? relu_forward<T>(ctx, y, y) : void();
-  const std::span<const T> addend(epilogue.addend, y.size());
-  epilogue.relu ? add_relu<T>(ctx, addend, y) : add<T>(ctx, addend, y);
+template <class T, class Device, std::size_t N>
+void apply_epilogue(context<Device>& ctx, const output_epilogue<T>& epilogue, const tensor_view<T, N>& y) {
+  if (!epilogue.changes()) return;
+  const std::span<T> values = y.flat();
+  if (epilogue.addend == nullptr) return relu_forward<T>(ctx, values, values);
+  const std::span<const T> addend(epilogue.addend, values.size());
+  epilogue.relu ? add_relu<T>(ctx, addend, values) : add<T>(ctx, addend, values);
 }
 
 /// Adds the bias to rows of a result and applies its epilogue, while the rows are in the cache.

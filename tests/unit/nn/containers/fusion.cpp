@@ -54,7 +54,7 @@ class Doubling {
     if (epilogue.moments == nullptr) {
       forward(ctx, x, y);
       if (epilogue.changes()) ++counted_->changes;
-      return ops::detail::apply_epilogue(ctx, epilogue, y.flat());
+      return ops::detail::apply_epilogue(ctx, epilogue, y);
     }
     ops::moment_parts<T>& moments = *epilogue.moments;
     ++counted_->moments;
