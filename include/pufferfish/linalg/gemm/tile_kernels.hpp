@@ -42,7 +42,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
 /// Rows of a tile, pairs or floats of one of its rows, and bytes of one of its rows.
-inline constexpr index_t tile_rows = 16, tile_columns = 16, tile_bytes = 64;
+inline constexpr index_t amx_rows = 16, amx_columns = 16, amx_row_bytes = 64;
 
 #if PUFFERFISH_KERNELS_TILES
 /// True if processor and system have the tiles, and the process may use them. Asks the system for the
@@ -60,8 +60,8 @@ inline bool tiles_available() {
   return available;
 }
 
-/// The processor's eight tiles, each of tile_rows x tile_bytes. The compiler does not use them, so they need
-/// not be declared as changed.
+/// The processor's eight tiles, each of amx_rows x amx_row_bytes. The compiler does not use them, so they
+/// need not be declared as changed.
 struct pair_tiles {
   struct configuration {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -111,19 +111,19 @@ struct tile_block {
   static void run(const block_arguments<bf16_pair>& block) {
     if (block.depth_step != static_cast<index_t>(sizeof(bf16_pair))) {  // a tile holds adjacent pairs
       block_arguments<bf16_pair> own = block;
-      return run_rows(Vectors.strided[Across - 1], own, Down * tile_rows);
+      return run_rows(Vectors.strided[Across - 1], own, Down * amx_rows);
     }
     Tiles tiles;
     start(tiles, block, std::make_integer_sequence<int, sums>());
-    const index_t whole = block.depth / tile_columns, rest = block.depth % tile_columns;
+    const index_t whole = block.depth / amx_columns, rest = block.depth % amx_columns;
     for (const block_tap<bf16_pair>* tap = block.taps; tap != block.taps_end; ++tap) {
       const bf16_pair* from = moved(tap->left, block.left_shift);
       const bf16_pair* by = moved(tap->right, block.right_shift);
       for (index_t step = 0; step < whole; ++step) {
         add_products(tiles, from, block.row_step, by, block.right_step,
                      std::make_integer_sequence<int, sums>());
-        from += tile_columns;
-        by = moved(by, tile_rows * block.right_step);
+        from += amx_columns;
+        by = moved(by, amx_rows * block.right_step);
       }
       if (rest > 0) add_rest(tiles, block, from, by, rest);
     }
@@ -134,7 +134,7 @@ struct tile_block {
   // Address of the first element of a tile of the result.
   template <int Sum>
   static float* at(const block_arguments<bf16_pair>& block) {
-    return moved(block.result, Sum / Across * tile_rows * block.result_step) + Sum % Across * tile_columns;
+    return moved(block.result, Sum / Across * amx_rows * block.result_step) + Sum % Across * amx_columns;
   }
   template <int... Sum>
   static void start(Tiles& tiles, const block_arguments<bf16_pair>& block,
@@ -159,21 +159,21 @@ struct tile_block {
   static void add_product(Tiles& tiles, const bf16_pair* from, index_t row_step, const bf16_pair* by,
                           index_t right_step) {
     if constexpr (Sum % Across == 0) {
-      tiles.template load<left>(moved(from, Sum / Across * tile_rows * row_step), row_step);
+      tiles.template load<left>(moved(from, Sum / Across * amx_rows * row_step), row_step);
     }
-    tiles.template load<right>(by + Sum % Across * tile_columns, right_step);
+    tiles.template load<right>(by + Sum % Across * amx_columns, right_step);
     tiles.template multiply<Sum, left, right>();
   }
-  // The last `rest` < tile_columns pairs of the depth.
+  // The last `rest` < amx_columns pairs of the depth.
   static void add_rest(Tiles& tiles, const block_arguments<bf16_pair>& block, const bf16_pair* from,
                        const bf16_pair* by, index_t rest) {
-    constexpr index_t rows = Down * tile_rows, columns = Across * tile_columns;
-    alignas(64) bf16_pair some[rows * tile_columns] = {}, others[tile_rows * columns] = {};
+    constexpr index_t rows = Down * amx_rows, columns = Across * amx_columns;
+    alignas(64) bf16_pair some[rows * amx_columns] = {}, others[amx_rows * columns] = {};
     for (index_t i = 0; i < rows; ++i)
-      std::copy_n(moved(from, i * block.row_step), rest, some + i * tile_columns);
+      std::copy_n(moved(from, i * block.row_step), rest, some + i * amx_columns);
     for (index_t k = 0; k < rest; ++k)
       std::copy_n(moved(by, k * block.right_step), columns, others + k * columns);
-    add_products(tiles, some, tile_bytes, others, Across * tile_bytes,
+    add_products(tiles, some, amx_row_bytes, others, Across * amx_row_bytes,
                  std::make_integer_sequence<int, sums>());
   }
 };
@@ -184,10 +184,10 @@ constexpr kernel_list<bf16_pair> tile_list() {
   kernel_list<bf16_pair> list{};
   std::size_t n = 0;
   if constexpr (2 * Across <= 6)
-    list.by_rows[n++] = {2 * tile_rows, tile_block<Tiles, Vectors, 2, Across>::run};
-  list.by_rows[n++] = {tile_rows, tile_block<Tiles, Vectors, 1, Across>::run};
+    list.by_rows[n++] = {2 * amx_rows, tile_block<Tiles, Vectors, 2, Across>::run};
+  list.by_rows[n++] = {amx_rows, tile_block<Tiles, Vectors, 1, Across>::run};
   for (const sized_kernel<bf16_pair>& kernel : Vectors.strided[Across - 1].by_rows) {
-    if (kernel.rows > 0 && kernel.rows < tile_rows) list.by_rows[n++] = kernel;
+    if (kernel.rows > 0 && kernel.rows < amx_rows) list.by_rows[n++] = kernel;
   }
   return list;
 }
@@ -207,7 +207,7 @@ inline constexpr kernel_table<bf16_pair> tile_table = [] {
 /// Whether products by `table` (32 rows, depth 21, every width) and sums with old results agree with plain
 /// sums.
 PUFFERFISH_COLD inline bool table_is_right(const kernel_table<bf16_pair>& table) {
-  constexpr index_t rows = 2 * tile_rows, depth = 21, columns = 4 * tile_columns;
+  constexpr index_t rows = 2 * amx_rows, depth = 21, columns = 4 * amx_columns;
   constexpr index_t pair = sizeof(bf16_pair), number = sizeof(float);
   bf16_pair left[rows * depth], right[depth * columns];
   float sums[rows * columns];
@@ -230,7 +230,7 @@ PUFFERFISH_COLD inline bool table_is_right(const kernel_table<bf16_pair>& table)
                                        columns * pair, 0,        &sums[0], columns * number, accumulate};
       run_rows(table.strided[width - 1], block, rows);
       for (index_t i = 0; i < rows; ++i) {
-        for (index_t j = 0; j < width * tile_columns; ++j) {
+        for (index_t j = 0; j < width * amx_columns; ++j) {
           const double error = static_cast<double>(sums[i * columns + j]) - (1 + accumulate) * expected(i, j);
           if (!(std::abs(error) < 1e-3)) return false;
         }
