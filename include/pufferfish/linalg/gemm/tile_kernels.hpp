@@ -168,11 +168,16 @@ struct tile_block {
   static void add_rest(Tiles& tiles, const block_arguments<bf16_pair>& block, const bf16_pair* from,
                        const bf16_pair* by, index_t rest) {
     constexpr index_t rows = Down * amx_rows, columns = Across * amx_columns;
-    alignas(64) bf16_pair some[rows * amx_columns] = {}, others[amx_rows * columns] = {};
-    for (index_t i = 0; i < rows; ++i)
+    alignas(64)
+        bf16_pair some[static_cast<std::size_t>(rows * amx_columns)] = {},
+                                                       others[static_cast<std::size_t>(amx_rows * columns)] =
+                                                           {};
+    for (index_t i = 0; i < rows; ++i) {
       std::copy_n(moved(from, i * block.row_step), rest, some + i * amx_columns);
-    for (index_t k = 0; k < rest; ++k)
+    }
+    for (index_t k = 0; k < rest; ++k) {
       std::copy_n(moved(by, k * block.right_step), columns, others + k * columns);
+    }
     add_products(tiles, some, amx_row_bytes, others, Across * amx_row_bytes,
                  std::make_integer_sequence<int, sums>());
   }
@@ -209,8 +214,8 @@ inline constexpr kernel_table<bf16_pair> tile_table = [] {
 PUFFERFISH_COLD inline bool table_is_right(const kernel_table<bf16_pair>& table) {
   constexpr index_t rows = 2 * amx_rows, depth = 21, columns = 4 * amx_columns;
   constexpr index_t pair = sizeof(bf16_pair), number = sizeof(float);
-  bf16_pair left[rows * depth], right[depth * columns];
-  float sums[rows * columns];
+  bf16_pair left[static_cast<std::size_t>(rows * depth)], right[static_cast<std::size_t>(depth * columns)];
+  float sums[static_cast<std::size_t>(rows * columns)];
   const auto value = [](index_t i) { return bfloat16(static_cast<float>(i * 37 % 19 - 9) / 8.0F); };
   for (index_t i = 0; i < rows * depth; ++i) left[i] = {value(2 * i), value(2 * i + 1)};
   for (index_t i = 0; i < depth * columns; ++i) right[i] = {value(3 * i + 5), value(5 * i)};
