@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <filesystem>
 #include <optional>
 #include <random>
 #include <unordered_map>
@@ -223,7 +224,7 @@ class services {
 
 int main(int argc, char** argv) {
   CLI::App app{"Convolutions and matrix products of oneDNN for bench/compare; threads: OMP_NUM_THREADS",
-               "peer_onednn"};
+               std::filesystem::path(argv[0]).filename().string()};
   return examples::run_on_first(app, argc, argv, [&] {
     services s;
     serve({{"info", [&s](const request& r) { return s.info(r); }},
