@@ -112,11 +112,12 @@ def conv_section(content):
     order = sorted(sums, key=sums.get)
     lines += table(["", "ms", "ratio to ours"], [[n, number(sums[n]), number(ratios.get(n, 1.0), 2)] for n in order])
     lines.append("oneDNN runs in the layouts that it likes best, and getting data into them is not counted.")
-    if content["section"] == "conv_bf16":
+    narrow = content["section"] == "conv_bf16"
+    if narrow:
         lines.append("Inputs, outputs and weights are bfloat16, sums float; gradients of weights are float, PyTorch's bfloat16.")
     else:
         lines.append("oneDNN's Winograd does fewer multiplications than the bound counts, at a larger rounding error.")
-    lines += [f"{name} has no Winograd algorithm on this machine: `{told}`." for name, told in
+    lines += [f"{name} has no Winograd algorithm{' for bfloat16' if narrow else ''} on this machine: `{told}`." for name, told in
               content.get("winograd_refused", {}).items()]
     return [*lines, ""]
 

@@ -99,7 +99,7 @@ class Page(unittest.TestCase):
         return {"work": "a layer", "count": 2, "results": results, "ratios": {"ours, float": 2.0, "oneDNN 3.2 direct": 1.5}, **more}
 
     def test_convolutions(self):
-        refused = "oneDNN 3.2 has no Winograd algorithm on this machine: `could not create`."
+        refused = "oneDNN 3.2 has no Winograd algorithm for bfloat16 on this machine: `could not create`."
         content = {"section": "conv_bf16", "batch": 8, "rows": [self.row()], "winograd_refused": {"oneDNN 3.2": "could not create"}}
         lines = compare_page.conv_section(content)
         for line in ("| oneDNN 3.2 direct | 6.0 | 1.50 |", "| ours, float | 8.0 | 2.00 |", "| ours | 4.0 | 1.00 |", refused):
