@@ -71,32 +71,22 @@ class services {
     const convolution c(asked);
     const conv_shape shape = conv_shape::square(c.in, c.out, c.kernel, c.stride, c.padding);
     const extents<4> input{c.batch, c.pixels, c.pixels, c.in};
-    const auto layer = c.rank > 0 ? dynamic_case(ctx_, shape, c.rank, input) : dense_case(ctx_, shape, input);
+    const auto layer = c.rank > 0 ? dynamic_case(ctx_, shape, c.rank, input, c.bf16)
+                                  : dense_case(ctx_, shape, input, c.bf16);
     const bool backward = asked.value("directions", "all") != "forward";
     // A backward pass is prepared by the forward pass itself.
     answer reply = timed(asked, [&] {
       layer->forward();
       if (backward) layer->backward();
     });
+    if (c.bf16) return reply;  // the bound is that of floats
     const work cost = backward ? layer->cost().forward() + layer->cost().backward() : layer->cost().forward();
     reply["bound_ms"] = cost.least_seconds(measure_peak(threads_), meter_.measure(1)) * 1e3;
     return reply;
   }
 
   answer gemm(const request& asked) {
-    const product p(asked);
-    const pf::extents<2> a_shape = p.transposed ? pf::extents<2>{p.k, p.m} : pf::extents<2>{p.m, p.k};
-    pf::tensor<float, 2> a(a_shape), b({p.k, p.n}), c({p.m, p.n});
-    pf::fill_normal(a.flat(), 1.0, pf::random_stream(1, 1));
-    pf::fill_normal(b.flat(), 1.0, pf::random_stream(1, 2));
-    const pf::tensor_view<const float, 2> left = a, right = b;
-    return timed(asked, [&] {
-      if (p.transposed) {
-        pf::ops::linear_backward_weight<float>(ctx_, left, right, c.view(), false);
-      } else {
-        pf::ops::linear_forward<float>(ctx_, left, right, nullptr, c.view());
-      }
-    });
+    return wants_bf16(asked) ? multiply<pf::bfloat16>(asked) : multiply<float>(asked);
   }
 
   /// The 14 decompositions of ResNet-18 without the rest of factorize().
@@ -146,6 +136,22 @@ class services {
   }
 
  private:
+  template <class T>
+  answer multiply(const request& asked) {
+    const product p(asked);
+    const pf::extents<2> a_shape = p.transposed ? pf::extents<2>{p.k, p.m} : pf::extents<2>{p.m, p.k};
+    pf::tensor<T, 2> a(a_shape), b({p.k, p.n});
+    pf::fill_normal(a.flat(), 1.0, pf::random_stream(1, 1));
+    pf::fill_normal(b.flat(), 1.0, pf::random_stream(1, 2));
+    const pf::tensor_view<const T, 2> left = a, right = b;
+    if (p.transposed) {
+      pf::tensor<float, 2> c({p.m, p.n});
+      return timed(asked, [&] { pf::ops::linear_backward_weight<T>(ctx_, left, right, c.view(), false); });
+    }
+    pf::tensor<T, 2> c({p.m, p.n});
+    return timed(asked, [&] { pf::ops::linear_forward<T>(ctx_, left, right, nullptr, c.view()); });
+  }
+
   const std::vector<pf::tensor<float, 2>>& matrices() {
     if (matrices_.empty()) {
       for (const svd_layer& l : svd_layers) matrices_.push_back(make_weights(l, matrices_.size()));

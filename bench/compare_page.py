@@ -85,6 +85,11 @@ def gemm_section(content):
     return lines + table(["product", *names], shares)
 
 
+def gemm_bf16_section(content):
+    return [*comparison_table("product, M x N x K", content["rows"]), "Operands are bfloat16, sums float. Weight gradients are "
+            "float, those of PyTorch bfloat16; all other products are bfloat16.", ""]
+
+
 def conv_sums(content):
     """Times over all layers (as often as the network has them), and ratios to ours that drift does not touch."""
     sums, ratios = {}, {}
@@ -102,12 +107,19 @@ def conv_section(content):
     lines = turned_table(f"ms; batch {content['batch']}, forward + both gradients", content["rows"])
     sums, ratios = conv_sums(content)
     bound = sum(r["count"] * r["results"]["ours"].get("bound_ms", 0) for r in content["rows"] if "ours" in r["results"])
-    lines += [f"Summed over the {sum(r['count'] for r in content['rows'])} factorized layers of ResNet-18 (bound of the "
-              f"machine, direct: {number(bound)} ms):", ""]
+    lines += [f"Summed over the {sum(r['count'] for r in content['rows'])} factorized layers of ResNet-18"
+              + (f" (bound of the machine, direct: {number(bound)} ms)" if bound else "") + ":", ""]
     order = sorted(sums, key=sums.get)
     lines += table(["", "ms", "ratio to ours"], [[n, number(sums[n]), number(ratios.get(n, 1.0), 2)] for n in order])
-    return [*lines, "oneDNN runs in the layouts that it likes best, and getting data into them is not counted. Its "
-            "Winograd does fewer multiplications than the bound counts, at a larger rounding error.", ""]
+    lines.append("oneDNN runs in the layouts that it likes best, and getting data into them is not counted.")
+    narrow = content["section"] == "conv_bf16"
+    if narrow:
+        lines.append("Inputs, outputs and weights are bfloat16, sums float; gradients of weights are float, PyTorch's bfloat16.")
+    else:
+        lines.append("oneDNN's Winograd does fewer multiplications than the bound counts, at a larger rounding error.")
+    lines += [f"{name} has no Winograd algorithm{' for bfloat16' if narrow else ''} on this machine: `{told}`." for name, told in
+              content.get("winograd_refused", {}).items()]
+    return [*lines, ""]
 
 
 def step_section(content):
@@ -122,7 +134,10 @@ def step_section(content):
 
 
 def bf16_section(content):
-    lines = turned_table(f"ms; batch {content['batch']}", content["rows"])
+    lines = []
+    for first, rows in ((f"ms; batch {content['batch']}", [r for r in content["rows"] if "batch" not in r]),
+                        ("ms", [r for r in content["rows"] if "batch" in r])):
+        lines += turned_table(first, rows) if rows else []
     shown = [[row["work"], number(row["results"]["ours, float"]["ms"] / row["results"]["ours"]["ms"], 2)]
              for row in content["rows"] if {"ours", "ours, float"} <= set(row["results"])]
     lines += table(["ours", "time in float / time in bfloat16"], shown)
@@ -345,7 +360,8 @@ def goal_lines(found):
         kernel_goals(goals, content)
     for content in found.get("conv", {}).values():
         _, ratios = conv_sums(content)
-        peers = [r for name, r in ratios.items() if name == "oneDNN direct" or ("PyTorch 1.13" in name and "tuned" in name)]
+        peers = [r for name, r in ratios.items() if name.startswith("oneDNN") and name.endswith("direct")
+                 or ("PyTorch 1.13" in name and "tuned" in name)]
         goals.add(f"factorized layers of ResNet-18, {content['threads']} thread(s): at least 1.2 times the better of "
                   "oneDNN direct and tuned PyTorch 1.13", min(peers, default=None), lambda v: v >= 1.2)
     steps = found.get("step", {})
@@ -424,7 +440,9 @@ def write_page(results):
               ("mobile", "Blocks of MobileNet", step_section),
               ("sequences", "Training steps over sequences", sequences_section),
               ("inference", "Inference", inference_section), ("conv", "Factorized layers of ResNet-18", conv_section),
+              ("conv_bf16", "Factorized layers of ResNet-18 in bfloat16", conv_section),
               ("kernels", "Our kernels against the machine", kernels_section), ("gemm", "Matrix products", gemm_section),
+              ("gemm_bf16", "Matrix products in bfloat16", gemm_bf16_section),
               ("svd", "The switch", svd_section), ("memory", "Memory", memory_section)]
     for section, title, write in titles:
         for threads, content in found.get(section, {}).items():

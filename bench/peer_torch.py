@@ -19,6 +19,10 @@ from torch import nn  # noqa: E402
 LAYOUTS = {"channels last": torch.channels_last, "contiguous": torch.contiguous_format}
 
 
+def precision(request):
+    return getattr(torch, request.get("precision", "float"))
+
+
 def timed(request, body, before=lambda: None):
     ms = []
     for i in range(-request.get("warm_up", 1), request.get("samples", 3)):
@@ -280,7 +284,8 @@ class LanguageTraining(Training):
 
     def __init__(self, mode, batch):
         torch.manual_seed(1)
-        self.net = LanguageModel(mode)
+        self.bf16 = mode.endswith("_bf16")
+        self.net = LanguageModel(mode.removesuffix("_bf16"))
         self.net.train()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
         self.tokens, self.targets = (torch.randint(33278, (35, batch)) for _ in range(2))
@@ -288,8 +293,10 @@ class LanguageTraining(Training):
 
     def run(self):
         self.optimizer.zero_grad(set_to_none=True)
-        logits, self.states = self.net(self.tokens, self.states)
-        nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), self.targets.view(-1)).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            logits, self.states = self.net(self.tokens, self.states)
+            loss = nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), self.targets.view(-1))
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 0.25)
         self.optimizer.step()
 
@@ -299,15 +306,18 @@ class TranslatorTraining(Training):
 
     def __init__(self, mode, batch):
         torch.manual_seed(1)
-        self.net = Translator(mode)
+        self.bf16 = mode.endswith("_bf16")
+        self.net = Translator(mode.removesuffix("_bf16"))
         self.net.train()
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-5, betas=(0.9, 0.98), eps=1e-9)
         self.source, self.target, self.next = (torch.randint(2, 9521, (batch, 30)) for _ in range(3))
 
     def run(self):
         self.optimizer.zero_grad(set_to_none=True)
-        logits = self.net(self.source, self.target)
-        nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), self.next.view(-1), label_smoothing=0.1).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            logits = self.net(self.source, self.target)
+            loss = nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), self.next.view(-1), label_smoothing=0.1)
+        loss.backward()
         self.optimizer.step()
 
 
@@ -364,12 +374,19 @@ class Services:
                 self.kept[key].run()
         return timed(request, self.kept[key].run)
 
+    def gemm(self, request):
+        m, n, k = (request[size] for size in "mnk")
+        a = torch.randn(k, m).T if request["transposed"] else torch.randn(m, k)
+        a, b = a.to(precision(request)), torch.randn(k, n).to(precision(request))
+        c = torch.empty(m, n, dtype=precision(request))
+        return timed(request, lambda: torch.mm(a, b, out=c))
+
     def conv(self, request):
         layout = LAYOUTS[request["layout"]]
         layer = conv(request["in"], request["out"], request.get("kernel", 3), request.get("stride", 1),
-                     request.get("padding", 1), request.get("rank", 0)).to(memory_format=layout)
+                     request.get("padding", 1), request.get("rank", 0)).to(precision(request), memory_format=layout)
         x = torch.randn(request["batch"], request["in"], request["pixels"], request["pixels"])
-        x = x.contiguous(memory_format=layout).requires_grad_()
+        x = x.to(precision(request), memory_format=layout).requires_grad_()
         dy = torch.randn_like(layer(x))
         backward = request.get("directions", "all") != "forward"
 

@@ -34,13 +34,13 @@ class conv_case {
   conv_work work_;
 };
 
-/// The context must outlive the case.
+/// With `bf16`, weights and activations are bfloat16. The context must outlive the case.
 std::unique_ptr<conv_case> dense_case(pufferfish::cpu_context& ctx, const conv_shape& shape,
-                                      const extents<4>& input);
+                                      const extents<4>& input, bool bf16 = false);
 
 /// A low-rank convolution as factorize() makes it: the rank is known at run time.
 std::unique_ptr<conv_case> dynamic_case(pufferfish::cpu_context& ctx, const conv_shape& shape, index_t rank,
-                                        const extents<4>& input);
+                                        const extents<4>& input, bool bf16 = false);
 
 /// The same with the rank in the type; nullptr for a rank without a compiled type
 /// (there are 16, 32, 64, 128).

@@ -56,13 +56,20 @@ answer timed(const request& asked, Body&& body) {
   return timed(asked, body, [] {});
 }
 
+/// Whether a request asks for numbers of bfloat16 instead of float.
+inline bool wants_bf16(const request& asked) { return asked.value("precision", "float") == "bfloat16"; }
+
 /// A matrix product as requests describe it: C (m x n) = A (m x k) B (k x n), or, transposed, A (k x
-/// m)^T B. All are row-major.
+/// m)^T B, which is float also for A and B of bfloat16. All are row-major.
 struct product {
   explicit product(const request& asked)
-      : m(asked.at("m")), n(asked.at("n")), k(asked.at("k")), transposed(asked.value("transposed", false)) {}
+      : m(asked.at("m")),
+        n(asked.at("n")),
+        k(asked.at("k")),
+        transposed(asked.value("transposed", false)),
+        bf16(wants_bf16(asked)) {}
   std::ptrdiff_t m, n, k;
-  bool transposed;
+  bool transposed, bf16;
 };
 
 /// A convolution as requests describe it: square images, given stride and padding; rank 0 is dense.
@@ -75,8 +82,10 @@ struct convolution {
         batch(asked.at("batch")),
         kernel(asked.value("kernel", 3)),
         stride(asked.value("stride", 1)),
-        padding(asked.value("padding", 1)) {}
+        padding(asked.value("padding", 1)),
+        bf16(wants_bf16(asked)) {}
   std::ptrdiff_t in, out, rank, pixels, batch, kernel, stride, padding;
+  bool bf16;
 };
 
 }  // namespace bench

@@ -171,10 +171,7 @@ class image_step final : public image_training_step {
         labels_(static_cast<std::size_t>(batch)) {
     if (mode == "hybrid_recompute") net_.modify(recompute_inner_activations);
     ctx_.set_mode(pf::run_mode::training);
-    pf::tensor<float, 4> images(x_.shape());
-    pf::fill_normal(images.flat(), 1.0, pf::random_stream(5, 1));
-    std::transform(images.data(), images.data() + images.size(), x_.data(),
-                   [](float value) { return static_cast<T>(value); });
+    pf::fill_normal(x_.flat(), 1.0, pf::random_stream(5, 1));
     for (std::size_t i = 0; i < labels_.size(); ++i) {
       labels_[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(which.classes));
     }

@@ -12,6 +12,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "bench"))
+import compare_page  # noqa: E402
 import records  # noqa: E402
 import scaling_delays  # noqa: E402
 
@@ -90,6 +91,31 @@ class Series(unittest.TestCase):
             {"kind": "prediction", "system": "dense", "ranks": [8, 64], "payload_bytes": 8, "step_ms": [17.0, 129.0]},
             {"kind": "prediction", "system": "Pufferfish", "ranks": [8, 64], "payload_bytes": 8, "step_ms": [16.0, 128.0]}])
         self.assertEqual(records.lines([{"a": 1 / 3}, {"b": 2}]), '{"a": 0.3333333}\n{"b": 2}\n')
+
+
+class Page(unittest.TestCase):
+    def row(self, **more):
+        results = {"ours": {"ms": 2.0}, "ours, float": {"ms": 4.0}, "oneDNN 3.2 direct": {"ms": 3.0}}
+        return {"work": "a layer", "count": 2, "results": results, "ratios": {"ours, float": 2.0, "oneDNN 3.2 direct": 1.5}, **more}
+
+    def test_convolutions(self):
+        refused = "oneDNN 3.2 has no Winograd algorithm for bfloat16 on this machine: `could not create`."
+        content = {"section": "conv_bf16", "batch": 8, "rows": [self.row()], "winograd_refused": {"oneDNN 3.2": "could not create"}}
+        lines = compare_page.conv_section(content)
+        for line in ("| oneDNN 3.2 direct | 6.0 | 1.50 |", "| ours, float | 8.0 | 2.00 |", "| ours | 4.0 | 1.00 |", refused):
+            self.assertIn(line, lines)
+        self.assertFalse(any("bound" in line for line in lines))
+        self.assertNotIn(refused, compare_page.conv_section({**content, "winograd_refused": {}}))
+
+    def test_goal_counts_each_direct_form(self):
+        content = {"section": "conv", "threads": 1, "rows": [self.row()]}
+        self.assertTrue(any("| 1.50 | met |" in line for line in compare_page.goal_lines({"conv": {1: content}})))
+
+    def test_steps_over_images_and_sequences(self):
+        lines = compare_page.bf16_section({"batch": 8, "rows": [self.row(), self.row(work="a sequence", batch=4)]})
+        self.assertIn("| ms; batch 8 | a layer |", lines)
+        self.assertIn("| ms | a sequence |", lines)
+        self.assertIn("| a sequence | 2.00 |", lines)
 
 
 class Kept(unittest.TestCase):

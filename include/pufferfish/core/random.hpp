@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/scalar.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -142,10 +143,12 @@ void fill_uniform(std::span<T> values, double low, double high, random_stream ra
 }
 
 /// Sets values[i] = deviation random.normal(i), rounded to T: normal with mean 0 and the given standard
-/// deviation.
+/// deviation. For a 16-bit T the number is rounded to float first.
 template <class T>
 void fill_normal(std::span<T> values, double deviation, random_stream random) {
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(deviation * random.normal(i));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<T>(static_cast<parameter_t<T>>(deviation * random.normal(i)));
+  }
 }
 
 PUFFERFISH_NAMESPACE_END
