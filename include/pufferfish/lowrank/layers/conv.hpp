@@ -115,8 +115,9 @@ class low_rank_conv {
   }
 
   /// Computes y like forward, and the moments of y's channels for a batch norm after this layer, while tiles
-  /// of y are in the cache. `moments` is overwritten. CPU only. Throws the errors of forward.
-  template <ops::collects_moments Device>
+  /// of y are in the cache. `moments` is overwritten; a device need not store them (moment_parts). Throws the
+  /// errors of forward.
+  template <class Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
     run_forward(ctx, x, y, &moments);

@@ -75,8 +75,9 @@ class Conv {
   }
 
   /// Computes y like forward, and stores the mean and variance of the channels of y in `moments`, for a batch
-  /// norm after this layer. They are computed while y is in the cache. Throws the errors of forward.
-  template <ops::collects_moments Device>
+  /// norm after this layer. They are computed while y is in the cache; a device need not store them
+  /// (moment_parts). Throws the errors of forward.
+  template <class Device>
   void forward_with_moments(context<Device>& ctx, const tensor_view<const T, 4>& x,
                             const tensor_view<T, 4>& y, ops::moment_parts<T>& moments) const {
     detail::check_forward(*this, x, y);

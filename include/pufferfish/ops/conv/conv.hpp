@@ -74,7 +74,7 @@ void start_no_moments(const tensor_view<T, 4>& y, moment_parts<T>* moments) {
 /// Forward pass y = x * w + b (formula: reference::conv_forward), for any number of groups. x, y: NHWC,
 /// dense; w: HWIO storage, patch() * out_channels elements; bias: out_channels elements, or nullptr for no
 /// bias. y is overwritten and must not overlap an input. `moments`, unless nullptr, receives the mean and
-/// variance of each channel of y (see moment_parts); a device collects no moments and ignores the argument.
+/// variance of each channel of y (see moment_parts, also for devices).
 /// Throws shape_error, before anything is written, if x does not fit the shape or the extents of y are not
 /// shape.output(x). On a device, unless the shape is pointwise, shape_error is also thrown if an image, a
 /// patch or kernel height * kernel width * out_channels has more than 2^31 - 1 elements.
@@ -84,7 +84,7 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
   detail::check_conv("conv_forward", shape, x.shape(), y.shape());
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
-    conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y);
+    conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y, moments);
   } else if (shape.is_pointwise()) {
     linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
                       moments);

@@ -54,7 +54,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
   detail::check_linear("low_rank_conv_forward", t_extents, up.shape(), y_rows.shape());
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
-    conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y);
+    conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y, moments);
   } else if constexpr (detail::is_narrow<T>) {
     if (!t.is_null()) {
       conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
@@ -171,14 +171,14 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
     return conv_forward<T>(ctx, up_shape, t, up, bias, y, moments);
   }
   // Moments are started before the scratch frame, since they must outlive the frame.
-  if constexpr (collects_moments<Device>) detail::start_moments(y, moments);
+  if constexpr (is_cpu<Device>) detail::start_moments(y, moments);
   scratch_frame frame(ctx.scratch());
   extents<4> inner = y.shape();
   inner[3] = shape.out_channels;
   const tensor_view<T, 4> kept = frame.take<T>(inner);
   conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), kept);
   conv_forward<T>(ctx, up_shape, kept, up, bias, y);
-  if constexpr (collects_moments<Device>) detail::add_moments(ctx, y, moments);
+  if constexpr (is_cpu<Device>) detail::add_moments(ctx, y, moments);
 }
 
 /// Backward pass of `up` with any number of groups. t, dt: NHWC with groups * r channels; up, dup: r x out,
