@@ -143,11 +143,12 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     if (!work.moments.wanted()) return;
     static_assert(tile_moments<product>::bytes <= memory::tiles);
     static_assert(moment_doubles(Block::threads) * sizeof(double) <= memory::tiles);
-    const int part = static_cast<int>(blockIdx.x / column_tiles);
+    T* const unused = after_loop(tiles);
+    const int part = static_cast<int>(first_pixel / Block::rows);
     save_moments<T>(work.moments, sums, remaining(pixels, first_pixel, Block::rows), first_column, part,
-                    reinterpret_cast<float*>(tiles));
-    finish_moments(work.moments, part, static_cast<int>(blockIdx.x % column_tiles), first_column,
-                   Block::columns, reinterpret_cast<double*>(tiles));
+                    reinterpret_cast<float*>(unused));
+    finish_moments_apart(work.moments, part, first_column / Block::columns, first_column, Block::columns,
+                         reinterpret_cast<double*>(unused));
   }
 }
 

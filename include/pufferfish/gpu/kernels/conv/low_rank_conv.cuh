@@ -152,7 +152,8 @@ static __global__ void __launch_bounds__(Block::threads, 3)
       });
   if (!work.moments.wanted()) return;
   static_assert(moment_doubles(Block::threads) * sizeof(double) <= Block::tiles);
-  finish_moments(work.moments, static_cast<int>(blockIdx.x), 0, 0, columns, reinterpret_cast<double*>(tiles));
+  finish_moments_apart(work.moments, static_cast<int>(blockIdx.x), 0, 0, columns,
+                       reinterpret_cast<double*>(after_loop(tiles)));
 }
 
 /// Calls f(tensor, padded rank) with both arguments as integral constants.

@@ -65,4 +65,25 @@ __device__ inline void save_moments(const moment_store& store, const Product& pr
   }
 }
 
+/// The same address of shared memory, at an offset of 0 that the compiler does not know. Without it, nvcc
+/// computes the address of dynamic shared memory again in every step of the main loop before.
+template <class T>
+__device__ inline T* after_loop(T* memory) {
+#if defined(PUFFERFISH_EMULATED_DEVICE)
+  return memory;
+#else
+  int zero = 0;
+  asm volatile("" : "+r"(zero));
+  return memory + zero;
+#endif
+}
+
+/// finish_moments in a function of its own, because the registers of its code would be missing in the main
+/// loop. Kernels of warp groups must not call functions.
+template <int = 0>
+PUFFERFISH_NOINLINE __device__ void finish_moments_apart(moment_store store, int part, int tile,
+                                                         int first_column, int width, double* memory) {
+  finish_moments(store, part, tile, first_column, width, memory);
+}
+
 PUFFERFISH_KERNELS_END
