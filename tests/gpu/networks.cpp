@@ -145,6 +145,11 @@ TEST_CASE("gpu networks: a residual network with and without batch norm") {
   }
 }
 
+TEST_CASE("gpu networks: large batch norms, with moments that convolutions collect") {
+  check_network([](auto device) { return pf::small_resnet<float, decltype(device)>(small_options(device)); },
+                {20, 18, 17, 3});
+}
+
 TEST_CASE("gpu networks: blocks that read a part of the channels, sliced on the device") {
   const auto make = [](auto device) {
     return pf::small_resnet<float, decltype(device)>(small_options(device));

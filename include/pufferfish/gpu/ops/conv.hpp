@@ -19,6 +19,7 @@
 #include <pufferfish/gpu/kernels/conv/grouped_conv.hpp>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
+#include <pufferfish/gpu/ops/collect_moments.hpp>
 #include <pufferfish/gpu/ops/conv_by_groups.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
@@ -116,11 +117,12 @@ namespace ops {
 /// Device implementation of the functions of ops/conv/, where shapes and errors are described.
 template <>
 struct conv_ops<device::gpu> {
-  /// y = x * w + bias. The top of this file tells which library or kernel computes it.
+  /// y = x * w + bias. The top of this file tells which library or kernel computes it. Kernels for one group,
+  /// without slices, collect moments (collect_moments).
   template <class T>
   static void conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* w, const T* bias,
-                           const tensor_view<T, 4>& y) {
+                           const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr) {
     if (shape.is_pointwise()) {
       return gpu::multiply<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), detail::as_rows(y), false,
                               bias);
@@ -138,16 +140,22 @@ struct conv_ops<device::gpu> {
     if (gpu::detail::done_by_warp_groups<T>(
             gpu::kernels::plan_halo_forward(geometry),
             [&](const auto& plan) {
-              gpu::kernels::halo_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data());
+              gpu::detail::collect_moments<T>(
+                  ctx, y, moments, gpu::kernels::halo_moments_fit(plan, plan.columns), [&](const auto& to) {
+                    gpu::kernels::halo_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
+                                                  to);
+                  });
             },
             x.data(), w, y.data())) {
       return;
     }
     const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx),
                                                       gpu::detail::vector_of<T>);
-    scratch_frame frame(ctx.scratch());
-    gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
-                                  frame.take<float>(plan.scratch));
+    gpu::detail::collect_moments<T>(ctx, y, moments, plan.slices == 1, [&](const auto& to) {
+      scratch_frame frame(ctx.scratch());
+      gpu::kernels::conv_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
+                                    frame.take<float>(plan.scratch), to);
+    });
   }
 
   /// dx = the gradient of the input, or with `add` dx += this gradient.
@@ -199,12 +207,14 @@ struct conv_ops<device::gpu> {
   /// Both convolutions run in one kernel: one of warp groups where it has the shape (plan_halo_low_rank),
   /// else, if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), one that gathers
   /// patches. Otherwise, or if warp groups are faster in two passes (is_faster_apart), conv_forward and a
-  /// matrix product run one after the other, and only then a convolution library is used.
+  /// matrix product run one after the other, and only then a convolution library is used. Kernels that
+  /// compute both convolutions collect moments.
   template <class T>
   static void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                                     const tensor_view<const T, 4>& x, const T* down,
                                     const tensor_view<const T, 2>& up, const T* bias,
-                                    const tensor_view<T, 4>& t, const tensor_view<T, 4>& y) {
+                                    const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
+                                    moment_parts<T>* moments) {
     extents<4> inner = y.shape();
     inner[3] = shape.out_channels;
     const auto geometry = gpu::detail::geometry_of("low_rank_conv_forward", shape, x.shape(), inner);
@@ -212,16 +222,22 @@ struct conv_ops<device::gpu> {
     if (gpu::detail::done_by_warp_groups<T>(
             gpu::kernels::plan_halo_low_rank(geometry, out_channels),
             [&](const auto& plan) {
-              gpu::kernels::halo_low_rank_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
-                                                     out_channels, bias, t.data(), y.data());
+              gpu::detail::collect_moments<T>(
+                  ctx, y, moments, gpu::kernels::halo_moments_fit(plan, out_channels), [&](const auto& to) {
+                    gpu::kernels::halo_low_rank_forward<T>(ctx.stream(), geometry, plan, x.data(), down,
+                                                           up.data(), out_channels, bias, t.data(), y.data(),
+                                                           to);
+                  });
             },
             x.data(), down, up.data(), t.data(), y.data())) {
       return;
     }
     const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx));
     if (plan.fused && !gpu::detail::is_faster_apart<T>(ctx, geometry, x.data(), down, t.data())) {
-      return gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
-                                                    out_channels, bias, t.data(), y.data());
+      return gpu::detail::collect_moments<T>(ctx, y, moments, true, [&](const auto& to) {
+        gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
+                                               out_channels, bias, t.data(), y.data(), to);
+      });
     }
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;

@@ -4,8 +4,8 @@
 /// \file
 /// The operations of ops/norm/ on a device. Operands are in memory of the context's device; the functions
 /// launch kernels in the context's stream and do not wait. The statistics of a batch need one pass over
-/// memory, the normalization with its epilogue another pass, and the gradient two; few rows are read once. A
-/// failed launch throws backend_error.
+/// memory, unless the convolution before has computed its moments; the normalization with its epilogue
+/// another pass, and the gradient two; few rows are read once. A failed launch throws backend_error.
 
 #include <cstdint>
 
@@ -64,22 +64,25 @@ struct norm_ops<device::gpu> {
     gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail_of(epilogue), y.flat().data());
   }
 
-  /// batch_norm_use_batch and batch_norm_apply: one launch if there are few rows (block_norm_fits), else
-  /// two.
+  /// batch_norm_use_batch and batch_norm_apply: one launch if there are few rows (block_norm_fits) or if the
+  /// moments of x are known, else two.
   template <class T>
   static void batch_norm_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                                  double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
                                  parameter_t<T>* running_var, parameter_t<T>* batches,
                                  const parameter_t<T>* weight, const parameter_t<T>* bias,
-                                 const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue) {
+                                 const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue,
+                                 const double* moments) {
     const index_t channels = x.extent(1);
     const gpu::kernels::norm_matrix<T> m{x.flat().data(), statistics,  statistics + channels,
                                          weight,          x.extent(0), channels};
     const auto tail = tail_of(epilogue);
+    const gpu::kernels::norm_batch_use use{eps, momentum, statistics, running_mean, running_var, batches};
+    if (moments != nullptr) {
+      return gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data(), {moments, use});
+    }
     if (gpu::kernels::block_norm_fits<T>(m, tail.addend, y.flat().data())) {
-      return gpu::kernels::block_norm_forward<T>(
-          ctx.stream(), m, {eps, momentum, statistics, running_mean, running_var, batches}, bias, tail,
-          y.flat().data());
+      return gpu::kernels::block_norm_forward<T>(ctx.stream(), m, use, bias, tail, y.flat().data());
     }
     batch_norm_use_batch<T>(ctx, x, eps, momentum, statistics, running_mean, running_var, batches);
     gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data());

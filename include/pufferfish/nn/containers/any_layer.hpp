@@ -43,7 +43,7 @@
 ///
 /// A container has layer_abilities abilities() const instead of these constants. If it fuses or
 /// adds gradients, it has forward_fused and backward_fused(context, dy, dx, backward_fusion).
-/// forward_with_epilogue must call moments->start() before it takes scratch.
+/// forward_with_epilogue must call moments->start() before it takes scratch; on a device it need not.
 ///
 /// Activations are NHWC and dense, otherwise any_layer throws; a vector is N x 1 x 1 x C. In training, x must
 /// not change until the layer's backward pass if the layer has reads_input, nor y if it has reads_output. dx

@@ -122,15 +122,18 @@ class BatchNorm {
       ops::batch_norm_use_running<T>(ctx, running_mean_.data(), running_var_.data(), size, eps_, statistics);
       return apply(ctx, x, statistics, y, epilogue);
     }
-    if constexpr (ops::is_cpu<Device>) {  // only the CPU collects moments
-      if (fusion.moments != nullptr) {
-        use_moments(ctx, *fusion.moments, rows(x).extent(0), statistics);
+    const double* merged = nullptr;  // moments that a device has computed
+    if (fusion.moments != nullptr) {
+      if constexpr (ops::is_cpu<Device>) {
+        use_moments(ctx, *fusion.moments, x, statistics);
         return apply(ctx, x, statistics, y, epilogue);
       }
+      merged = fusion.moments->merged();
+      if (merged != nullptr) check_moments(*fusion.moments, fusion.moments->merged_rows(), x);
     }
     ops::batch_norm_forward<T>(ctx, rows(x), eps_, momentum_of(ctx), statistics, running_mean_.data(),
                                running_var_.data(), batches_.data(), weight_.data(), bias_.data(), rows(y),
-                               epilogue);
+                               epilogue, merged);
   }
 
   /// Writes the output of a forward pass in training again, bit for bit, before the backward pass.
@@ -231,27 +234,27 @@ class BatchNorm {
     return ctx.norm_momentum().value_or(momentum_);
   }
 
-  // Writes mean and inverse deviation of a batch of `count` rows, whose moments are known, to `statistics`,
-  // and updates the running statistics.
-  void use_moments(context<device::cpu>& ctx, const ops::moment_parts<T>& moments, index_t count,
-                   parameter_t<T>* statistics) const {
+  // Merges the moments of x, writes mean and inverse deviation to `statistics`, and updates the running
+  // statistics. Throws shape_error if the moments are of another input.
+  void use_moments(context<device::cpu>& ctx, const ops::moment_parts<T>& moments,
+                   const tensor_view<const T, 4>& x, parameter_t<T>* statistics) const {
     const index_t size = channels();
     scratch_frame frame(ctx.scratch());
     double* const mean = frame.take<double>(2 * size);
-    take_moments(moments, count, mean, mean + size);
-    ops::batch_norm_use_batch<parameter_t<T>>(ctx, mean, mean + size, size, count, eps_, momentum_of(ctx),
+    const index_t found = moments.channels() == size ? moments.merge(mean, mean + size) : 0;
+    check_moments(moments, found, x);
+    ops::batch_norm_use_batch<parameter_t<T>>(ctx, mean, mean + size, size, found, eps_, momentum_of(ctx),
                                               statistics, running_mean_.data(), running_var_.data(),
                                               batches_.data());
   }
 
-  // Merges moments that the layer before has computed. Throws shape_error if they are of another input.
-  void take_moments(const ops::moment_parts<T>& moments, index_t rows, double* mean, double* variance) const {
-    const index_t found = moments.channels() == channels() ? moments.merge(mean, variance) : 0;
-    if (found != rows) {
-      PUFFERFISH_THROW(shape_error(describe() + ": given the moments of " + std::to_string(found) +
-                                   " values in each of " + std::to_string(moments.channels()) +
-                                   " channels, the input has " + std::to_string(rows)));
-    }
+  // Throws shape_error unless these moments, which are of `found` rows, are of an input of the shape of x.
+  void check_moments(const ops::moment_parts<T>& moments, index_t found,
+                     const tensor_view<const T, 4>& x) const {
+    if (moments.channels() == channels() && found == rows(x).extent(0)) return;
+    PUFFERFISH_THROW(shape_error(describe() + ": given the moments of " + std::to_string(found) +
+                                 " values in each of " + std::to_string(moments.channels()) +
+                                 " channels, the input has " + std::to_string(rows(x).extent(0))));
   }
 
   double eps_, momentum_;

@@ -71,9 +71,9 @@ class Conv {
   }
 
   /// Computes y like forward and applies `epilogue` to it while y is in the cache: the moments that a batch
-  /// norm after this layer needs, or, in inference only, a summand and a ReLU. CPU only. Throws the errors of
-  /// forward.
-  template <ops::collects_moments Device>
+  /// norm after this layer needs (a device need not store them, see moment_parts), or, in inference only, a
+  /// summand and a ReLU. Throws the errors of forward.
+  template <class Device>
   void forward_with_epilogue(context<Device>& ctx, const tensor_view<const T, 4>& x,
                              const tensor_view<T, 4>& y, const ops::output_epilogue<T>& epilogue) const {
     run_forward(ctx, x, y, epilogue);

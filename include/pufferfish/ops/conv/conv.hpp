@@ -84,7 +84,7 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
   detail::check_conv("conv_forward", shape, x.shape(), y.shape());
   if (y.empty()) return detail::start_no_moments(y, epilogue.moments);
   if constexpr (!is_cpu<Device>) {
-    conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y);
+    conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y, epilogue.moments);
   } else if (shape.is_pointwise()) {
     return linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
                              epilogue);

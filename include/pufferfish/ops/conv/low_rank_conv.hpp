@@ -55,7 +55,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
   moment_parts<T>* const moments = epilogue.moments;
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
-    conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y);
+    conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y, moments);
   } else if constexpr (detail::is_narrow<T>) {
     if (!t.is_null()) {
       conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
@@ -175,14 +175,14 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
     return conv_forward<T>(ctx, up_shape, t, up, bias, y, epilogue);
   }
   // Moments are started before the scratch frame, since they must outlive the frame.
-  if constexpr (collects_moments<Device>) detail::start_moments(y, epilogue.moments);
+  if constexpr (is_cpu<Device>) detail::start_moments(y, epilogue.moments);
   scratch_frame frame(ctx.scratch());
   extents<4> inner = y.shape();
   inner[3] = shape.out_channels;
   const tensor_view<T, 4> kept = frame.take<T>(inner);
   conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), kept);
   conv_forward<T>(ctx, up_shape, kept, up, bias, y, {epilogue.addend, epilogue.relu});
-  if constexpr (collects_moments<Device>) detail::add_moments(ctx, y, epilogue.moments);
+  if constexpr (is_cpu<Device>) detail::add_moments(ctx, y, epilogue.moments);
 }
 
 /// Backward pass of `up` with any number of groups. t, dt: NHWC with groups * r channels; up, dup: r x out,

@@ -96,7 +96,7 @@ inline void check_linear(const char* what, const extents<2>& x, const extents<2>
 /// y_mn = sum_k x_mk w_kn + b_n. x: M x K, w: K x N, y: M x N, all dense; bias: N elements or nullptr. y is
 /// overwritten and overlaps no input. `epilogue`: a summand, a ReLU, or moments of the columns, applied while
 /// rows are in the cache (by a device and for 16-bit types, summand and ReLU as a pass of their own). A
-/// device ignores moments; see collects_moments. M = 0 and K = 0 are allowed (an empty sum is 0). Throws
+/// device collects no moments. M = 0 and K = 0 are allowed (an empty sum is 0). Throws
 /// shape_error if the shapes do not fit.
 ///
 /// Sums are computed as in wide_product; those of 16-bit factors are in float. In products of bfloat16,

@@ -2,9 +2,8 @@
 #pragma once
 
 /// \file
-/// Batch normalization over the rows of a matrix (pixels x channels): statistics, normalization, gradients;
-/// the plain reference and the fast form. Each fast function makes one pass over memory, the gradient two. A
-/// residual sum and a ReLU after the normalization are part of the same passes.
+/// Batch normalization over the rows of a matrix (pixels x channels). Each function makes one pass over
+/// memory, the gradient two; a residual sum and a ReLU after the normalization are part of these passes.
 ///
 /// A training step calls batch_norm_forward, or its two parts batch_norm_use_batch and batch_norm_apply, and
 /// batch_norm_backward; inference calls batch_norm_use_running and batch_norm_apply. Matrices of different
@@ -217,18 +216,19 @@ void batch_norm_apply(context<Device>& ctx, const tensor_view<const T, 2>& x, co
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_apply);
 
-/// The forward pass of a training step: batch_norm_use_batch for the rows of x, then batch_norm_apply with
-/// the statistics. Shapes, aliasing and failed assertions are theirs. A device may do both in one pass.
+/// batch_norm_use_batch for the rows of x, then batch_norm_apply, with the contracts of both. A device may do
+/// both in one pass, and takes the statistics from `moments` (moment_parts::merged() of x) unless nullptr.
 template <class T, class Device>
 void batch_norm_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, double eps, double momentum,
                         parameter_t<T>* statistics, parameter_t<T>* running_mean, parameter_t<T>* running_var,
                         parameter_t<T>* batches, const parameter_t<T>* weight, const parameter_t<T>* bias,
-                        const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue = {}) {
+                        const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue = {},
+                        const double* moments = nullptr) {
   PUFFERFISH_ASSERT(x.extent(0) > 1, "batch_norm_forward: too few rows");
   PUFFERFISH_ASSERT(x.shape() == y.shape(), "batch_norm_forward: shapes differ");
   if constexpr (!is_cpu<Device>) {
     norm_ops<Device>::batch_norm_forward(ctx, x, eps, momentum, statistics, running_mean, running_var,
-                                         batches, weight, bias, y, epilogue);
+                                         batches, weight, bias, y, epilogue, moments);
   } else {
     batch_norm_use_batch<T>(ctx, x, eps, momentum, statistics, running_mean, running_var, batches);
     batch_norm_apply<T>(ctx, x, statistics, statistics + x.extent(1), weight, bias, y, epilogue);

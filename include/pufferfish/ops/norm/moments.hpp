@@ -53,14 +53,12 @@ inline void merge_moments(index_t before, double* mean, double* squares, index_t
   (before, mean, squares, rows, other_mean, other_squares, columns);
 }
 
-/// Whether the operations of a device collect moments while they compute. On other devices a batch norm
-/// computes moments in a separate pass.
-template <class Device>
-concept collects_moments = std::is_same_v<Device, device::cpu>;
-
 /// The moments of the rows of a matrix, in parts that different threads fill. The assignment of rows to parts
 /// must depend on shapes alone, and the rows of a part must be added in a fixed order; then the result does
 /// not depend on the number of threads.
+///
+/// An operation on a device collects moments only where that costs less than a separate pass. It then calls
+/// start_merged() in place of start(), and its kernels merge the parts; otherwise it calls neither.
 ///
 /// A producer (linear_forward, conv_forward, ...) calls start() before it takes scratch of its own, then
 /// add() from the task that owns the part, as soon as rows are final; the consumer calls merge(). Copies
@@ -88,6 +86,18 @@ class moment_parts {
     values_ = frame_->take<double>(parts * 2 * channels);
     std::fill_n(counts_, parts, index_t{0});
   }
+
+  /// On a device: takes the memory in which kernels store the moments of `rows` rows of `channels` elements:
+  /// the means, then the sums of squared deviations from them. Returns its address.
+  double* start_merged(index_t rows, index_t channels) {
+    merged_rows_ = rows;
+    channels_ = channels;
+    return values_ = frame_->take<double>(2 * channels);
+  }
+  /// What start_merged() returned; nullptr if it was not called.
+  const double* merged() const { return merged_rows_ > 0 ? values_ : nullptr; }
+  /// Number of rows of merged().
+  index_t merged_rows() const { return merged_rows_; }
 
   /// Number of parts.
   index_t parts() const { return parts_; }
@@ -131,6 +141,7 @@ class moment_parts {
   scratch_frame* frame_;
   index_t parts_ = 0;
   index_t channels_ = 0;
+  index_t merged_rows_ = 0;
   index_t* counts_ = nullptr;
   double* values_ = nullptr;
 };

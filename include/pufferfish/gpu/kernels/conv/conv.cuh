@@ -24,6 +24,7 @@
 #include <pufferfish/gpu/kernels/conv/patch_tiles.cuh>
 #include <pufferfish/gpu/kernels/conv/result_target.cuh>
 #include <pufferfish/gpu/kernels/conv/slice_sum.cuh>
+#include <pufferfish/gpu/kernels/conv/tile_moments.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -38,10 +39,11 @@ struct correlation {
   const T* weight;
   result_target<T> result;
   conv_geometry geometry;
-  index_t elements;     ///< number of elements of the result
-  divider by_channels;  ///< division by the channels of `in`
-  int slices;           ///< number of parts into which sums are cut
-  bool weight_vectors;  ///< whether rows of the weight can be read in vectors
+  index_t elements;      ///< number of elements of the result
+  divider by_channels;   ///< division by the channels of `in`
+  int slices;            ///< number of parts into which sums are cut
+  bool weight_vectors;   ///< whether rows of the weight can be read in vectors
+  moment_store moments;  ///< moments of a forward result without slices; a part is a tile of pixels
 };
 
 /// Layout of the dynamic shared memory of `correlate`: `slots` times (left, right), then Block::rows
@@ -138,13 +140,23 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
     result.add = false;
     result.at(first_pixel * result.columns)
         .store_rows(sums, first_column, remaining(pixels, first_pixel, Block::rows));
+    if (!work.moments.wanted()) return;
+    static_assert(tile_moments<product>::bytes <= memory::tiles);
+    static_assert(moment_doubles(Block::threads) * sizeof(double) <= memory::tiles);
+    T* const unused = after_loop(tiles);
+    const int part = static_cast<int>(first_pixel / Block::rows);
+    save_moments<T>(work.moments, sums, remaining(pixels, first_pixel, Block::rows), first_column, part,
+                    reinterpret_cast<float*>(unused));
+    finish_moments_apart(work.moments, part, first_column / Block::columns, first_column, Block::columns,
+                         reinterpret_cast<double*>(unused));
   }
 }
 
 /// Fills in the members of `work` that follow from the others, starts `correlate`, and adds the slices if
 /// there are several.
 template <class T, bool Backward>
-inline void run_correlation(const launch_site& site, const conv_plan& plan, correlation<T> work) {
+inline void run_correlation(const launch_site& site, const conv_plan& plan, correlation<T> work,
+                            const moment_workspace& moments = {}) {
   const conv_geometry& g = work.geometry;
   if (work.elements == 0) return;
   const int channels = Backward ? g.out_channels : g.in_channels;
@@ -163,6 +175,7 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
     const dim3 blocks(
         static_cast<unsigned>(ceil_div(pixels, shape::rows) * ceil_div(work.result.columns, shape::columns)),
         static_cast<unsigned>(row_phases * column_phases), static_cast<unsigned>(plan.slices));
+    work.moments = moment_store::of(moments, ceil_div(pixels, shape::rows), work.result.columns);
     launch(site,
            {blocks, shape::threads, correlation_memory<T, shape, Backward>::bytes + tap_bytes<shape::run>(g)},
            correlate<T, shape, Backward>, work);
@@ -173,10 +186,10 @@ inline void run_correlation(const launch_site& site, const conv_plan& plan, corr
 /// Grid: (tiles of pixels times tiles of channels, 1, slices).
 template <class T>
 void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
-                  const T* w, const T* bias, T* y, float* partials) {
+                  const T* w, const T* bias, T* y, float* partials, const moment_workspace& moments) {
   const auto result = target_of(y, bias, plan.slices > 1 ? partials : nullptr, false, geometry.out_channels);
   const index_t elements = geometry.out_pixels() * geometry.out_channels;
-  run_correlation<T, false>(stream, plan, {x, w, result, geometry, elements, {}, 1, false});
+  run_correlation<T, false>(stream, plan, {x, w, result, geometry, elements, {}, 1, false, {}}, moments);
 }
 
 /// Grid: (tiles of the first phase's pixels times tiles of channels, phases, slices).
@@ -186,7 +199,7 @@ void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, con
   const auto result =
       target_of<T>(dx, nullptr, plan.slices > 1 ? partials : nullptr, add, geometry.in_channels);
   const index_t elements = geometry.in_pixels() * geometry.in_channels;
-  run_correlation<T, true>(stream, plan, {dy, w, result, geometry, elements, {}, 1, false});
+  run_correlation<T, true>(stream, plan, {dy, w, result, geometry, elements, {}, 1, false, {}});
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -309,7 +322,7 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                         \
   template void conv_forward<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*, const T*, \
-                                const T*, T*, float*);                                                    \
+                                const T*, T*, float*, const moment_workspace&);                           \
   template void conv_backward_input<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,    \
                                        const T*, T*, bool, float*);                                       \
   template void conv_backward_weight<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,   \

@@ -12,6 +12,7 @@
 #include <pufferfish/gpu/kernels/conv/conv_plan.hpp>
 #include <pufferfish/gpu/kernels/conv/slice_sum.hpp>
 #include <pufferfish/gpu/kernels/launchers.hpp>
+#include <pufferfish/gpu/kernels/reduce/moment_parts.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -23,10 +24,11 @@ PUFFERFISH_KERNELS_BEGIN
 /// y = x * w + bias. x: images x in_height x in_width x in_channels; w: [kernel height][kernel
 /// width][in][out]; bias: out_channels elements, or nullptr; y: out_pixels x out_channels. One launch, and a
 /// second one that adds the slices if plan.slices > 1. All three launchers throw backend_error if a launch
-/// fails, for example if the device has less shared memory than a block needs.
+/// fails, for example if the device has less shared memory than a block needs. `moments`, if plan.slices is
+/// 1, may receive those of the columns of y as stored (moments_fit must be true for y).
 template <class T>
 void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan, const T* x,
-                  const T* w, const T* bias, T* y, float* partials);
+                  const T* w, const T* bias, T* y, float* partials, const moment_workspace& moments = {});
 
 /// dx = the gradient with respect to x; with `add`, dx += the gradient. dx has the shape of x, dy that of y.
 /// Every element of dx is written by one thread, without atomics.

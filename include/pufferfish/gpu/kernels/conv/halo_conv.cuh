@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
+#include <pufferfish/gpu/kernels/conv/halo_moments.cuh>
 #include <pufferfish/gpu/kernels/conv/halo_store.cuh>
 #include <pufferfish/gpu/kernels/conv/halo_tiles.cuh>
 
@@ -36,6 +37,7 @@ struct halo_correlation {
   int out_height, out_width, columns, up_columns;
   int top, left;
   bool add;
+  moment_store moments = {};  ///< moments of `out`, forward only
 };
 
 /// The weight in shared memory, as the right operand of products: `Columns` columns from column `first` on,
@@ -92,7 +94,8 @@ class halo_weight {
 
 /// Computes a halo_correlation. Grid: blockIdx.y is the part of `Columns` columns. Of the gridDim.x thread
 /// blocks of a part, warp group g of thread block b computes the blocks of pixels b + (g + 4 n) gridDim.x,
-/// n = 0, 1, ... Dynamic shared memory: the weight, then `up` if Paired, then the tiles of each group.
+/// n = 0, 1, ... Dynamic shared memory: the weight, then `up` if Paired, then the sums of halo_moments if
+/// moments are wanted, then the tiles of each group.
 ///
 /// `Chunk`: number of input channels in a tile. `Backward`: the weight has the layout and order of taps of
 /// the gradient of the input. `Paired`: the results are rounded to T and multiplied by `up`, without leaving
@@ -126,6 +129,11 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     memory += Columns * work.up_columns * static_cast<int>(sizeof(T));
   }
   commit_copies();
+  const bool collects = !Backward && work.moments.wanted();
+  const int moment_columns = Paired ? work.up_columns : Columns;
+  halo_moments moments(memory, moment_columns, group * (group_threads / warp_threads) + own / warp_threads);
+  if (collects) memory += plans::halo_moment_bytes(moment_columns);
+  unsigned char* const all_tiles = memory;
   memory += group * slots * tiles::bytes;
 
   const block_grid& all = work.blocks;
@@ -190,6 +198,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     const int height = block < all.blocks ? work.out_height - at.y : 0, width = work.out_width - at.x;
     const index_t pixel = (static_cast<index_t>(at.image) * work.out_height + at.y) * work.out_width + at.x;
     block += step;
+    if (collects) moments.new_block(height, width);
     if constexpr (!Paired) {
       const T* const bias = work.bias == nullptr ? nullptr : work.bias + first_column;
       block_target<T>{work.out + pixel * work.columns + first_column,
@@ -200,6 +209,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
                       work.columns,
                       work.add}
           .store(sums, own);
+      if (collects) moments.add(sums, 0, height, width);
     } else {
       // Sums of a thread, rounded to 16 bits, are a left operand in registers.
       array_of<std::uint32_t[4], Columns / 16> words;
@@ -235,9 +245,14 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
                         work.up_columns,
                         false}
             .store(results, own);
+        if (collects) moments.add(results, column, height, width);
       }
     }
     sums.clear();
+  }
+  if (collects) {
+    moments.finish(work.moments, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y), first_column,
+                   all_tiles);
   }
 #endif
 }
@@ -257,15 +272,19 @@ inline void with_halo_plan(const halo_plan& plan, F f) {
 /// Starts correlate_halo. About as many thread blocks as run at the same time on a large device share the
 /// blocks of pixels and the parts of the columns. Throws backend_error if the launch fails.
 template <class T, bool Backward, bool Paired>
-inline void run_halo(const launch_site& site, const halo_plan& plan, const halo_correlation<T>& work) {
+inline void run_halo(const launch_site& site, const halo_plan& plan, halo_correlation<T> work,
+                     const moment_workspace& moments = {}) {
   const index_t parts = work.columns / plan.columns;
   const index_t at_once = std::max<index_t>(plans::halo_blocks / parts, 1);
   const index_t blocks = std::min<index_t>(work.blocks.blocks, at_once);
+  work.moments = moment_store::of(moments, blocks, Paired ? work.up_columns : work.columns);
+  const index_t more =
+      work.moments.wanted() ? plans::halo_moment_bytes(Paired ? work.up_columns : plan.columns) : 0;
   with_halo_plan(plan, [&](auto columns, auto chunk) {
     launch(site,
            {{static_cast<unsigned>(blocks), static_cast<unsigned>(parts)},
             plans::halo_groups * group_threads,
-            static_cast<std::size_t>(plan.shared_bytes)},
+            static_cast<std::size_t>(plan.shared_bytes + more)},
            correlate_halo<T, columns, chunk, Backward, Paired>, work);
   });
 }
@@ -276,12 +295,13 @@ bool halo_available() {
 
 template <class T>
 void halo_forward(cudaStream_t stream, const conv_geometry& g, const halo_plan& plan, const T* x, const T* w,
-                  const T* bias, T* y) {
+                  const T* bias, T* y, const moment_workspace& moments) {
   run_halo<T, false, false>(
       stream, plan,
       {x, w, nullptr, bias, nullptr, y, block_grid::of(g.images, g.out_height, g.out_width), g.in_height,
        g.in_width, g.in_channels, g.out_height, g.out_width, g.out_channels, 0, g.padding_height,
-       g.padding_width, false});
+       g.padding_width, false},
+      moments);
 }
 
 template <class T>
@@ -296,20 +316,23 @@ void halo_backward_input(cudaStream_t stream, const conv_geometry& g, const halo
 
 template <class T>
 void halo_low_rank_forward(cudaStream_t stream, const conv_geometry& g, const halo_plan& plan, const T* x,
-                           const T* down, const T* up, int out_channels, const T* bias, T* t, T* y) {
+                           const T* down, const T* up, int out_channels, const T* bias, T* t, T* y,
+                           const moment_workspace& moments) {
   run_halo<T, false, true>(stream, plan,
                            {x, down, up, bias, t, y, block_grid::of(g.images, g.out_height, g.out_width),
                             g.in_height, g.in_width, g.in_channels, g.out_height, g.out_width, g.out_channels,
-                            out_channels, g.padding_height, g.padding_width, false});
+                            out_channels, g.padding_height, g.padding_width, false},
+                           moments);
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                         \
   template void halo_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*, const T*, \
-                                const T*, T*);                                                            \
+                                const T*, T*, const moment_workspace&);                                   \
   template void halo_backward_input<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,    \
                                        const T*, T*, bool);                                               \
   template void halo_low_rank_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,  \
-                                         const T*, const T*, int, const T*, T*, T*);
+                                         const T*, const T*, int, const T*, T*, T*,                       \
+                                         const moment_workspace&);
 PUFFERFISH_INSTANTIATE(__nv_bfloat16)
 PUFFERFISH_INSTANTIATE(__half)
 #undef PUFFERFISH_INSTANTIATE

@@ -13,6 +13,7 @@
 #include <pufferfish/gpu/kernels/conv/halo_plan.hpp>
 #include <pufferfish/gpu/kernels/conv/slice_sum.hpp>
 #include <pufferfish/gpu/kernels/launchers.hpp>
+#include <pufferfish/gpu/kernels/reduce/moment_parts.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -27,10 +28,11 @@ bool halo_available();
 
 /// y = x * w + bias. x: images x in_height x in_width x in_channels; w: [3][3][in_channels][out_channels];
 /// bias: out_channels elements, or nullptr; y: images x out_height x out_width x out_channels. Each element
-/// of y is rounded once. `plan`: plan_halo_forward.
+/// of y is rounded once. `plan`: plan_halo_forward. `moments` may receive those of the columns of y as
+/// stored; halo_moments_fit and moments_fit must then be true.
 template <class T>
 void halo_forward(cudaStream_t stream, const conv_geometry& geometry, const halo_plan& plan, const T* x,
-                  const T* w, const T* bias, T* y);
+                  const T* w, const T* bias, T* y, const moment_workspace& moments = {});
 
 /// dx = the gradient with respect to x; with `add`, dx += the gradient. dy has the shape of y, dx that of x,
 /// w that of halo_forward. Each element of dx is rounded once. `plan`: plan_halo_backward_input.
@@ -41,11 +43,11 @@ void halo_backward_input(cudaStream_t stream, const conv_geometry& geometry, con
 /// Forward pass of a low-rank convolution in one launch: t = x * down, which is stored unless t is null, and
 /// y = t up + bias, where t is rounded to T. geometry: that of `down`, whose out_channels are the rank; down:
 /// [3][3][in_channels][rank]; up: rank x out_channels; bias: out_channels elements, or nullptr; t:
-/// pixels x rank; y: pixels x out_channels. `plan`: plan_halo_low_rank.
+/// pixels x rank; y: pixels x out_channels. `plan`: plan_halo_low_rank. `moments`: as in halo_forward.
 template <class T>
 void halo_low_rank_forward(cudaStream_t stream, const conv_geometry& geometry, const halo_plan& plan,
                            const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t,
-                           T* y);
+                           T* y, const moment_workspace& moments = {});
 
 /// dw = the gradient with respect to w; with `accumulate`, dw += the gradient. dw has the shape of w, in
 /// float. `partials`: plan.scratch floats of device memory, which are overwritten; may be null if

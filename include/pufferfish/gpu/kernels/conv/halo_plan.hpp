@@ -39,6 +39,9 @@ inline constexpr int halo_side = 8, halo_border = 2;
 /// Number of warp groups of a thread block, and number of tiles in shared memory for each of them. While one
 /// tile is multiplied, the others are filled.
 inline constexpr int halo_groups = 4, halo_slots = 3;
+/// Number of bytes of shared memory for the moments of `columns` channels (halo_moments): three numbers in
+/// each channel and one other number for each of the 16 warps.
+constexpr index_t halo_moment_bytes(index_t columns) { return halo_groups * 4 * (3 * columns + 1) * 4; }
 /// Number of thread blocks that run at the same time on a large device: one on each of the 132
 /// multiprocessors of an H100.
 inline constexpr index_t halo_blocks = 132;
@@ -121,6 +124,12 @@ inline halo_plan plan_halo_low_rank(const conv_geometry& g, int out_channels) {
                                         static_cast<index_t>(g.out_channels) * out_channels * 2);
   plan.fits = plan.fits && plan.columns == g.out_channels;
   return plan;
+}
+
+/// Whether halo_forward (`columns`: plan.columns) or halo_low_rank_forward (`columns`: the output channels)
+/// can collect moments: the shared memory of a thread block suffices.
+inline bool halo_moments_fit(const halo_plan& plan, index_t columns) {
+  return plan.shared_bytes + plans::halo_moment_bytes(columns) <= plans::most_shared;
 }
 
 namespace plans {

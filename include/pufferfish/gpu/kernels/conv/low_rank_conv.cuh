@@ -8,6 +8,7 @@
 
 #include <pufferfish/gpu/kernels/conv/conv.cuh>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.hpp>
+#include <pufferfish/gpu/kernels/conv/tile_moments.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -56,6 +57,8 @@ struct low_rank_correlation {
   conv_geometry geometry;  ///< geometry of `down`
   divider by_channels;
   bool down_vectors, up_vectors;
+  moment_store moments;  ///< moments of the result; a part is a block
+  int moment_place;      ///< byte of the dynamic shared memory at which that of save_moments begins
 };
 
 /// A copy of a target without bias, slices and addition. The compiler can then leave out the code for these.
@@ -138,10 +141,19 @@ static __global__ void __launch_bounds__(Block::threads, 3)
         used += Block::up_depth;
         if (used < rank) return;
         result.store_rows(sums, chunk, pixels);
+        if (work.moments.wanted()) {
+          // The barrier of the next step separates the reads from the writes of the next chunk.
+          save_moments<T>(work.moments, sums, pixels, chunk, static_cast<int>(blockIdx.x),
+                          reinterpret_cast<float*>(dynamic_shared<unsigned char>() + work.moment_place));
+        }
         sums.clear();
         used = 0;
         chunk += Block::chunk;
       });
+  if (!work.moments.wanted()) return;
+  static_assert(moment_doubles(Block::threads) * sizeof(double) <= Block::tiles);
+  finish_moments_apart(work.moments, static_cast<int>(blockIdx.x), 0, 0, columns,
+                       reinterpret_cast<double*>(after_loop(tiles)));
 }
 
 /// Calls f(tensor, padded rank) with both arguments as integral constants.
@@ -163,7 +175,7 @@ inline void with_rank(bool tensor, int rank, F f) {
 template <class T>
 void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, const low_rank_plan& plan,
                            const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t,
-                           T* y) {
+                           T* y, const moment_workspace& moments) {
   const launch_site site(stream);
   constexpr int width = vector_width<T>;
   const int rank = geometry.out_channels;
@@ -182,10 +194,16 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
     const auto start = [&](auto rows, auto run) {
       using block = low_rank_block<decltype(tensor)::value, T, decltype(rows)::value, decltype(padded)::value,
                                    decltype(run)::value>;
-      launch(site,
-             {static_cast<unsigned>(ceil_div(geometry.out_pixels(), block::rows)), block::threads,
-              block::bytes + tap_bytes<block::run>(geometry)},
-             correlate_low_rank<T, block>, work);
+      const index_t blocks = ceil_div(geometry.out_pixels(), block::rows);
+      std::size_t bytes = block::bytes + tap_bytes<block::run>(geometry);
+      work.moments = moment_store::of(moments, blocks, out_channels);
+      if (moments.moments != nullptr) {
+        bytes = ceil_div(bytes, 16) * 16;
+        work.moment_place = static_cast<int>(bytes);
+        bytes += tile_moments<typename block::up_product>::bytes;
+      }
+      launch(site, {static_cast<unsigned>(blocks), block::threads, bytes}, correlate_low_rank<T, block>,
+             work);
     };
     using rows64 = std::integral_constant<int, 64>;
     using rows128 = std::integral_constant<int, 128>;
@@ -197,7 +215,8 @@ void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, c
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                            \
   template void low_rank_conv_forward<T>(cudaStream_t, const conv_geometry&, const low_rank_plan&, const T*, \
-                                         const T*, const T*, int, const T*, T*, T*);
+                                         const T*, const T*, int, const T*, T*, T*,                          \
+                                         const moment_workspace&);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

@@ -7,6 +7,7 @@
 
 #include <pufferfish/gpu/kernels/conv/low_rank_plan.hpp>
 #include <pufferfish/gpu/kernels/conv/slice_sum.hpp>
+#include <pufferfish/gpu/kernels/reduce/moment_parts.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -16,11 +17,12 @@ PUFFERFISH_KERNELS_BEGIN
 
 /// t = x * down, which is stored unless t is null; y = t up + bias. x: NHWC; down: patch x rank; t: pixels x
 /// rank; y: pixels x out_channels; bias: out_channels elements or nullptr. plan: the result of
-/// plan_low_rank_forward, with plan.fused true.
+/// plan_low_rank_forward, with plan.fused true. `moments` may receive those of the columns of y as stored
+/// (moments_fit must be true for y).
 template <class T>
 void low_rank_conv_forward(cudaStream_t stream, const conv_geometry& geometry, const low_rank_plan& plan,
                            const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t,
-                           T* y);
+                           T* y, const moment_workspace& moments = {});
 
 /// dt = dy up^T, and dup = t^T dy or dup += t^T dy, in one pass over dy. `partials`: plan.scratch floats. t,
 /// dt: pixels x rank, dy: pixels x out_channels, up, dup: rank x out_channels. Needs plan.shared_bytes of

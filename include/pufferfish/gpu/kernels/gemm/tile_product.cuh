@@ -10,7 +10,12 @@
 ///   width                         number of columns in a run of for_each(),
 ///   multiply<Depth, A, B>(a, b)   result += a b over Depth elements, with rows A (B) elements apart,
 ///   for_each(f)                   f(row, column, run) for each run of `width` results of this thread,
-///   change(f)                     the same; f may change the run, which changes the results.
+///   change(f)                     the same; f may change the run, which changes the results,
+///   own_rows, own_columns         number of rows and columns in which a thread has results,
+///   row(i), column(j), value(i, j)  the thread's i-th row, its j-th column, and its result there; row(i) and
+///                                 column(j) increase,
+///   sharers, sharer()             number of threads that have results in a column, and the thread's number
+///                                 among them; sharer 0 has row 0.
 ///
 /// Use, with both tiles in shared memory and a barrier before:
 ///
@@ -20,32 +25,9 @@
 
 #include <pufferfish/gpu/kernels/gemm/async_copy.cuh>
 #include <pufferfish/gpu/kernels/gemm/mma.cuh>
-#include <pufferfish/gpu/kernels/launch.cuh>
+#include <pufferfish/gpu/kernels/gemm/tile_layout.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
-
-/// The direction in which an operand's tile is dense: along the sum (`depth`: a row of the tile is a row of
-/// the left operand or a column of the right one), or across the sum (`width`: a row of the tile is one
-/// element of the sum).
-enum class dense { depth, width };
-
-/// Stride of a tile's rows, in elements. Every row begins 16 bytes further in the banks: 8 lanes that read 16
-/// bytes each from 8 rows use different banks. If words of 4 bytes are read along the depth instead (float,
-/// dense in width), 4 rows and 8 columns must use different banks: 32 bytes.
-template <class T, dense D>
-constexpr int tile_stride(int length) {
-  return length + (D == dense::width && sizeof(T) == 4 ? 8 : vector_width<T>);
-}
-
-/// An array of `Count` elements.
-template <class T, int Count>
-using array_of = T[static_cast<std::size_t>(Count)];
-
-/// `Count` elements at once. Their address is a multiple of their size.
-template <class T, int Count>
-struct alignas(sizeof(array_of<T, Count>)) element_run {
-  array_of<T, Count> values;
-};
 
 /// Product on the float units: each thread has ThreadRows x ThreadColumns results in registers. As it reads
 /// far fewer numbers (16 for 8 x 8 results), reading keeps up with computing. Lanes that differ only in their
@@ -65,6 +47,8 @@ class simt_product {
  public:
   static constexpr int threads = row_threads * column_threads;
   static constexpr int width = column_run;
+  static constexpr int columns = Columns, own_rows = ThreadRows, own_columns = ThreadColumns;
+  static constexpr int sharers = row_threads;
   static_assert(Rows % ThreadRows == 0 && Columns % ThreadColumns == 0 && threads % warp_threads == 0);
   static_assert(row_threads % lane_rows == 0);
 
@@ -140,16 +124,17 @@ class simt_product {
     }
   }
 
- private:
   // A thread has runs of elements in a dense direction; else neighbouring threads have neighbouring elements.
   __device__ int row(int i) const {
     return i / row_run * (row_threads * row_run) + row_ * row_run + i % row_run;
   }
-  // Column of the tile of the thread's j-th column.
   __device__ int column(int j) const {
     return j / column_run * (column_threads * column_run) + column_ * column_run + j % column_run;
   }
+  __device__ float value(int i, int j) const { return sum_[i][j]; }
+  __device__ int sharer() const { return row_; }
 
+ private:
   // The results of the thread's i-th row from its j-th column on.
   __device__ element_run<float, width> run_of(int i, int j) const {
     element_run<float, width> run;
@@ -213,6 +198,8 @@ class tensor_product {
  public:
   static constexpr int threads = Rows / WarpRows * warp_columns * warp_threads;
   static constexpr int width = 2;
+  static constexpr int columns = Columns, own_rows = 2 * row_blocks, own_columns = 2 * column_blocks;
+  static constexpr int sharers = Rows / WarpRows * 8;
   static_assert(Rows % WarpRows == 0 && Columns % WarpColumns == 0);
   static_assert(WarpRows % 16 == 0 && WarpColumns % 16 == 0, "operands are read in blocks of 16");
 
@@ -275,6 +262,11 @@ class tensor_product {
     for_places([&](int i, int j, int part, int row, int column) { f(row, column, run_of(i, j, part)); });
   }
 
+  __device__ int row(int i) const { return row_ + lane_ / 4 + i / 2 * 16 + i % 2 * 8; }
+  __device__ int column(int j) const { return column_ + lane_ % 4 * 2 + j / 2 * 8 + j % 2; }
+  __device__ float value(int i, int j) const { return sum_[i / 2][j / 2][i % 2 * 2 + j % 2]; }
+  __device__ int sharer() const { return row_ / WarpRows * 8 + lane_ / 4; }
+
  private:
   // Calls f(i, j, part, row, column) for each run of two results of this lane.
   template <class F>
@@ -285,7 +277,7 @@ class tensor_product {
       for (int j = 0; j < column_blocks; ++j) {
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
-          f(i, j, part, row_ + lane_ / 4 + i * 16 + part * 8, column_ + lane_ % 4 * 2 + j * 8);
+          f(i, j, part, row(2 * i + part), column(2 * j));
         }
       }
     }

@@ -37,9 +37,13 @@ struct norm_batch_finish {
   }
   /// `squares`: the sum of squared deviations of `count` values.
   __device__ void store(index_t c, double mean, double squares, double count) const {
+    store(c, mean, squares, count, static_cast<float>(inverse_deviation(squares / count, use.eps)));
+  }
+  /// The same for a channel whose inverse deviation is known.
+  __device__ void store(index_t c, double mean, double squares, double count, float inv_std) const {
     if (c == 0) use.batches[0] += 1.0F;
     use.statistics[c] = static_cast<float>(mean);
-    use.statistics[channels + c] = static_cast<float>(inverse_deviation(squares / count, use.eps));
+    use.statistics[channels + c] = inv_std;
     use.running_mean[c] = moved_towards(use.running_mean[c], mean, use.momentum);
     use.running_var[c] = moved_towards(use.running_var[c], squares / (count - 1.0), use.momentum);
   }
@@ -89,8 +93,9 @@ __device__ inline std::uint32_t rectify(lanes<A, Width>& values) {
 }
 
 /// A task of channel_pass: y = (x - mean) scale + shift with scale = inv_std weight and shift = bias, then
-/// the epilogue. Element i of the matrix has its mask bit in word i / 32. The lanes of a word join their bits
-/// by shuffles, and the first of these lanes stores the word.
+/// the epilogue. Without statistics, each thread computes those of its channels from the moments. Element i
+/// of the matrix has its mask bit in word i / 32. The lanes of a word join their bits by shuffles, and the
+/// first of these lanes stores the word.
 template <class T, int Width>
 struct norm_apply_task {
   static constexpr int width = Width;
@@ -103,10 +108,28 @@ struct norm_apply_task {
   const accumulate_t<T>* bias;
   norm_tail<T> tail;
   T* y;
+  norm_batch_moments batch;
+  double share;  ///< 1 / number of rows
+
+  /// Stores the statistics of channel c, if they were computed from moments.
+  __device__ void finish(index_t c) const {
+    if (batch.moments == nullptr) return;
+    norm_batch_finish{batch.use, m.channels}.store(c, batch.moments[c], batch.moments[m.channels + c],
+                                                   static_cast<double>(m.rows), inv_std(c));
+  }
 
   __device__ channel_values load(index_t c) const {
-    channel_values v{load_channels<Width>(m.mean + c), load_channels<Width>(m.inv_std + c),
-                     load_channels<Width>(bias + c)};
+    channel_values v;
+    if (batch.moments == nullptr) {
+      v.mean = load_channels<Width>(m.mean + c);
+      v.scale = load_channels<Width>(m.inv_std + c);
+    } else {
+      for (int k = 0; k < Width; ++k) {
+        v.mean[k] = static_cast<A>(batch.moments[c + k]);
+        v.scale[k] = inv_std(c + k);
+      }
+    }
+    v.shift = load_channels<Width>(bias + c);
     const lanes<A, Width> weight = load_channels<Width>(m.weight + c);
     for (int k = 0; k < Width; ++k) v.scale[k] *= weight[k];
     return v;
@@ -142,14 +165,22 @@ struct norm_apply_task {
     bits = join_bits<Width>(bits, lane);
     if (inside && lane % (mask_word_bits / Width) == 0) tail.mask[i / mask_word_bits] = bits;
   }
+
+ private:
+  // Inverse deviation of channel c from the moments. Root and quotient are in float, which all threads
+  // compute at full speed.
+  __device__ A inv_std(index_t c) const {
+    return A{1} / sqrtf(static_cast<A>(batch.moments[m.channels + c] * share + batch.use.eps));
+  }
 };
 
 template <class T>
 void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
-                const norm_tail<T>& tail, T* y) {
+                const norm_tail<T>& tail, T* y, const norm_batch_moments& batch) {
   const launch_site site(stream, "norm_apply");
+  const double share = 1.0 / static_cast<double>(m.rows);
   with_width<T>(whole_vectors<T>(m.channels, m.x, tail.addend, y), [&](auto width) {
-    channel_pass(site, norm_apply_task<T, width>{m, bias, tail, y}, m.rows, m.channels);
+    channel_pass(site, norm_apply_task<T, width>{m, bias, tail, y, batch, share}, m.rows, m.channels);
   });
 }
 
@@ -304,7 +335,7 @@ void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* 
   template void norm_use_batch<T>(cudaStream_t, const T*, index_t, index_t, const column_workspace&,        \
                                   const norm_batch_use&);                                                   \
   template void norm_apply<T>(cudaStream_t, const norm_matrix<T>&, const accumulate_t<T>*,                  \
-                              const norm_tail<T>&, T*);                                                     \
+                              const norm_tail<T>&, T*, const norm_batch_moments&);                          \
   template void norm_gradient_sums<T>(cudaStream_t, const norm_matrix<T>&, const T*, const std::uint32_t*,  \
                                       const column_workspace&, const norm_parameter_gradients&,             \
                                       accumulate_t<T>*);                                                    \

@@ -39,6 +39,13 @@ struct norm_batch_use {
   float *statistics, *running_mean, *running_var, *batches;
 };
 
+/// Moments of a batch that are known already, and what to do with them. The default: none are.
+struct norm_batch_moments {
+  /// Mean of each channel, then the sum of squared deviations from it, as moment_workspace::moments.
+  const double* moments = nullptr;
+  norm_batch_use use = {};
+};
+
 PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
@@ -57,9 +64,12 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 
 /// y = (x - mean) inv_std weight + bias, then the epilogue. y may be the addend. x, addend and y are accessed
 /// 16 bytes at a time if all of them are aligned and the channels are whole vectors.
+///
+/// With batch.moments, those of x, which has at least two rows: also computes ops::batch_norm_use_batch. The
+/// statistics of `m` are not read; batch.use.statistics gets them.
 template <class T>
 void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
-                const norm_tail<T>& tail, T* y);
+                const norm_tail<T>& tail, T* y, const norm_batch_moments& batch = {});
 
 /// First pass of the backward pass: gradients of weight and bias, from sums in double, and 3 x channels
 /// `coefficients` for norm_input_gradient. `coefficients` and `mask` may be null. `work`: for
@@ -74,7 +84,10 @@ template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
                          const accumulate_t<T>* coefficients, T* dx, T* addend_gradient);
 
-/// Whether block_norm_forward and block_norm_backward can normalize a matrix: at most 8192 rows (float: 4096)
+/// Largest number of rows that block_norm_forward and block_norm_backward normalize.
+template <class T>
+inline constexpr index_t most_block_norm_rows = sizeof(T) == 2 ? 8192 : 4096;
+/// Whether block_norm_forward and block_norm_backward can normalize a matrix: most_block_norm_rows or fewer,
 /// of channels in multiples of 8, with addresses of x and the three other arrays, which may be null, that are
 /// multiples of 16.
 template <class T>

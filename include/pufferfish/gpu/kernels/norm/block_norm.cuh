@@ -234,8 +234,8 @@ inline void with_block_rows(index_t rows, F f) {
 
 template <class T>
 bool block_norm_fits(const norm_matrix<T>& m, const T* a, const T* b, const T* c) {
-  constexpr index_t most = block_norm_threads * block_norm_rows<T>;
-  return m.rows > 0 && m.rows <= most && m.channels % block_norm_channels == 0 &&
+  static_assert(most_block_norm_rows<T> == block_norm_threads * block_norm_rows<T>);
+  return m.rows > 0 && m.rows <= most_block_norm_rows<T> && m.channels % block_norm_channels == 0 &&
          whole_vectors<T>(m.channels, m.x, a, b, c);
 }
 

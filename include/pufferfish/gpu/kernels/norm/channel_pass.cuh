@@ -17,16 +17,20 @@ PUFFERFISH_KERNELS_BEGIN
 inline constexpr int most_channel_threads = 512;
 
 /// A task has task::width; load(channel), the numbers of `width` channels; fetch(element), what a unit of
-/// `width` elements reads; and run(element, inside, fetched, numbers). `inside` is false for a thread without
-/// a unit that only joins its warp's operations. A block has whole warps and `per_block` units, a multiple of
-/// its threads; `columns` units make a row. Block b has the units b per_block .. of all `total` units, thread
-/// t of it those at t, t + threads, .... If the number of threads is a multiple of `columns`, a thread has
-/// the same channels in every step: it loads their numbers once, and four units at a time.
+/// `width` elements reads; and run(element, inside, fetched, numbers). If it also has finish(channel), that
+/// is called once for each channel. `inside` is false for a thread without a unit that only joins its warp's
+/// operations. A block has whole warps and `per_block` units, a multiple of its threads; `columns` units make
+/// a row. Block b has the units b per_block .. of all `total` units, thread t of it those at t, t + threads,
+/// .... If the number of threads is a multiple of `columns`, a thread has the same channels in every step: it
+/// loads their numbers once, and four units at a time.
 template <class Task>
 static __global__ void __launch_bounds__(most_channel_threads)
     channel_pass_kernel(grid_dependency earlier, Task task, index_t total, index_t columns,
                         index_t per_block) {
   earlier.wait();
+  if constexpr (requires { &Task::finish; }) {
+    for (index_t c = grid_thread(); c < columns * Task::width; c += grid_threads()) task.finish(c);
+  }
   const index_t begin = static_cast<index_t>(blockIdx.x) * per_block;
   const index_t end = begin + per_block < total ? begin + per_block : total;
   const index_t lane = threadIdx.x % warp_threads, threads = blockDim.x, step = threads % columns;

@@ -5,52 +5,9 @@
 /// Internal: mean and variance of columns, as a task of sum_columns.
 
 #include <pufferfish/gpu/kernels/reduce/columns.cuh>
+#include <pufferfish/gpu/kernels/reduce/moment_parts.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
-
-/// Number, mean and sum of squared deviations of the values of a column, merged from the parts of its rows.
-/// Sums are of distances from the mean of the first part, so that a large mean does not cancel digits, and
-/// merging needs no division.
-struct moment_total {
-  double count, shift, distances, squares;
-
-  /// Starts without values. first_part: quantities of the first part, or nullptr without parts.
-  __device__ void start(const double* first_part) {
-    shift = first_part == nullptr ? 0.0 : *first_part;
-    count = distances = squares = 0.0;
-  }
-  /// Loads the mean and the squared deviations of a part of `rows` rows.
-  __device__ void load(const double* values, index_t stride, index_t rows) {
-    count = static_cast<double>(rows);
-    distances = values[0];
-    squares = values[stride];
-  }
-  /// Adds a part that load() has read.
-  __device__ void add(const moment_total& part) {
-    const double distance = part.distances - shift;
-    count += part.count;
-    distances += part.count * distance;
-    squares += part.squares + part.count * distance * distance;
-  }
-  /// Adds the values of a total that has had the same start.
-  __device__ void merge(const moment_total& other) {
-    count += other.count;
-    distances += other.distances;
-    squares += other.squares;
-  }
-  /// Stores what load() reads, of at least one value.
-  __device__ void save(int, double* values, index_t stride) const {
-    values[0] = mean();
-    values[stride] = squared_deviations();
-  }
-  /// Mean of all values; 0 without values.
-  __device__ double mean() const { return count == 0.0 ? 0.0 : shift + distances / count; }
-  /// Sum of the squared deviations of all values from their mean.
-  __device__ double squared_deviations() const {
-    const double rest = squares - distances * distances / count;
-    return rest < 0.0 ? 0.0 : rest;
-  }
-};
 
 /// Moments of the columns of a part of x. A thread sums distances from the first row of each run in float, so
 /// that neither a large mean nor one far value cancels digits of others; sums of all runs are of distances

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Moments of the columns of a matrix that a kernel collects while it computes the matrix: arguments of
+/// launchers, and sizes of memory. A part is a set of rows that one thread block computes. Parts depend on
+/// shapes alone, and so does the order in which they are merged.
+
+#include <algorithm>
+
+#include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
+
+PUFFERFISH_KERNEL_TYPES_BEGIN
+
+/// Memory of the device for the moments of a matrix. The default: moments are not collected.
+struct moment_workspace {
+  /// Receives the means, then the sums of squared deviations from them, `columns` numbers each.
+  double* moments = nullptr;
+  float* parts = nullptr;        ///< moment_scratch floats
+  unsigned* counters = nullptr;  ///< as in column_workspace
+};
+
+PUFFERFISH_KERNEL_TYPES_END
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Largest number of parts of `rows` rows: parts of 64 rows, or one for each of 132 thread blocks that run at
+/// the same time.
+inline index_t most_column_parts(index_t rows) { return std::max<index_t>((rows + 63) / 64, 132); }
+
+/// Number of floats for the parts: for each column number of rows, mean as a sum of two floats, and sum of
+/// squared deviations.
+inline index_t moment_scratch(index_t rows, index_t columns) { return 4 * most_column_parts(rows) * columns; }
+
+/// Number of consecutive parts that one block merges: a power of two, of which the square is at least
+/// `parts`.
+inline index_t moment_group(index_t parts) {
+  index_t size = 16;
+  while (size * size < parts) size *= 2;
+  return size;
+}
+
+/// Whether the counters suffice: one for each group of parts and one for all groups, for each tile of at
+/// least 16 columns.
+inline bool moments_fit(index_t rows, index_t columns) {
+  const index_t parts = most_column_parts(rows), group = moment_group(parts);
+  return (columns + 15) / 16 * ((parts + group - 1) / group + 1) <= most_column_counters;
+}
+
+PUFFERFISH_KERNELS_END
