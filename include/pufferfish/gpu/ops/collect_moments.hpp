@@ -13,8 +13,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
 
 /// Calls compute(workspace), which computes y and, in a workspace that is not empty, the moments of its
-/// channels. They are collected for `moments`, unless nullptr, if `possible` is true and y has more rows than a
-/// batch norm normalizes in one launch, and so would need a pass of its own for its statistics.
+/// channels. They are collected for `moments`, unless nullptr, if `possible` is true and y has more rows than
+/// a batch norm normalizes in one launch, and so would need a pass of its own for its statistics.
 template <class T, class Compute>
 void collect_moments(context<device::gpu>& ctx, const tensor_view<T, 4>& y, ops::moment_parts<T>* moments,
                      bool possible, Compute compute) {
