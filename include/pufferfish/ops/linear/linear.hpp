@@ -153,7 +153,7 @@ PUFFERFISH_SEPARATE_OPERATION(dense, linear_backward_input);
 ///
 /// On the CPU, the sum over rows is split into parts whose sums are added in order. Scratch memory holds up
 /// to 15 partial sums of the size of dw (3 if dw has 1 MiB or more), or a packed copy of x if N is at least
-/// 512 and M from 128 to 8192. If bfloat16 is multiplied in pairs, each thread needs another 128 (K + 48)
+/// 512 and M at most 8192. If bfloat16 is multiplied in pairs, each thread needs another 128 (K + 48)
 /// pairs. A device needs no scratch memory, and does not round sums of 16-bit factors to 16 bits.
 template <class T, class Device>
 void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
@@ -172,10 +172,9 @@ void linear_backward_weight(context<Device>& ctx, const tensor_view<const T, 2>&
       linear_backward_weight<float>(ctx, from, gradient, dw, accumulate || !first);
     });
   } else {
-    // Packing x pays for wide gradients and not too few rows. With very many rows, the packed copy would take
-    // too much memory.
-    constexpr index_t wide = 512, fewest_rows = 128, most_rows = 8192;
-    const bool packs = dw.extent(1) >= wide && x.extent(0) >= fewest_rows && x.extent(0) <= most_rows;
+    // Packing x pays for wide gradients. With very many rows, the packed copy would take too much memory.
+    constexpr index_t wide = 512, most_rows = 8192;
+    const bool packs = dw.extent(1) >= wide && x.extent(0) > 0 && x.extent(0) <= most_rows;
     detail::report_product<T>(packs ? "both operands in panels" : "sums of parts of the rows",
                               transpose(x).shape(), dy.shape());
     if (packs) {
