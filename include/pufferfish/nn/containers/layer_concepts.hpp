@@ -47,6 +47,12 @@ concept epilogue_layer = requires(const L& layer, context<Device>& ctx, const la
                                   const layer_view_t<T, L>& y, const ops::output_epilogue<T>& epilogue) {
   layer.forward_with_epilogue(ctx, x, y, epilogue);
 };
+/// A layer with forward_with_moments, the earlier name of forward_with_epilogue.
+template <class T, class L, class Device>
+concept has_old_epilogue = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& x,
+                                    const layer_view_t<T, L>& y, ops::moment_parts<T>& moments) {
+  layer.forward_with_moments(ctx, x, y, moments);
+};
 /// A layer whose forward pass applies the operations of a forward_fusion.
 template <class T, class L, class Device>
 concept fusing_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& x,
@@ -92,6 +98,9 @@ layer_abilities abilities_of([[maybe_unused]] const L& layer) {
   if constexpr (container_layer<L>) {
     return layer.abilities();
   } else {
+    static_assert(!has_old_epilogue<T, L, Device>,
+                  "pufferfish: forward_with_moments(ctx, x, y, moments) of layers is now "
+                  "forward_with_epilogue(ctx, x, y, epilogue), where epilogue.moments may be nullptr");
     layer_abilities result;
     result.fuses = fusing_layer<T, L, Device> && masking_layer<T, L, Device>;
     result.gives_moments = epilogue_layer<T, L, Device> && !fusing_layer<T, L, Device>;
