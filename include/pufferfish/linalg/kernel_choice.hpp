@@ -27,9 +27,9 @@
 /// kernel_choices::load("kernels.txt");  // in all later runs
 /// \endcode
 ///
-/// Convolutions ask the table. The rules of matrix products lose at most a few percent (docs/kernels.md, "What
-/// was tried"), so products do not ask. To join, an operation adds its algorithms to kernel_algorithm and its
-/// name to choosing_operations (kernel_choice_file.hpp), and calls detail::choose_kernel.
+/// Convolutions ask the table. The rules of matrix products lose at most a few percent (docs/kernels.md,
+/// "What was tried"), so products do not ask. To join, an operation adds its algorithms to kernel_algorithm
+/// and its name to choosing_operations (kernel_choice_file.hpp), and calls detail::choose_kernel.
 
 #include <algorithm>
 #include <atomic>
