@@ -20,6 +20,7 @@
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.cuh>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv_gradient.cuh>
 #include <pufferfish/gpu/kernels/copy/elements.cuh>
+#include <pufferfish/gpu/kernels/copy/groups.cuh>
 #include <pufferfish/gpu/kernels/copy/rows.cuh>
 #include <pufferfish/gpu/kernels/copy/transpose.cuh>
 #include <pufferfish/gpu/kernels/elementwise/elementwise.cuh>
