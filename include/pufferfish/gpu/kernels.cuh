@@ -36,6 +36,7 @@
 #include <pufferfish/gpu/kernels/optim/optimizer.cuh>
 #include <pufferfish/gpu/kernels/pooling/pooling.cuh>
 #include <pufferfish/gpu/kernels/recurrent/lstm.cuh>
+#include <pufferfish/gpu/kernels/recurrent/lstm_steps.cuh>
 #include <pufferfish/gpu/kernels/reduce/columns.cuh>
 #include <pufferfish/gpu/kernels/reduce/reductions.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>

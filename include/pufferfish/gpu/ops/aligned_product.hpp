@@ -83,8 +83,8 @@ struct product_lines {
 ///     copied:    operations / rate of 16 bytes + for each such operand: launch + 2 bytes / bandwidth
 ///
 /// A result that is added to is copied twice. The logits of 700 tokens and 33,278 words, with rows of 1500
-/// elements: 582 us or 233 + 80 us; 700 x 375 times 375 x 1500 for four gates, all three operands at
-/// multiples of 2 bytes: 79 us or 11 + 17 us.
+/// elements: 582 us or 233 + 87 us; 700 x 375 times 375 x 1500 for four gates, all three operands at
+/// multiples of 2 bytes: 79 us or 10 + 20 us.
 template <class T, class C>
 bool copies_pay(const product_costs& costs, const blas_product& p, const product_batch& batch,
                 const product_lines<T, C>& operands) {

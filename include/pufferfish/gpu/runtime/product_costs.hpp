@@ -23,6 +23,9 @@ struct product_costs {
   double aligned_rate = 3e8;   ///< operations per microsecond if all rows begin at multiples of 16 bytes
   double middle_rate = 1.2e8;  ///< the same for multiples of 4 or 8 bytes
   double narrow_rate = 4e7;    ///< the same for multiples of 2 bytes
+  /// Fewest time steps of an LSTM that are computed in one launch. A step of two launches takes about 17 us
+  /// at width 1500 and batch 20; loading the weights to shared memory is estimated at 20 us a launch.
+  int fewest_steps = 4;
 
   /// Microseconds of a product with `operations` multiplications and additions whose rows begin at multiples
   /// of `alignment` bytes.

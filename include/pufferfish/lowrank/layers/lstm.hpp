@@ -95,20 +95,23 @@ class low_rank_gates {
    public:
     forward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps,
                   const tensor_view<T, 2>& merged)
-        : merged_(!merged.is_null()),
-          first_(ctx, frame, merged_ ? side.merge(ctx, merged) : side.stored(side.down_), steps) {
-      if (merged_) return;
+        : merged_(merged),
+          first_(ctx, frame, merges() ? side.merge(ctx, merged) : side.stored(side.down_), steps) {
+      if (merges()) return;
       up_.emplace(ctx, frame, gates(side.stored(side.up_), side.hidden_).first, steps, lstm_gates,
                   side.hidden_);
     }
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
                     const tensor_view<T, 2>& z) const {
-      first_.multiply(ctx, x, merged_ ? z : kept, merged_);
+      first_.multiply(ctx, x, merges() ? z : kept, merges());
       if (up_) up_->multiply(ctx, kept, z, true);
     }
+    tensor_view<const T, 2> matrix() const { return merged_; }
 
    private:
-    bool merged_;
+    bool merges() const { return !merged_.is_null(); }
+
+    tensor_view<const T, 2> merged_;
     operand first_;  // down, or up * down
     std::optional<operand> up_;
   };
@@ -124,6 +127,7 @@ class low_rank_gates {
     backward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps,
                    const tensor_view<const T, 2>& merged)
         : side_(&side),
+          merged_(merged),
           last_(ctx, frame, transpose(merged.is_null() ? side.stored(side.down_) : merged), steps) {
       if (!merged.is_null()) return;
       up_.emplace(ctx, frame, transpose(gates(side.stored(side.up_), side.hidden_).first), steps, lstm_gates,
@@ -134,6 +138,7 @@ class low_rank_gates {
       if (up_) up_->multiply(ctx, dz, dkept, false);
       if (!dx.is_null()) last_.multiply(ctx, up_ ? dkept : dz, dx, false);
     }
+    tensor_view<const T, 2> matrix() const { return merged_; }
     void finish(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
                 const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept) const {
       if (up_) return;
@@ -143,6 +148,7 @@ class low_rank_gates {
 
    private:
     const low_rank_gates* side_;
+    tensor_view<const T, 2> merged_;
     operand last_;  // down, or up * down
     std::optional<operand> up_;
   };
