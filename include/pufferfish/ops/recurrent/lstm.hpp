@@ -44,8 +44,8 @@ struct lstm_sequence {
   tensor_view<const T, 2> weight;              ///< of the previous output, hidden x 4 hidden; may be null
   tensor_view<const T, 2> h_before, c_before;  ///< the initial state, batch x hidden; null views: zeros
   tensor_view<T, 2> gates;                     ///< steps batch x 4 hidden
-  tensor_view<T, 2>
-      cells;  ///< the cell state after each step, steps batch x hidden; forward pass: or batch rows
+  /// The cell state after each step, steps batch x hidden. A forward pass may have batch rows for all steps.
+  tensor_view<T, 2> cells;
 
   index_t steps() const { return gates.extent(0) / batch; }
 };
@@ -215,11 +215,10 @@ void lstm_backward(context<Device>& ctx, const tensor_view<T, 2>& gates,
 }
 PUFFERFISH_SEPARATE_OPERATION(sequence, lstm_backward);
 
-/// Computes all time steps of a forward pass at once, where the device has such a kernel: for each step,
-/// gates
-/// += h weight, then lstm_forward; h is the output of the step before. Before, `gates` holds the rest of the
-/// preactivations. output: steps batch x hidden. Returns false if nothing was computed: always on the CPU,
-/// for a null weight, and without steps. No operands overlap.
+/// Computes all time steps of a forward pass at once, where the device has such a kernel. Each step adds
+/// h weight to its rows of `gates`, where h is the output of the step before, and calls lstm_forward. On
+/// entry `gates` has the preactivations without these products. output: steps batch x hidden. Returns false
+/// if nothing was computed: always on the CPU, for a null weight, and without steps. No operands overlap.
 template <class T, class Device>
 bool lstm_forward_steps(context<Device>& ctx, const lstm_sequence<T>& sequence,
                         const tensor_view<T, 2>& output) {

@@ -5,9 +5,8 @@
 /// Products of few rows with a matrix that stays in a block's shared memory, as in the time steps of an LSTM.
 ///
 /// The depth of a product is cut into chunks of 32 elements, and a chunk into two steps of mma(). The order
-/// of the elements of a chunk is free if both operands have the same one: lane t of four has elements 8 t ..
-/// 8 t
-/// + 7, two words for each step. A lane thus reads 16 bytes of a row at once.
+/// of the elements of a chunk is free if both operands have the same one: of four lanes, lane t has the
+/// eight elements from 8 t on, two words for each step. A lane thus reads 16 bytes of a row at once.
 
 #include <pufferfish/gpu/kernels/gemm/mma.cuh>
 #include <pufferfish/gpu/kernels/gemm/tile_layout.cuh>
