@@ -69,13 +69,21 @@ std::span<T> part_of(std::span<T> all, std::size_t part, std::size_t parts) {
 template <class C, class T>
 void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, int from,
                   std::vector<T>& scratch, T factor) {
-  const piece_cut<T> sends(out.size()), receives(into.size());
+  const piece_schedule<T> pieces(out.size(), into.size());
   check_not_given_up(comm);
-  scratch.resize(receives.room());
-  const auto slot = [&](std::size_t i) { return receives.slot(std::span<T>(scratch), i); };
+  scratch.resize(pieces.room());
+  const auto slot = [&](std::size_t i) { return pieces.slot(std::span<T>(scratch), i, pieces[i].receives); };
   stream_pieces(
-      comm, sends.count(), to, [&](std::size_t i) { return sends(out, i); }, receives.count(), from, slot,
-      [&](std::size_t i) { add_received<T>(slot(i), receives(into, i), factor); });
+      comm, pieces,
+      [&](std::size_t i) {
+        return addressed_span<const T>{out.subspan(pieces[i].begin, pieces[i].sends), to};
+      },
+      [&](std::size_t i) {
+        return addressed_span<T>{slot(i), from};
+      },
+      [&](std::size_t i) {
+        add_received<T>(slot(i), into.subspan(pieces[i].begin, pieces[i].receives), factor);
+      });
 }
 
 }  // namespace detail
@@ -146,7 +154,8 @@ void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>&
 /// the 16-bit type `Wire` (bfloat16 or float16), half the bytes of float. The n elements are cut into chunks
 /// c = 0 .. p - 1. Every rank sends chunk c, rounded to Wire, directly to rank c. Rank c adds in T: its own
 /// unrounded chunk, then those of ranks c - 1, c - 2, ... (modulo p). It rounds the sum to Wire and sends it
-/// to all ranks. Collective.
+/// to all ranks. The messages of all ranks are under way at once, so the whole takes two delays of a message.
+/// Collective.
 /// Each rank sends 2 (p - 1) / p n elements of two bytes. The result on every rank, the owner of a chunk
 /// included, has been rounded to Wire before the multiplication by `factor`. With Wire float16 elements or
 /// sums of magnitude 65520 and more become infinities. With one rank nothing is rounded, only multiplied.
@@ -158,41 +167,53 @@ void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
   const auto ranks = static_cast<std::size_t>(comm.size()), me = static_cast<std::size_t>(comm.rank());
   if (ranks == 1) return detail::scale_values(values, factor);
   const std::span<T> own = detail::part_of(values, me, ranks);
-  // scratch: this rank's sum, and pieces under way in both directions. Chunks differ by one element at most.
-  const std::size_t room = detail::piece_cut<Wire>(own.size() + 1).room();
+  // Message m is sent to the rank m + 1 after this one, and received from the rank m + 1 before it.
+  const auto to = [&](std::size_t i, const auto& pieces) { return (me + 1 + pieces[i].pair) % ranks; };
+  const auto from = [&](std::size_t i, const auto& pieces) {
+    return (me + ranks - 1 - pieces[i].pair) % ranks;
+  };
+  const auto part = [&](std::size_t rank) { return detail::part_of(values, rank, ranks); };
+  detail::piece_schedule<Wire> sums, results;
+  for (std::size_t m = 0; m + 1 < ranks; ++m) {
+    sums.add(part((me + 1 + m) % ranks).size(), own.size());
+    results.add(own.size(), part((me + ranks - 1 - m) % ranks).size());
+  }
+  const std::size_t room = std::max(sums.room(), results.room());
   detail::check_not_given_up(comm);
   scratch.resize(own.size() + 2 * room);
   const std::span<Wire> sum = std::span<Wire>(scratch).first(own.size());
   const std::span<Wire> out = std::span<Wire>(scratch).subspan(own.size(), room);
   const std::span<Wire> in = std::span<Wire>(scratch).subspan(own.size() + room, room);
-  const detail::piece_cut<Wire> owned(own.size());
-  for (std::size_t step = 1; step < ranks; ++step) {
-    const std::size_t to = (me + step) % ranks, from = (me + ranks - step) % ranks;
-    const std::span<const T> theirs = detail::part_of(values, to, ranks);
-    const detail::piece_cut<Wire> sends(theirs.size());
-    detail::stream_pieces(
-        comm, sends.count(), static_cast<int>(to),
-        [&](std::size_t i) {
-          detail::to_wire(sends(theirs, i), sends.slot(out, i));
-          return std::span<const Wire>(sends.slot(out, i));
-        },
-        owned.count(), static_cast<int>(from), [&](std::size_t i) { return owned.slot(in, i); },
-        [&](std::size_t i) { detail::add_wire(std::span<const Wire>(owned.slot(in, i)), owned(own, i)); });
-  }
+  const auto arriving = [&](std::size_t i, const auto& pieces) {
+    return detail::addressed_span<Wire>{pieces.slot(in, i, pieces[i].receives),
+                                        static_cast<int>(from(i, pieces))};
+  };
+  detail::stream_pieces(
+      comm, sums,
+      [&](std::size_t i) {
+        const std::span<Wire> rounded = sums.slot(out, i, sums[i].sends);
+        const std::span<const T> theirs = part(to(i, sums));
+        detail::to_wire(theirs.subspan(sums[i].begin, sums[i].sends), rounded);
+        return detail::addressed_span<const Wire>{rounded, static_cast<int>(to(i, sums))};
+      },
+      [&](std::size_t i) { return arriving(i, sums); },
+      [&](std::size_t i) {
+        detail::add_wire(std::span<const Wire>(arriving(i, sums).values),
+                         own.subspan(sums[i].begin, sums[i].receives));
+      });
   detail::to_wire(std::span<const T>(own), sum);
   detail::from_wire(std::span<const Wire>(sum), own, factor);
-  for (std::size_t step = 1; step < ranks; ++step) {
-    const std::size_t to = (me + step) % ranks, from = (me + ranks - step) % ranks;
-    const std::span<T> theirs = detail::part_of(values, from, ranks);
-    const detail::piece_cut<Wire> receives(theirs.size());
-    detail::stream_pieces(
-        comm, owned.count(), static_cast<int>(to),
-        [&](std::size_t i) { return owned(std::span<const Wire>(sum), i); }, receives.count(),
-        static_cast<int>(from), [&](std::size_t i) { return receives.slot(in, i); },
-        [&](std::size_t i) {
-          detail::from_wire(std::span<const Wire>(receives.slot(in, i)), receives(theirs, i), factor);
-        });
-  }
+  detail::stream_pieces(
+      comm, results,
+      [&](std::size_t i) {
+        return detail::addressed_span<const Wire>{sum.subspan(results[i].begin, results[i].sends),
+                                                  static_cast<int>(to(i, results))};
+      },
+      [&](std::size_t i) { return arriving(i, results); },
+      [&](std::size_t i) {
+        detail::from_wire(std::span<const Wire>(arriving(i, results).values),
+                          part(from(i, results)).subspan(results[i].begin, results[i].receives), factor);
+      });
 }
 
 /// Replaces element i of `values` by `factor` times the rounded sum of all ranks' elements i, in place, by

@@ -104,8 +104,8 @@ void gather_blocks(C& comm, std::span<const std::byte> own, rank_blocks& all) {
 }
 
 /// Sends block r of `out` to rank r and receives block r of `in` from rank r. Both sides have set the
-/// lengths: block r of this rank's `in` is as long as this rank's block in `out` of rank r. In step s = 1 ..
-/// p - 1 a rank sends to the rank s after it and receives from the rank s before it. `out` and `in` are
+/// lengths: block r of this rank's `in` is as long as this rank's block in `out` of rank r. The messages of
+/// all ranks are under way at once, first those to the next rank and from the rank before. `out` and `in` are
 /// different objects. Throws shape_error unless both have one block per rank and this rank's own blocks are
 /// equally long, and the errors of start_send and start_receive. Collective. A rank sends the bytes of `out`
 /// except its own block, which is copied. Lengths that do not match between a sender and a receiver are not
@@ -126,10 +126,23 @@ void exchange_blocks(C& comm, const rank_blocks& out, rank_blocks& in) {
                                       out.size(me), " bytes, and room for ", in.size(me)});
   }
   std::copy(out[me].begin(), out[me].end(), in[me].begin());
-  for (std::size_t step = 1; step < ranks; ++step) {
-    const std::size_t to = (me + step) % ranks, from = (me + ranks - step) % ranks;
-    detail::send_and_receive(comm, out[to], static_cast<int>(to), in[from], static_cast<int>(from));
-  }
+  const auto to = [&](std::size_t pair) { return (me + 1 + pair) % ranks; };
+  const auto from = [&](std::size_t pair) { return (me + ranks - 1 - pair) % ranks; };
+  detail::piece_schedule<std::byte> pieces;
+  for (std::size_t pair = 0; pair + 1 < ranks; ++pair) pieces.add(out.size(to(pair)), in.size(from(pair)));
+  detail::stream_pieces(
+      comm, pieces,
+      [&](std::size_t i) {
+        const auto& [pair, begin, sends, receives] = pieces[i];
+        return detail::addressed_span<const std::byte>{out[to(pair)].subspan(begin, sends),
+                                                       static_cast<int>(to(pair))};
+      },
+      [&](std::size_t i) {
+        const auto& [pair, begin, sends, receives] = pieces[i];
+        return detail::addressed_span<std::byte>{in[from(pair)].subspan(begin, receives),
+                                                 static_cast<int>(from(pair))};
+      },
+      [](std::size_t) {});
 }
 
 PUFFERFISH_NAMESPACE_END

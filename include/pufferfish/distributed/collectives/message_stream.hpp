@@ -28,61 +28,89 @@ namespace detail {
 /// time that it takes with eight.
 inline constexpr std::size_t pieces_under_way = 256;
 
-/// Cuts a span of `size` elements of T into pieces, alike on both sides.
+/// Elements of T that are sent to a rank, or the place of elements that are received from it.
 template <class T>
-class piece_cut {
+struct addressed_span {
+  std::span<T> values;
+  int rank;
+};
+
+/// The pieces of messages of elements of T that a rank sends and receives, one pair of messages after the
+/// other. Both directions of a pair begin with the same piece, however long the pairs before were: ranks that
+/// exchange pairs in corresponding order cannot block each other.
+template <class T>
+class piece_schedule {
  public:
   static constexpr std::size_t most = (std::size_t{60} << 10) / sizeof(T);  ///< elements of a full piece
 
-  /// Cuts `size` elements; any memory of that length can be cut afterwards.
-  explicit piece_cut(std::size_t size) : size_(size) {}
-  /// Number of pieces: ceil(size / most).
-  std::size_t count() const { return (size_ + most - 1) / most; }
-  /// Elements of the longest piece, at least 1: the length of a buffer for one piece.
-  std::size_t longest() const { return std::clamp<std::size_t>(size_, 1, most); }
-  /// Number of elements of a buffer for the pieces that are under way at the same time, at least 1.
-  std::size_t room() const { return std::clamp<std::size_t>(count(), 1, pieces_under_way) * longest(); }
-  /// Returns the elements of piece `piece` of `all`, which has `size` elements.
-  template <class U>
-  std::span<U> operator()(std::span<U> all, std::size_t piece) const {
-    return all.subspan(piece * most, std::min(most, size_ - piece * most));
+  /// A piece: elements begin .. begin + sends - 1 of the outgoing message of pair `pair`, and elements begin
+  /// .. begin + receives - 1 of the incoming one. 0 elements: no piece in this direction.
+  struct piece {
+    std::size_t pair, begin, sends, receives;
+  };
+
+  piece_schedule() = default;
+  /// A schedule of one pair of messages.
+  piece_schedule(std::size_t sends, std::size_t receives) { add(sends, receives); }
+
+  /// Adds a pair of messages of these lengths, in elements.
+  void add(std::size_t sends, std::size_t receives) {
+    for (std::size_t begin = 0; begin < std::max(sends, receives); begin += most) {
+      const auto part = [begin](std::size_t size) { return std::min(most, size - std::min(begin, size)); };
+      pieces_.push_back({pairs_, begin, part(sends), part(receives)});
+      longest_ = std::max({longest_, part(sends), part(receives)});
+    }
+    ++pairs_;
   }
-  /// Returns the memory of piece `piece` in a buffer of room() elements.
+
+  /// Number of pieces.
+  std::size_t size() const { return pieces_.size(); }
+  const piece& operator[](std::size_t i) const { return pieces_[i]; }
+
+  /// Number of pieces of a direction that may be under way at the same time.
+  std::size_t window() const { return std::min(size(), pieces_under_way); }
+  /// Number of elements of a buffer for these pieces.
+  std::size_t room() const { return window() * longest_; }
+  /// The memory of `elements` elements of piece i in a buffer of room() elements.
   template <class U>
-  std::span<U> slot(std::span<U> buffer, std::size_t piece) const {
-    return buffer.subspan(piece % pieces_under_way * longest(), std::min(most, size_ - piece * most));
+  std::span<U> slot(std::span<U> buffer, std::size_t i, std::size_t elements) const {
+    return buffer.subspan(i % pieces_under_way * longest_, elements);
   }
 
  private:
-  std::size_t size_;
+  std::vector<piece> pieces_;
+  std::size_t pairs_ = 0, longest_ = 0;
 };
 
-/// Sends `sends` pieces to rank `to` while it receives `receives` pieces from rank `from`, in order, with up
-/// to pieces_under_way of each under way:
-///   outgoing(i)  piece i to send, a span of const. It must not change until outgoing(i + pieces_under_way)
-///                or `arrived` for a later piece is called.
-///   incoming(i)  span that receives piece i
-///   arrived(i)   called when piece i has been received and outgoing piece i has been sent
+/// Sends and receives the pieces of a schedule in order, with up to pieces_under_way of each direction under
+/// way:
+///   outgoing(i)  addressed_span<const T> of piece i, if it is sent. The memory must not change until
+///                outgoing(i + pieces_under_way) or `arrived` for a later piece is called.
+///   incoming(i)  addressed_span<T> of piece i, if it is received
+///   arrived(i)   called when piece i has been received, and sent, for each piece that is received
 /// Returns when all pieces were sent and received. Throws the errors of start_send and start_receive, and
 /// timeout_error if a wait times out.
-template <class C, class Outgoing, class Incoming, class Arrived>
-void stream_pieces(C& comm, std::size_t sends, int to, Outgoing&& outgoing, std::size_t receives, int from,
-                   Incoming&& incoming, Arrived&& arrived) {
-  using request = decltype(comm.start_send(outgoing(std::size_t{}), to));
-  std::vector<request> sent(std::min(sends, pieces_under_way)),
-      received(std::min(receives, pieces_under_way));
+template <class C, class T, class Outgoing, class Incoming, class Arrived>
+void stream_pieces(C& comm, const piece_schedule<T>& pieces, Outgoing&& outgoing, Incoming&& incoming,
+                   Arrived&& arrived) {
+  using request = decltype(comm.start_send(std::span<const T>(), 0));
+  std::vector<request> sent(pieces.window()), received(pieces.window());
   const auto start_receive = [&](std::size_t i) {
-    if (i < receives) received[i % pieces_under_way] = comm.start_receive(incoming(i), from);
+    if (i >= pieces.size() || pieces[i].receives == 0) return;
+    const addressed_span<T> to = incoming(i);
+    received[i % pieces_under_way] = comm.start_receive(to.values, to.rank);
   };
   const auto start_send = [&](std::size_t i) {
-    if (i < sends) sent[i % pieces_under_way] = comm.start_send(outgoing(i), to);
+    if (i >= pieces.size() || pieces[i].sends == 0) return;
+    const addressed_span<const T> from = outgoing(i);
+    sent[i % pieces_under_way] = comm.start_send(from.values, from.rank);
   };
   for (std::size_t i = 0; i < pieces_under_way; ++i) start_receive(i);
   for (std::size_t i = 0; i < pieces_under_way; ++i) start_send(i);
-  for (std::size_t i = 0; i < std::max(sends, receives); ++i) {
-    if (i < receives) received[i % pieces_under_way].wait();
-    if (i < sends) sent[i % pieces_under_way].wait();
-    if (i < receives) arrived(i);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].receives > 0) received[i % pieces_under_way].wait();
+    if (pieces[i].sends > 0) sent[i % pieces_under_way].wait();
+    if (pieces[i].receives > 0) arrived(i);
     start_receive(i + pieces_under_way);
     start_send(i + pieces_under_way);
   }
@@ -91,10 +119,16 @@ void stream_pieces(C& comm, std::size_t sends, int to, Outgoing&& outgoing, std:
 /// Sends `out` to rank `to` while `in` is filled from rank `from`.
 template <class C, class T>
 void send_and_receive(C& comm, std::span<const T> out, int to, std::span<T> in, int from) {
-  const piece_cut<T> sends(out.size()), receives(in.size());
+  const piece_schedule<T> pieces(out.size(), in.size());
   stream_pieces(
-      comm, sends.count(), to, [&](std::size_t i) { return sends(out, i); }, receives.count(), from,
-      [&](std::size_t i) { return receives(in, i); }, [](std::size_t) {});
+      comm, pieces,
+      [&](std::size_t i) {
+        return addressed_span<const T>{out.subspan(pieces[i].begin, pieces[i].sends), to};
+      },
+      [&](std::size_t i) {
+        return addressed_span<T>{in.subspan(pieces[i].begin, pieces[i].receives), from};
+      },
+      [](std::size_t) {});
 }
 
 }  // namespace detail
