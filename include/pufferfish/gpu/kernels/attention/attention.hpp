@@ -31,14 +31,41 @@ struct attention_problem {
   float scale;                   ///< factor of the scores
   layer_dropout dropout;         ///< dropout of the weights
   std::uint64_t first_sequence;  ///< number of the first sequence in the global batch, for dropout's streams
+  bool tensor;  ///< products on tensor cores, for T of 16 bits (attention_plans::tensor); float: no effect
 };
 
 PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// If the average run has no more rows than this, tiles have 32 rows, else 64.
+/// Rules that choose the kernels. They depend on shapes alone.
+namespace attention_plans {
+
+/// Kernels on float units: if the average run has no more rows than this, tiles have 32 rows, else 64.
 inline constexpr index_t short_run = 40;
+/// Kernels on tensor cores are used if the average run has at least this number of rows.
+inline constexpr index_t tensor_run = 128;
+/// Tensor cores: rows of a tile, and columns of a panel of operands in shared memory.
+inline constexpr int tensor_edge = 64, panel = 64;
+/// Largest number of panels in shared memory: 90 KB of at least 99 KB from compute capability 8.0 on.
+inline constexpr int most_panels = 10;
+
+/// Number of panels of a matrix.
+constexpr int panels(int columns) { return (columns + panel - 1) / panel; }
+/// Whether there is room for a second stage of the right matrices, so that copies run ahead of products.
+/// `left`, `right`: numbers of panels of the left and right matrices.
+constexpr bool runs_ahead(int left, int right) { return left + 2 * right <= most_panels; }
+
+/// Whether attention is computed on tensor cores: for 16-bit types, average runs of queries and keys from
+/// tensor_run rows on, and heads of up to 320 columns of q and v together, each counted in whole panels.
+template <class T>
+bool tensor(const attention_problem<T>& p) {
+  return sizeof(T) == 2 && p.query_rows >= tensor_run * p.queries.sequences &&
+         p.key_rows >= tensor_run * p.keys.sequences &&
+         2 * (panels(p.depth) + panels(p.value_depth)) <= most_panels;
+}
+
+}  // namespace attention_plans
 
 /// Writes y and, unless it is nullptr, log_sums[head * query_rows + row] = log sum_j exp(score_ij), heads x
 /// query_rows floats. For a query that sees no key, the logarithm is -infinity and y is 0. Rows that belong

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#pragma once
+
+/// \file
+/// Internal: the products of attention on tensor cores, for numbers of 16 bits in runs of about 128 rows and
+/// more. attention_floats.cuh describes the interface, and attention.hpp the rounding.
+///
+/// Operands are in dynamic shared memory, in panels of 64 rows x 64 columns: the left matrices, then one or
+/// two stages of the right matrices. With two stages, the next rows are copied during the products of the
+/// present ones. Columns are zero from the matrix's last one up to a multiple of 16.
+
+#include <pufferfish/gpu/kernels/attention/attention_floats.cuh>
+#include <pufferfish/gpu/kernels/gemm/async_copy.cuh>
+#include <pufferfish/gpu/kernels/gemm/tensor_product.cuh>
+
+PUFFERFISH_KERNELS_BEGIN
+
+/// Each of a block's four warps has 16 rows of scores and of the result, so that the weights of a row are in
+/// four lanes, and become an operand of the second product without leaving their lanes.
+template <class T>
+class tensor_block {
+  static constexpr int stride = tile_stride<T, dense::depth>(attention_plans::panel);
+  static constexpr int panel_size = attention_plans::tensor_edge * stride;
+
+ public:
+  static constexpr int edge = attention_plans::tensor_edge, row_lanes = 4;
+  static constexpr int forward_blocks = 4, backward_blocks = 3;
+
+  struct scores : tensor_product<T, edge, edge, 16, edge, dense::depth, dense::depth> {
+    __device__ scores() : scores::tensor_product(block_thread()) {}
+  };
+  struct result : tensor_product<T, edge, result_columns, 16, result_columns, dense::depth, dense::width> {
+    __device__ result() : result::tensor_product(block_thread()) {}
+  };
+  struct memory {
+    kept_memory<edge> kept;
+  };
+
+  static constexpr std::size_t shared_bytes(int left, int right) {
+    const int panels = left + (attention_plans::runs_ahead(left, right) ? 2 : 1) * right;
+    return static_cast<std::size_t>(panels * panel_size) * sizeof(T);
+  }
+
+  __device__ tensor_block(memory&, const attention_operands<T>& operands, index_t row, index_t first,
+                          index_t end)
+      : operands_(operands), end_(end), left_(dynamic_shared<T>()) {
+    const int left_panels = panels(operands.left[0]) + panels(operands.left[1]);
+    const int right_panels = panels(operands.right[0]) + panels(operands.right[1]);
+    right_ = left_ + left_panels * panel_size;
+    stage_size_ = attention_plans::runs_ahead(left_panels, right_panels) ? right_panels * panel_size : 0;
+    copy(operands.left, row, left_);
+    if (stage_size_ != 0) copy(operands.right, first, right_);
+    right_ += stage_size_;  // fetch() changes to the other stage
+    commit_copies();
+  }
+
+  __device__ void fetch(index_t row) {
+    if (stage_size_ != 0) {
+      T* const next = right_;
+      right_ -= stage_size_;
+      stage_size_ = -stage_size_;
+      if (row + edge < end_) copy(operands_.right, row + edge, next);
+      commit_copies();
+      wait_for_copies<1>();
+    } else {
+      copy(operands_.right, row, right_);
+      commit_copies();
+      wait_for_copies<0>();
+    }
+    __syncthreads();
+  }
+  __device__ void release() { __syncthreads(); }
+
+  __device__ void add_scores(int i, scores& sums) const {
+    const T *const left = left_ + (i == 0 ? 0 : panels(operands_.left[0]) * panel_size), *right = panel(i, 0);
+#pragma unroll 4
+    for (int k = 0; k < operands_.left[i].columns; k += 16) {
+      const int at = k / attention_plans::panel * panel_size + k % attention_plans::panel;
+      sums.template multiply<16, stride, stride>(left + at, right + at);
+    }
+  }
+
+  __device__ void add_weighted(const scores& weights, int i, int column, result& sums) const {
+    sums.template multiply_result<stride>(weights, panel(i, column), operands_.right[i].columns - column);
+  }
+
+ private:
+  static __device__ int panels(const head_rows<T>& of) { return attention_plans::panels(of.columns); }
+  // The panel of the fetched rows of right matrix i that contains a column.
+  __device__ const T* panel(int i, int column) const {
+    return right_ +
+           ((i == 0 ? 0 : panels(operands_.right[0])) + column / attention_plans::panel) * panel_size;
+  }
+
+  static __device__ void copy(const head_rows<T> (&from)[2], index_t row, T* to) {
+    copy(from[0], row, to);
+    copy(from[1], row, to + panels(from[0]) * panel_size);
+  }
+  // Copies the rows from `row` on to panels from `to` on. Rows outside of the matrix become zeros. A thread
+  // has 8 columns of every 16th row. Rows that are not aligned to 16 bytes are copied element by element,
+  // and without running ahead.
+  static __device__ void copy(const head_rows<T>& from, index_t row, T* to) {
+    constexpr int vectors = attention_plans::panel / vector_width<T>, rows = attention_threads / vectors;
+    const int r = block_thread() / vectors, c = block_thread() % vectors * vector_width<T>;
+    const bool whole = from.columns % vector_width<T> == 0 && whole_vectors<T>(from.stride, from.data);
+    const T* source = from.data + (row + r) * from.stride + c;
+    for (int column = c; column < ceil_div(from.columns, 16) * 16; column += attention_plans::panel) {
+      T* const target = to + column / attention_plans::panel * panel_size + r * stride + c;
+      if (whole) {
+#pragma unroll
+        for (int i = 0; i < edge; i += rows) {
+          const bool inside = row + r + i < from.rows && column < from.columns;
+          copy_async<16>(target + i * stride, source + i * from.stride, inside);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < edge; i += rows) {
+          vector<T> values{};
+          for (int d = 0; d < vector_width<T>; ++d) {
+            if (row + r + i < from.rows && column + d < from.columns) values[d] = source[i * from.stride + d];
+          }
+          store_vector(target + i * stride, values);
+        }
+      }
+      source += attention_plans::panel;
+    }
+  }
+
+  const attention_operands<T>& operands_;
+  index_t end_;
+  T *left_, *right_;
+  int stage_size_;  // elements from the present stage to the other one; 0: there is one stage
+};
+
+PUFFERFISH_KERNELS_END
