@@ -44,9 +44,9 @@ static __global__ void __launch_bounds__(attention_threads, Block::forward_block
     block.fetch(key);
     scores_tile scores;
     block.add_scores(0, scores);
-    if (!mask.whole) keep_only(scores, -HUGE_VALF, mask);
+    hide_pairs<false>(mask, -HUGE_VALF, scores);
     take_scores<Block>(p.scale * log2_e, scores, best, sum, result);
-    if (p.dropout.drops()) keep_only(scores, 0.0F, kept);
+    if (p.dropout.drops()) keep_only(scores, 0.0F, chosen_elements(scores, kept));
     block.add_weighted(scores, 1, 0, result);
     block.release();
   }

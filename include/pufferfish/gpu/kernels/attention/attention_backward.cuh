@@ -50,19 +50,6 @@ __device__ inline query_record read_query(const attention_problem<T>& p, const a
   return {log_sum == -HUGE_VALF ? 0.0F : -log_sum * log2_e, products[at]};
 }
 
-/// Hides the pairs of a tile that do not count: their score becomes -infinity and their gradient 0. Gradients
-/// of weights that dropout drops become 0. seen(row, column), kept(row, column): whether the pair counts, and
-/// is kept.
-template <class T, class Scores, class Seen, class Kept>
-__device__ void hide_pairs(const attention_problem<T>& p, bool whole, Seen seen, Kept kept, Scores& scores,
-                           Scores& gradients) {
-  if (!whole) {
-    keep_only(scores, -HUGE_VALF, seen);
-    keep_only(gradients, 0.0F, seen);
-  }
-  if (p.dropout.drops()) keep_only(gradients, 0.0F, kept);
-}
-
 /// Factor of weights that are kept.
 template <class T>
 __device__ float kept_factor(const attention_problem<T>& p) {
@@ -71,7 +58,7 @@ __device__ float kept_factor(const attention_problem<T>& p) {
 
 /// Computes 64 columns of dq for a tile of queries of one head.
 template <class T, class Block>
-static __global__ void __launch_bounds__(attention_threads, Block::backward_blocks)
+static __global__ void __launch_bounds__(attention_threads, Block::query_blocks)
     /// Block (bx, by, bz): tile bx of the queries, head by, columns 64 bz .. of the head's depth. Sums run
     /// over keys in order.
     attention_query_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
@@ -101,7 +88,9 @@ static __global__ void __launch_bounds__(attention_threads, Block::backward_bloc
     scores_tile scores, gradients;
     block.add_scores(0, scores);
     block.add_scores(1, gradients);
-    hide_pairs(p, mask.whole, mask, kept, scores, gradients);
+    hide_pairs<false>(mask, -HUGE_VALF, scores);
+    hide_pairs<false>(mask, 0.0F, gradients);
+    if (p.dropout.drops()) keep_only(gradients, 0.0F, chosen_elements(gradients, kept));
 #pragma unroll
     for (int r = 0; r < scores_tile::own_rows; ++r) {
 #pragma unroll
@@ -118,7 +107,7 @@ static __global__ void __launch_bounds__(attention_threads, Block::backward_bloc
 
 /// Computes 64 columns of dk and of dv for a tile of keys of one head. Rows of tiles belong to keys.
 template <class T, class Block>
-static __global__ void __launch_bounds__(attention_threads, Block::backward_blocks)
+static __global__ void __launch_bounds__(attention_threads, Block::key_blocks)
     /// Block (bx, by, bz): tile bx of the keys, head by, columns 64 bz .. of both depths. Sums run over
     /// queries in order. Columns beyond a depth are not stored.
     attention_key_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
@@ -154,9 +143,13 @@ static __global__ void __launch_bounds__(attention_threads, Block::backward_bloc
     scores_tile scores, gradients;
     block.add_scores(0, scores);
     block.add_scores(1, gradients);
-    const auto kept_pair = [&](int row, int at) { return kept(at, row); };
-    hide_pairs(
-        p, mask.whole, [&](int row, int at) { return mask(at, row); }, kept_pair, scores, gradients);
+    hide_pairs<true>(mask, -HUGE_VALF, scores);
+    hide_pairs<true>(mask, 0.0F, gradients);
+    std::uint32_t kept_pairs = 0;
+    if (p.dropout.drops()) {
+      kept_pairs = chosen_elements(scores, [&](int row, int at) { return kept(at, row); });
+      keep_only(gradients, 0.0F, kept_pairs);
+    }
 #pragma unroll
     for (int c = 0; c < scores_tile::own_columns; ++c) {
       const query_record of = queries[scores.column(c)];
@@ -167,7 +160,7 @@ static __global__ void __launch_bounds__(attention_threads, Block::backward_bloc
         gradients.at(r, c) = weight * fmaf(gradients.at(r, c), factor, -of.product);
       }
     }
-    if (p.dropout.drops()) keep_only(scores, 0.0F, kept_pair);
+    if (p.dropout.drops()) keep_only(scores, 0.0F, kept_pairs);
     block.add_weighted(scores, 1, column, value_result);
     block.add_weighted(gradients, 0, column, key_result);
     block.release();

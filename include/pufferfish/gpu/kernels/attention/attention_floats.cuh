@@ -10,8 +10,8 @@
 /// matrices, `edge` rows at a time:
 ///   edge                        rows and columns of a tile of scores
 ///   row_lanes                   number of neighbouring lanes of a warp that have elements of a row
-///   forward_blocks, backward_blocks  blocks that a multiprocessor should hold at once; this number limits
-///                               the registers of a thread
+///   forward_blocks, query_blocks, key_blocks  blocks that a multiprocessor should hold at once, in the
+///                               forward pass and of both gradients; they limit the registers of a thread
 ///   scores, result              a thread's part of a tile of scores, and of 64 columns of the result
 ///   memory                      the static shared memory, with the bits of dropout
 ///   shared_bytes(left, right)   the dynamic shared memory for matrices of `left` and `right` panels in all
@@ -56,7 +56,8 @@ class float_block {
 
  public:
   static constexpr int edge = Edge, row_lanes = thread_columns;
-  static constexpr int forward_blocks = Edge == 32 ? 4 : 3, backward_blocks = forward_blocks - 1;
+  static constexpr int forward_blocks = Edge == 32 ? 4 : 3;
+  static constexpr int query_blocks = forward_blocks - 1, key_blocks = query_blocks;
 
   struct scores : tile<Edge / thread_columns> {
     __device__ static int column(int c) { return block_thread() % thread_columns + thread_columns * c; }

@@ -154,10 +154,13 @@ struct tile_mask {
     result.whole = p.allowed == nullptr && result.keys == Edge && result.diagonal >= Edge - 1;
     return result;
   }
-  /// Whether the query and the key exist and the mask allows the pair.
+  /// Whether the query and the key exist, and the key is not beyond the last one that the query sees.
+  __device__ bool in_reach(int query, int key) const {
+    return query < queries && key < keys && key <= query + diagonal;
+  }
+  /// Whether the pair is in reach and allowed. The mask has bytes.
   __device__ bool operator()(int query, int key) const {
-    if (query >= queries || key >= keys || key > query + diagonal) return false;
-    return allowed == nullptr || allowed[query * query_stride + key * key_stride] != 0;
+    return in_reach(query, key) && allowed[query * query_stride + key * key_stride] != 0;
   }
 };
 

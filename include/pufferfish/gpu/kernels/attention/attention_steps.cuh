@@ -39,7 +39,7 @@ __device__ inline float row_reduce(float value, F combine) {
   return value;
 }
 
-/// Sets the elements of a tile to `value` where keep(row, column) is false.
+/// Sets the elements of a tile to `value` where keep(row, column) is false. `keep` computes with registers.
 template <class Tile, class F>
 __device__ void keep_only(Tile& tile, float value, F keep) {
 #pragma unroll
@@ -49,6 +49,45 @@ __device__ void keep_only(Tile& tile, float value, F keep) {
       if (!keep(tile.row(r), tile.column(c))) tile.at(r, c) = value;
     }
   }
+}
+
+/// The elements of a tile for which f(row, column) is true: bit r own_columns + c for element (r, c). For an
+/// f that reads memory: unrolled, its addresses would need more registers than there are.
+template <class Tile, class F>
+__device__ std::uint32_t chosen_elements(const Tile& tile, F f) {
+  constexpr int size = Tile::own_rows * Tile::own_columns;
+  static_assert(size <= 32);
+  std::uint32_t bits = 0;
+#pragma unroll 2
+  for (int i = 0; i < size; ++i) {
+    bits |= f(tile.row(i / Tile::own_columns), tile.column(i % Tile::own_columns)) ? 1U << i : 0U;
+  }
+  return bits;
+}
+/// Sets the elements of a tile to `value` that are not among the chosen ones.
+template <class Tile>
+__device__ void keep_only(Tile& tile, float value, std::uint32_t chosen) {
+#pragma unroll
+  for (int r = 0; r < Tile::own_rows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Tile::own_columns; ++c) {
+      if ((chosen >> (r * Tile::own_columns + c) & 1U) == 0) tile.at(r, c) = value;
+    }
+  }
+}
+
+/// Sets the elements of a tile to `value` whose pair of query and key does not count. `Turned`: rows of the
+/// tile belong to keys.
+template <bool Turned, class Tile, class T>
+__device__ void hide_pairs(const tile_mask<T>& mask, float value, Tile& tile) {
+  if (mask.whole) return;
+  keep_only(tile, value, [&](int row, int column) {
+    return Turned ? mask.in_reach(column, row) : mask.in_reach(row, column);
+  });
+  if (mask.allowed == nullptr) return;
+  keep_only(tile, value, chosen_elements(tile, [&](int row, int column) {
+              return Turned ? mask(column, row) : mask(row, column);
+            }));
 }
 
 /// Adds a tile of scores to the softmax of its rows. Scores, -infinity for pairs that do not count, are

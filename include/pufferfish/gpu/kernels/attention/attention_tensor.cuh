@@ -24,7 +24,7 @@ class tensor_block {
 
  public:
   static constexpr int edge = attention_plans::tensor_edge, row_lanes = 4;
-  static constexpr int forward_blocks = 4, backward_blocks = 3;
+  static constexpr int forward_blocks = 4, query_blocks = 3, key_blocks = 2;
 
   struct scores : tensor_product<T, edge, edge, 16, edge, dense::depth, dense::depth> {
     __device__ scores() : scores::tensor_product(block_thread()) {}
