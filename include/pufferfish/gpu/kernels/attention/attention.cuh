@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(attention_threads, Block::forward_block
   const int column = static_cast<int>(blockIdx.z) * result_columns;
   const attention_operands<T> operands{{head.q, head.q.part(0, 0)},
                                        {head.k, head.v.part(column, result_columns)}};
-  const index_t end = head.visible(p, tile.first + edge);
+  const int end = head.visible(p, tile.first + edge);
   Block block(memory, operands, tile.first, 0, end);
   typename Block::result result;
   own_row_values<scores_tile> best, sum;
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(attention_threads, Block::forward_block
     best[r] = -HUGE_VALF;
     sum[r] = 0.0F;
   }
-  for (index_t key = 0; key < end; key += edge) {
+  for (int key = 0; key < end; key += edge) {
     const auto mask = tile_mask<T>::template of<edge>(p, head, tile.first, key);
     const kept_bits<edge> kept = draw_kept<edge>(p, head, tile.first, key, memory.kept);
     block.fetch(key);
@@ -56,7 +56,7 @@ static __global__ void __launch_bounds__(attention_threads, Block::forward_block
     const float share = sum[r] == 0.0F ? 0.0F : 1.0F / sum[r];
 #pragma unroll
     for (int c = 0; c < Block::result::own_columns; ++c) result.at(r, c) *= share;
-    const index_t query = tile.first + result.row(r);
+    const int query = tile.first + result.row(r);
     if (log_sums != nullptr && column == 0 && result.column(0) == 0 && query < head.queries) {
       log_sums[head.head * p.query_rows + head.first_query + query] = best[r] * p.scale + logf(sum[r]);
     }

@@ -22,7 +22,8 @@ template <class T>
 struct attention_problem {
   row_array<const T> q, k, v;  ///< rows of queries, keys and values; the columns of all heads side by side
   index_t query_rows, key_rows;
-  run_arrays queries, keys;       ///< the rows of each sequence
+  run_arrays queries, keys;  ///< the rows of each sequence, fewer than 2^30
+
   int heads, depth, value_depth;  ///< number of heads; columns of a head in q and k, and in v
   bool causal;                    ///< whether query i sees only the keys up to i + (keys - queries)
   /// Mask: a pair of query and key counts if its byte is not 0; nullptr: all pairs

@@ -43,7 +43,7 @@ struct query_record {
 /// a query that does not exist are 0, so their logarithm is 0.
 template <class T>
 __device__ inline query_record read_query(const attention_problem<T>& p, const attention_head<T>& head,
-                                          const float* log_sums, const float* products, index_t query) {
+                                          const float* log_sums, const float* products, int query) {
   if (query >= head.queries) return {0.0F, 0.0F};
   const index_t at = head.head * p.query_rows + head.first_query + query;
   const float log_sum = log_sums[at];
@@ -72,7 +72,7 @@ static __global__ void __launch_bounds__(attention_threads, Block::query_blocks)
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
   const int column = static_cast<int>(blockIdx.z) * result_columns;
   const attention_operands<T> operands{{head.q, head.of_queries(dy, p.value_depth)}, {head.k, head.v}};
-  const index_t end = head.visible(p, tile.first + edge);
+  const int end = head.visible(p, tile.first + edge);
   Block block(memory, operands, tile.first, 0, end);
   typename Block::result result;
   array_of<query_record, scores_tile::own_rows> queries;
@@ -81,7 +81,7 @@ static __global__ void __launch_bounds__(attention_threads, Block::query_blocks)
     queries[r] = read_query(p, head, log_sums, products, tile.first + result.row(r));
   }
   const float scale = p.scale * log2_e, factor = kept_factor(p);
-  for (index_t key = 0; key < end; key += edge) {
+  for (int key = 0; key < end; key += edge) {
     const auto mask = tile_mask<T>::template of<edge>(p, head, tile.first, key);
     const kept_bits<edge> kept = draw_kept<edge>(p, head, tile.first, key, memory.kept);
     block.fetch(key);
@@ -124,17 +124,17 @@ static __global__ void __launch_bounds__(attention_threads, Block::key_blocks)
   const int column = static_cast<int>(blockIdx.z) * result_columns;
   const attention_operands<T> operands{{head.k, head.v}, {head.q, head.of_queries(dy, p.value_depth)}};
   // First query that sees the first key of the tile.
-  const index_t sees = p.causal ? tile.first + head.queries - head.keys : 0;
-  const index_t first = sees > 0 ? sees / edge * edge : 0;
+  const int sees = p.causal ? tile.first + head.queries - head.keys : 0;
+  const int first = sees > 0 ? sees / edge * edge : 0;
   Block block(memory, operands, tile.first, first, head.queries);
   typename Block::result key_result, value_result;
   const float scale = p.scale * log2_e, factor = kept_factor(p);
-  const auto record_at = [&](index_t query) {
+  const auto record_at = [&](int query) {
     return block_thread() < edge ? read_query(p, head, log_sums, products, query + block_thread())
                                  : query_record{};
   };
   query_record record = record_at(first);
-  for (index_t query = first; query < head.queries; query += edge) {
+  for (int query = first; query < head.queries; query += edge) {
     const auto mask = tile_mask<T>::template of<edge>(p, head, query, tile.first);
     const kept_bits<edge> kept = draw_kept<edge>(p, head, query, tile.first, memory.kept);
     if (block_thread() < edge) queries[block_thread()] = record;

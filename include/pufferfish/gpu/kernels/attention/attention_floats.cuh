@@ -74,11 +74,10 @@ class float_block {
   static_assert(2 * Edge * operand_pitch >= value_step * result_columns);
   static constexpr std::size_t shared_bytes(int, int) { return 0; }
 
-  __device__ float_block(memory& shared, const attention_operands<T>& operands, index_t row, index_t,
-                         index_t end)
+  __device__ float_block(memory& shared, const attention_operands<T>& operands, int row, int, int end)
       : shared_(shared), operands_(operands), left_row_(row), right_row_(0), end_(end) {}
 
-  __device__ void fetch(index_t row) { right_row_ = row; }
+  __device__ void fetch(int row) { right_row_ = row; }
   __device__ void release() {}
 
   __device__ void add_scores(int i, scores& sums) const {
@@ -156,7 +155,7 @@ class float_block {
   // Copies Rows x Columns elements of a head to shared memory, from (row, column) on. Element (r, c) is
   // stored at r Pitch + c; elements outside of the head become zeros. No barrier.
   template <int Rows, int Columns, int Pitch>
-  static __device__ void load(const head_rows<T>& from, index_t row, int column, float* to) {
+  static __device__ void load(const head_rows<T>& from, int row, int column, float* to) {
     constexpr int groups = Columns / 4;
     static_assert(Rows * groups % attention_threads == 0);
 #pragma unroll
@@ -169,7 +168,7 @@ class float_block {
 
   memory& shared_;
   const attention_operands<T>& operands_;
-  index_t left_row_, right_row_, end_;
+  int left_row_, right_row_, end_;
 };
 
 PUFFERFISH_KERNELS_END

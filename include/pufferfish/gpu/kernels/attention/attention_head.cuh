@@ -30,12 +30,12 @@ struct alignas(4 * sizeof(T)) four_of {
 template <class T>
 struct head_rows {
   const T* data;
-  index_t stride, rows;
-  int columns;
+  index_t stride;
+  int rows, columns;
   bool vectors;  ///< whether rows are aligned to four elements
 
   /// Rows first .. first + count - 1 of `all`, columns head depth .. (head + 1) depth - 1.
-  __device__ head_rows(const row_array<const T>& all, index_t first, index_t count, int head, int depth)
+  __device__ head_rows(const row_array<const T>& all, index_t first, int count, int head, int depth)
       : data(all.row(first) + static_cast<index_t>(head) * depth),
         stride(all.stride),
         rows(count),
@@ -50,7 +50,7 @@ struct head_rows {
     return result;
   }
   /// Four neighbouring elements of a row from `column` on; zeros outside of the matrix.
-  __device__ vector<float> four(index_t row, int column) const {
+  __device__ vector<float> four(int row, int column) const {
     vector<float> result{};
     if (row >= rows) return result;
     const T* const from = data + row * stride + column;
@@ -68,7 +68,8 @@ struct head_rows {
 
 /// A tile of a run: number of the sequence, and first row of the tile in the sequence. Sequence -1: no tile.
 struct run_tile {
-  index_t sequence, first;
+  index_t sequence;
+  int first;
 };
 
 /// Tile `number` among the tiles of all runs, which are counted sequence by sequence, ceil(count / Tile)
@@ -89,7 +90,7 @@ __device__ inline run_tile find_tile(const run_arrays& runs, index_t number) {
     if (found != 0) {
       const int owner = __ffs(static_cast<int>(found)) - 1;
       const index_t begin = __shfl_sync(all_lanes, end - tiles, owner);
-      return {base + owner, (number - begin) * Tile};
+      return {base + owner, static_cast<int>(number - begin) * Tile};
     }
     number -= __shfl_sync(all_lanes, end, warp_threads - 1);
   }
@@ -99,17 +100,17 @@ __device__ inline run_tile find_tile(const run_arrays& runs, index_t number) {
 /// One head of one sequence: its rows of queries, keys and values.
 template <class T>
 struct attention_head {
-  index_t sequence, queries, keys, first_query, first_key;
-  int head;
+  index_t sequence, first_query, first_key;
+  int queries, keys, head;
   head_rows<T> q, k, v;
 
   /// Head `number` of sequence s.
   __device__ attention_head(const attention_problem<T>& p, index_t s, int number)
       : sequence(s),
-        queries(p.queries.count[s]),
-        keys(p.keys.count[s]),
         first_query(p.queries.first[s]),
         first_key(p.keys.first[s]),
+        queries(static_cast<int>(p.queries.count[s])),
+        keys(static_cast<int>(p.keys.count[s])),
         head(number),
         q(p.q, first_query, queries, number, p.depth),
         k(p.k, first_key, keys, number, p.depth),
@@ -120,9 +121,8 @@ struct attention_head {
     return {all, first_query, queries, head, depth};
   }
   /// Number of keys, counted from the first one, that queries before `end` may see.
-  __device__ index_t visible(const attention_problem<T>& p, index_t end) const {
-    const index_t last = (end < queries ? end : queries) + keys - queries;
-    return !p.causal || last > keys ? keys : last;
+  __device__ int visible(const attention_problem<T>& p, int end) const {
+    return !p.causal || end >= queries ? keys : keys - (queries - end);
   }
 };
 
@@ -137,15 +137,13 @@ struct tile_mask {
 
   /// The tile of Edge queries from `query` on and Edge keys from `key` on, counted within the sequence.
   template <int Edge>
-  static __device__ tile_mask of(const attention_problem<T>& p, const attention_head<T>& head, index_t query,
-                                 index_t key) {
-    const auto within = [](index_t count) {
-      return static_cast<int>(count < -Edge ? index_t{-Edge} : count < Edge ? count : index_t{Edge});
-    };
+  static __device__ tile_mask of(const attention_problem<T>& p, const attention_head<T>& head, int query,
+                                 int key) {
+    const auto within = [](int count) { return count < -Edge ? -Edge : count < Edge ? count : Edge; };
     tile_mask result;
     result.queries = within(head.queries - query);
     result.keys = within(head.keys - key);
-    result.diagonal = p.causal ? within(query + head.keys - head.queries - key) : Edge;
+    result.diagonal = p.causal ? within(query - head.queries + head.keys - key) : Edge;
     result.query_stride = p.allowed_strides[1];
     result.key_stride = p.allowed_strides[2];
     result.allowed = p.allowed == nullptr ? nullptr
@@ -168,8 +166,8 @@ struct tile_mask {
 template <int Tile>
 struct kept_bits {
   const std::uint32_t* words;
-  std::uint32_t first,
-      keys;  ///< position of the tile's first weight, and of a query to the next; modulo 2^32
+  std::uint32_t first;  ///< position of the tile's first weight, modulo 2^32
+  std::uint32_t keys;   ///< positions from a query to the next
 
   /// Whether dropout keeps the weight of a query and a key of the tile.
   __device__ bool operator()(int query, int key) const {
@@ -182,10 +180,11 @@ struct kept_bits {
 /// key) of a head has position query keys + key in the head's random stream. Word w of row r of `words` has
 /// the positions from 32 (((query + r) keys + key) / 32 + w) on.
 template <int Tile, class T>
-__device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attention_head<T>& head,
-                                     index_t query, index_t key, std::uint32_t* words) {
-  const kept_bits<Tile> result{words, static_cast<std::uint32_t>(query * head.keys + key),
-                               static_cast<std::uint32_t>(head.keys)};
+__device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attention_head<T>& head, int query,
+                                     int key, std::uint32_t* words) {
+  const auto keys = static_cast<std::uint32_t>(head.keys);
+  const kept_bits<Tile> result{
+      words, static_cast<std::uint32_t>(query) * keys + static_cast<std::uint32_t>(key), keys};
   if (!p.dropout.drops()) return result;
   const std::uint64_t number =
       (p.first_sequence + static_cast<std::uint64_t>(head.sequence)) * static_cast<std::uint64_t>(p.heads) +
@@ -195,7 +194,7 @@ __device__ kept_bits<Tile> draw_kept(const attention_problem<T>& p, const attent
   constexpr int blocks = 8 * kept_words<Tile>;
   for (int at = block_thread(); at < Tile * blocks; at += attention_threads) {
     const int row = at / blocks, word = at % blocks / 8, in_word = at % 8;
-    const auto first = static_cast<std::uint64_t>((query + row) * head.keys + key) / 32;
+    const auto first = static_cast<std::uint64_t>(index_t{query + row} * head.keys + key) / 32;
     const random_block drawn = random_block_at(
         key_of_head, (first + static_cast<std::uint64_t>(word)) * 8 + static_cast<std::uint64_t>(in_word));
     std::uint32_t bits = 0;

@@ -123,12 +123,12 @@ __device__ void take_scores(float scale, typename Block::scores& scores,
 /// row of the sequence in the matrix; `row`: first row of the tile in the sequence; `rows`: rows of the
 /// sequence; `depth`: columns of a head; `column`: first column of the tile in the head.
 template <class Tile, class T>
-__device__ void store_result(Tile& tile, float factor, const row_array<T>& to, index_t first, index_t row,
-                             index_t rows, int head, int depth, int column) {
+__device__ void store_result(Tile& tile, float factor, const row_array<T>& to, index_t first, int row,
+                             int rows, int head, int depth, int column) {
   using run = element_run<T, Tile::width>;
 #pragma unroll
   for (int r = 0; r < Tile::own_rows; ++r) {
-    const index_t at = row + tile.row(r);
+    const int at = row + tile.row(r);
     if (at >= rows) continue;
     T* const begin = to.row(first + at) + static_cast<index_t>(head) * depth;
 #pragma unroll

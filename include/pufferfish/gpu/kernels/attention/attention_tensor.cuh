@@ -41,29 +41,33 @@ class tensor_block {
     return static_cast<std::size_t>(panels * panel_size) * sizeof(T);
   }
 
-  __device__ tensor_block(memory&, const attention_operands<T>& operands, index_t row, index_t first,
-                          index_t end)
-      : operands_(operands), end_(end), left_(dynamic_shared<T>()) {
+  __device__ tensor_block(memory&, const attention_operands<T>& operands, int row, int first, int end)
+      : operands_(operands),
+        next_{row_copy(operands.right[0], first), row_copy(operands.right[1], first)},
+        end_(end),
+        left_(dynamic_shared<T>()) {
     const int left_panels = panels(operands.left[0]) + panels(operands.left[1]);
     const int right_panels = panels(operands.right[0]) + panels(operands.right[1]);
     right_ = left_ + left_panels * panel_size;
     stage_size_ = attention_plans::runs_ahead(left_panels, right_panels) ? right_panels * panel_size : 0;
-    copy(operands.left, row, left_);
-    if (stage_size_ != 0) copy(operands.right, first, right_);
+    row_copy(operands.left[0], row).start(operands.left[0], row, left_);
+    row_copy(operands.left[1], row)
+        .start(operands.left[1], row, left_ + panels(operands.left[0]) * panel_size);
+    if (stage_size_ != 0) copy_right(first, right_);
     right_ += stage_size_;  // fetch() changes to the other stage
     commit_copies();
   }
 
-  __device__ void fetch(index_t row) {
+  __device__ void fetch(int row) {
     if (stage_size_ != 0) {
-      T* const next = right_;
+      T* const other = right_;
       right_ -= stage_size_;
       stage_size_ = -stage_size_;
-      if (row + edge < end_) copy(operands_.right, row + edge, next);
+      if (row + edge < end_) copy_right(row + edge, other);
       commit_copies();
       wait_for_copies<1>();
     } else {
-      copy(operands_.right, row, right_);
+      copy_right(row, right_);
       commit_copies();
       wait_for_copies<0>();
     }
@@ -92,42 +96,60 @@ class tensor_block {
            ((i == 0 ? 0 : panels(operands_.right[0])) + column / attention_plans::panel) * panel_size;
   }
 
-  static __device__ void copy(const head_rows<T> (&from)[2], index_t row, T* to) {
-    copy(from[0], row, to);
-    copy(from[1], row, to + panels(from[0]) * panel_size);
-  }
-  // Copies the rows from `row` on to panels from `to` on. Rows outside of the matrix become zeros. A thread
-  // has 8 columns of every 16th row. Rows that are not aligned to 16 bytes are copied element by element,
-  // and without running ahead.
-  static __device__ void copy(const head_rows<T>& from, index_t row, T* to) {
-    constexpr int vectors = attention_plans::panel / vector_width<T>, rows = attention_threads / vectors;
-    const int r = block_thread() / vectors, c = block_thread() % vectors * vector_width<T>;
-    const bool whole = from.columns % vector_width<T> == 0 && whole_vectors<T>(from.stride, from.data);
-    const T* source = from.data + (row + r) * from.stride + c;
-    for (int column = c; column < ceil_div(from.columns, 16) * 16; column += attention_plans::panel) {
-      T* const target = to + column / attention_plans::panel * panel_size + r * stride + c;
-      if (whole) {
+  // Copies of 64 rows of a matrix after another to panels. A thread has 8 columns of every 16th row. Rows
+  // that are not aligned to 16 bytes are copied element by element, and without running ahead.
+  struct row_copy {
+    static constexpr int vectors = attention_plans::panel / vector_width<T>;
+    static constexpr int rows_at_once = attention_threads / vectors;
+
+    __device__ row_copy(const head_rows<T>& of, int row)
+        : from(of.data + (row + own_row()) * of.stride + own_column()),
+          whole(of.columns % vector_width<T> == 0 && whole_vectors<T>(of.stride, of.data)) {}
+    static __device__ int own_row() { return block_thread() / vectors; }
+    static __device__ int own_column() { return block_thread() % vectors * vector_width<T>; }
+
+    // Starts to copy the rows from `row` on, at which the copies have arrived, to the panels from `to` on.
+    // Rows outside of the matrix become zeros.
+    __device__ void start(const head_rows<T>& of, int row, T* to) {
+      const int rows = of.rows - row - own_row();  // of the matrix, from the thread's first one on
+      const T* panel_from = from;
+      to += own_row() * tensor_block::stride + own_column();
+      for (int column = own_column(); column < ceil_div(of.columns, 16) * 16;
+           column += attention_plans::panel) {
+        const int inside = column < of.columns ? rows : 0;
+        if (whole) {
 #pragma unroll
-        for (int i = 0; i < edge; i += rows) {
-          const bool inside = row + r + i < from.rows && column < from.columns;
-          copy_async<16>(target + i * stride, source + i * from.stride, inside);
-        }
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < edge; i += rows) {
-          vector<T> values{};
-          for (int d = 0; d < vector_width<T>; ++d) {
-            if (row + r + i < from.rows && column + d < from.columns) values[d] = source[i * from.stride + d];
+          for (int i = 0; i < edge; i += rows_at_once) {
+            copy_async<16>(to + i * tensor_block::stride, panel_from + i * of.stride, i < inside);
           }
-          store_vector(target + i * stride, values);
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < edge; i += rows_at_once) {
+            vector<T> values{};
+            for (int d = 0; d < vector_width<T>; ++d) {
+              if (i < inside && column + d < of.columns) values[d] = panel_from[i * of.stride + d];
+            }
+            store_vector(to + i * tensor_block::stride, values);
+          }
         }
+        to += panel_size;
+        panel_from += attention_plans::panel;
       }
-      source += attention_plans::panel;
+      from += edge * of.stride;
     }
+
+    const T* from;  // the thread's first element
+    bool whole;
+  };
+
+  __device__ void copy_right(int row, T* to) {
+    next_[0].start(operands_.right[0], row, to);
+    next_[1].start(operands_.right[1], row, to + panels(operands_.right[0]) * panel_size);
   }
 
   const attention_operands<T>& operands_;
-  index_t end_;
+  row_copy next_[2];  // of the right matrices
+  int end_;
   T *left_, *right_;
   int stage_size_;  // elements from the present stage to the other one; 0: there is one stage
 };
