@@ -105,14 +105,14 @@ __device__ void take_scores(float scale, typename Block::scores& scores,
     for (int c = 0; c < Block::scores::own_columns; ++c) most = fmaxf(most, scores.at(r, c));
     most = fmaxf(best[r], row_reduce<Block::row_lanes>(most, [](float a, float b) { return fmaxf(a, b); }));
     const float factor = most == best[r] ? 1.0F : fast_exp2((best[r] - most) * scale);
-    const float shift = most == -HUGE_VALF ? 0.0F : -most * scale;
+    const float base = most == -HUGE_VALF ? 0.0F : most;
     best[r] = most;
     sum[r] *= factor;
 #pragma unroll
     for (int c = 0; c < Block::result::own_columns; ++c) result.at(r, c) *= factor;
 #pragma unroll
     for (int c = 0; c < Block::scores::own_columns; ++c) {
-      const float weight = fast_exp2(fmaf(scores.at(r, c), scale, shift));
+      const float weight = fast_exp2((scores.at(r, c) - base) * scale);
       sum[r] += weight;
       scores.at(r, c) = weight;
     }
