@@ -9,6 +9,7 @@
 //          milliseconds a step, of `steps` in a row; the number of operations in a captured step
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "convolutions", "batch": 128, "tiny": false}   those of ResNet-18, by each kind of kernels
+//   {"work": "attention", "depth": 64, "dropout": 0.0, "tiny": false}   each pass, by each kind of kernels
 //   {"work": "forget"}                               frees the memory of kept steps
 
 #include <pufferfish/gpu/kernels/overlap.hpp>
@@ -22,6 +23,7 @@
 #include <string>
 #include <tuple>
 
+#include "common/device_attention.hpp"
 #include "common/device_convolutions.hpp"
 #include "common/device_steps.hpp"
 #include "common/line_server.hpp"
@@ -198,6 +200,7 @@ int main() {
   serve({{"machine", machine},
          {"rates", rates},
          {"convolutions", time_convolutions},
+         {"attention", time_attention},
          {"step", [&](const request& asked) { return time_step(kept.of(asked), asked); }},
          {"layers", [&](const request& asked) { return time_layers(kept.of(asked), asked); }},
          {"forget", [&](const request&) {
