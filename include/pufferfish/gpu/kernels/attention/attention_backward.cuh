@@ -8,7 +8,6 @@
 /// dq, blocks for tiles of keys compute dk and dv, so every sum has a fixed order.
 
 #include <pufferfish/gpu/kernels/attention/attention_steps.cuh>
-#include <pufferfish/gpu/kernels/attention/attention_tensor.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 

@@ -17,8 +17,9 @@
 ///   shared_bytes(left, right)   the dynamic shared memory for matrices of `left` and `right` panels in all
 ///   float_block(memory, operands, row, first, end)  the left tile begins at `row`; right rows first .. end -
 ///                               1 will be fetched
-///   fetch(row)                  makes the right rows from `row` on available. Begins with or leaves to the
-///                               next product a barrier, which makes earlier writes to shared memory visible
+///   fetch(row)                  selects the right rows from `row` on. A barrier of fetch() or at the
+///   beginning
+///                               of add_scores() makes earlier writes to shared memory visible
 ///   add_scores(i, scores)       scores(r, c) += dot product of rows r and c of the left and right matrix i
 ///   add_weighted(weights, i, column, result)  result += weights times 64 columns of the right matrix i
 ///   release()                   ends the use of the fetched rows and of other shared memory
@@ -27,12 +28,6 @@
 #include <pufferfish/gpu/kernels/gemm/tile_layout.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
-
-/// The matrices of a block: rows of its tile, and rows over which it walks.
-template <class T>
-struct attention_operands {
-  head_rows<T> left[2], right[2];
-};
 
 /// A block works on a square tile of scores, with 8 rows of threads by 16 columns. Thread (y, x) has rows y,
 /// y + 8, .. of the tile; of scores it has columns x, x + 16, .., and of the result columns 4 x .. 4 x + 3.

@@ -66,6 +66,12 @@ struct head_rows {
   }
 };
 
+/// The matrices of a block: rows of its tile, and rows over which it walks.
+template <class T>
+struct attention_operands {
+  head_rows<T> left[2], right[2];
+};
+
 /// A tile of a run: number of the sequence, and first row of the tile in the sequence. Sequence -1: no tile.
 struct run_tile {
   index_t sequence;

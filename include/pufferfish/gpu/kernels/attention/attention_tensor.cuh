@@ -9,7 +9,7 @@
 /// two stages of the right matrices. With two stages, the next rows are copied during the products of the
 /// present ones. Columns are zero from the matrix's last one up to a multiple of 16.
 
-#include <pufferfish/gpu/kernels/attention/attention_floats.cuh>
+#include <pufferfish/gpu/kernels/attention/attention_head.cuh>
 #include <pufferfish/gpu/kernels/gemm/async_copy.cuh>
 #include <pufferfish/gpu/kernels/gemm/tensor_product.cuh>
 
@@ -77,7 +77,7 @@ class tensor_block {
 
   __device__ void add_scores(int i, scores& sums) const {
     const T *const left = left_ + (i == 0 ? 0 : panels(operands_.left[0]) * panel_size), *right = panel(i, 0);
-#pragma unroll 4
+#pragma unroll 2
     for (int k = 0; k < operands_.left[i].columns; k += 16) {
       const int at = k / attention_plans::panel * panel_size + k % attention_plans::panel;
       sums.template multiply<16, stride, stride>(left + at, right + at);
@@ -96,8 +96,8 @@ class tensor_block {
            ((i == 0 ? 0 : panels(operands_.right[0])) + column / attention_plans::panel) * panel_size;
   }
 
-  // Copies of 64 rows of a matrix after another to panels. A thread has 8 columns of every 16th row. Rows
-  // that are not aligned to 16 bytes are copied element by element, and without running ahead.
+  // Copies a matrix to panels, 64 rows after another. A thread has 8 columns of every 16th row. Rows that are
+  // not aligned to 16 bytes are copied element by element; the thread waits for these copies.
   struct row_copy {
     static constexpr int vectors = attention_plans::panel / vector_width<T>;
     static constexpr int rows_at_once = attention_threads / vectors;
