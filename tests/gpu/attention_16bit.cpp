@@ -251,7 +251,7 @@ TEST_CASE_TEMPLATE("gpu attention on tensor cores: both passes against the defin
       {{128}, {}, 1, 64, 64, 0, masks::none, false},
       {{127, 1, 0}, {}, 2, 64, 64, 8, masks::causal, true},
       {{130}, {192}, 1, 32, 64, 0, masks::causal, false},  // one pair of a tile is hidden
-      {{200}, {129}, 1, 64, 16, 0, masks::causal, true},  // the first queries see no key
+      {{200}, {129}, 1, 64, 16, 0, masks::causal, true},   // the first queries see no key
       {{129, 65}, {64, 0}, 2, 16, 24, 0, masks::allowed, true},
       {{70}, {150}, 1, 128, 128, 0, masks::both, true},  // one stage
       {{66, 3}, {}, 1, 33, 5, 0, masks::causal, true},   // rows that are copied element by element
