@@ -12,6 +12,7 @@
 //          LSTM are one launch (gpu/runtime/product_costs.hpp)
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "convolutions", "batch": 128, "tiny": false}   those of ResNet-18, by each kind of kernels
+//   {"work": "attention", "depth": 64, "dropout": 0.0, "tiny": false}   each pass, by each kind of kernels
 //   {"work": "forget"}                               frees the memory of kept steps
 
 #include <pufferfish/gpu/kernels/overlap.hpp>
@@ -27,6 +28,7 @@
 #include <string>
 #include <tuple>
 
+#include "common/device_attention.hpp"
 #include "common/device_convolutions.hpp"
 #include "common/device_steps.hpp"
 #include "common/line_server.hpp"
@@ -208,6 +210,7 @@ int main() {
   serve({{"machine", machine},
          {"rates", rates},
          {"convolutions", time_convolutions},
+         {"attention", time_attention},
          {"step", [&](const request& asked) { return time_step(kept.of(asked), asked); }},
          {"layers", [&](const request& asked) { return time_layers(kept.of(asked), asked); }},
          {"forget", [&](const request&) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The convolution kernels of bf16 whose instructions bench/count_instructions counts, without their
-// launchers:
+// The kernels of bf16, of convolutions and of attention, whose instructions bench/count_instructions counts,
+// without their launchers:
 //
 //     nvcc -std=c++20 -O3 --extended-lambda --expt-relaxed-constexpr -arch=sm_90 -Iinclude -cubin \
-//          bench/count_instructions.cu -o conv.cubin
-//     bench/count_instructions conv.cubin
+//          bench/count_instructions.cu -o kernels.cubin
+//     bench/count_instructions kernels.cubin --kernel correlate
+//     bench/count_instructions kernels.cubin --kernel attention --outer
 #define PUFFERFISH_DEVICE_TYPES(use)
+#include <pufferfish/gpu/kernels/attention/attention.cuh>
 #include <pufferfish/gpu/kernels/conv/conv.cuh>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.cuh>
 
@@ -27,12 +29,20 @@ const void* address(void (*kernel)(P...)) {
 
 // Taking its address compiles a kernel.
 __attribute__((used)) const void* kernels[] = {
-    address(correlate<T, block<64, 64>, false>),   address(correlate<T, block<128, 64>, false>),
-    address(correlate<T, block<128, 128>, false>), address(correlate<T, block<64, 64>, true>),
-    address(correlate<T, block<128, 64>, true>),   address(correlate<T, block<128, 128>, true>),
-    address(correlate_weight<T, block<64, 64>>),   address(correlate_weight<T, block<128, 128>>),
-    address(correlate_low_rank<T, pair<128, 16>>), address(correlate_low_rank<T, pair<128, 32>>),
+    address(correlate<T, block<64, 64>, false>),
+    address(correlate<T, block<128, 64>, false>),
+    address(correlate<T, block<128, 128>, false>),
+    address(correlate<T, block<64, 64>, true>),
+    address(correlate<T, block<128, 64>, true>),
+    address(correlate<T, block<128, 128>, true>),
+    address(correlate_weight<T, block<64, 64>>),
+    address(correlate_weight<T, block<128, 128>>),
+    address(correlate_low_rank<T, pair<128, 16>>),
+    address(correlate_low_rank<T, pair<128, 32>>),
     address(correlate_low_rank<T, pair<128, 64>>),
+    address(attention_forward_kernel<T, tensor_block<T>>),
+    address(attention_query_gradient_kernel<T, tensor_block<T>>),
+    address(attention_key_gradient_kernel<T, tensor_block<T>>),
 };
 
 }  // namespace counted

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include "device_convolutions.hpp"
 
-#include <algorithm>
-#include <cmath>
-#include <functional>
 #include <string_view>
-#include <vector>
 
 #include <pufferfish/gpu.hpp>
 #include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
 #include <pufferfish/gpu/kernels/copy/transpose.hpp>
 
-#include "device_steps.hpp"
+#include "device_arrays.hpp"
 
 namespace bench {
 namespace {
@@ -20,54 +16,6 @@ namespace pf = pufferfish;
 namespace kernels = pf::gpu::kernels;
 using T = pf::gpu::bf16;
 using pf::index_t;
-
-template <class U>
-class device_array {
- public:
-  explicit device_array(index_t size) : memory_(pf::gpu::device_memory(), std::max<index_t>(size, 1)) {}
-  device_array(index_t size, std::uint64_t stream) : device_array(size) {
-    fill_device(memory_.span(), stream);
-  }
-  U* data() { return memory_.data(); }
-  std::vector<float> fetched() {
-    std::vector<U> values(memory_.span().size());
-    pf::gpu::device_memory().to_host(values.data(), memory_.data(), values.size() * sizeof(U));
-    std::vector<float> wide;
-    for (const U value : values) wide.push_back(static_cast<float>(value));
-    return wide;
-  }
-
- private:
-  pf::memory_block<U> memory_;
-};
-
-template <class U>
-double difference(device_array<U>& a, device_array<U>& b) {
-  const std::vector<float> x = a.fetched(), y = b.fetched();
-  double apart = 0.0, whole = 0.0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double distance = static_cast<double>(x[i]) - static_cast<double>(y[i]);
-    apart += distance * distance;
-    whole += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  }
-  return std::sqrt(apart / whole);
-}
-
-/// Median microseconds of a call, in pairs of calls.
-double microseconds(pf::gpu_context& ctx, int samples, const std::function<void()>& call) {
-  pf::gpu::event start(pf::gpu::event_use::timing), end(pf::gpu::event_use::timing);
-  std::vector<double> times;
-  for (int sample = -2; sample < samples; ++sample) {
-    start.record(ctx.stream());
-    call();
-    call();
-    end.record(ctx.stream());
-    ctx.synchronize();
-    if (sample >= 0) times.push_back(end.seconds_since(start) / 2);
-  }
-  std::nth_element(times.begin(), times.begin() + samples / 2, times.end());
-  return times[static_cast<std::size_t>(samples / 2)] * 1e6;
-}
 
 struct layer {
   int side, in, out, up;  ///< up: channels after the second factor; 0: a dense layer

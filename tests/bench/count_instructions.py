@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""count_instructions.py [NVCC]: bench/count_instructions on an invented listing. With NVCC, instead: on the convolution kernels
-that it compiles, where there is cuobjdump; prints the table, and whether thin tiles reach the goal of at most 90 instructions
-besides matrix instructions and copies."""
+"""count_instructions.py [NVCC]: bench/count_instructions on an invented listing. With NVCC, instead: on the kernels that it
+compiles, where there is cuobjdump; prints the table, and whether thin tiles of convolutions reach the goal of at most 90
+instructions besides matrix instructions and copies, and tiles of attention without masks that of at most 500."""
 import importlib.machinery
 import importlib.util
 import json
@@ -15,6 +15,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench" / "count_instructions"
 GOAL = 90
+ATTENTION_GOAL = 500
 sys.dont_write_bytecode = True
 loader = importlib.machinery.SourceFileLoader("count_instructions", str(SCRIPT))
 counts = importlib.util.module_from_spec(importlib.util.spec_from_loader("count_instructions", loader))
@@ -60,6 +61,9 @@ class Listing(unittest.TestCase):
         (name, body), (other, empty) = counts.functions(LISTING.splitlines())
         self.assertEqual((len(body), other, len(empty)), (22, "_Z5emptyv", 1))
         self.assertEqual(counts.main_loops(body), [(2, 20)])
+        around = body[:-1] + [counts.Instruction(0x150, "P1", "BRA", "0x10")]
+        self.assertEqual(counts.main_loops(around), [(2, 20)])
+        self.assertEqual(counts.main_loops(around, outer=True), [(1, 21)])
         self.assertEqual(counts.main_loops(empty), [])
         self.assertEqual(counts.title(name), "correlate, gradient 64x32 bf16")
         row = counts.count(body, 2, 20)
@@ -92,14 +96,18 @@ def compiled(nvcc):
         cubin = pathlib.Path(folder) / "conv.cubin"
         subprocess.run([nvcc, "-std=c++20", "-O3", "--extended-lambda", "--expt-relaxed-constexpr", "-arch=sm_90",
                         f"-I{ROOT / 'include'}", "-cubin", str(ROOT / "bench" / "count_instructions.cu"), "-o", str(cubin)], check=True)
-        rows = counts.rows_of(counts.disassembled(cubin, tool, None), "correlate")
-    print(counts.table(rows))
+        lines = list(counts.disassembled(cubin, tool, None))
+    rows = counts.rows_of(lines, "correlate")
+    tiles = counts.rows_of(lines, "attention", outer=True)
+    print(counts.table(rows + tiles))
     first = [row for row in rows if row["loop"] == 1]
     over = [row["kernel"] for row in first if row["least"] > GOAL]
     print(f"{len(first) - len(over)} of {len(first)} loops over patches have at most {GOAL} other instructions a step"
           + "".join(f"\nmore: {name}" for name in over))
-    unittest.TestCase().assertEqual(len(first), 11)
-    unittest.TestCase().assertTrue(all(row["matrix"] and row["copies"] and not row["spills"] for row in first))
+    slow = [f"{row['kernel']}: {row['least']:.0f}" for row in tiles if row["least"] > ATTENTION_GOAL]
+    print(f"{len(tiles) - len(slow)} of {len(tiles)} loops over tiles of attention have at most {ATTENTION_GOAL}")
+    unittest.TestCase().assertEqual((len(first), len(tiles), slow), (11, 3, []))
+    unittest.TestCase().assertTrue(all(row["matrix"] and row["copies"] and not row["spills"] for row in first + tiles))
     return 0
 
 

@@ -80,6 +80,19 @@ class Steps(unittest.TestCase):
             self.assertGreater(row["groups_us"], 0)
             self.assertLess(row["difference"], 1e-3)
 
+    def test_attention(self):
+        for dropout in (0.0, 0.1):
+            asked = {"work": "attention", "tiny": True, "dropout": dropout}
+            done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE, check=True)
+            rows = json.loads(done.stdout)["attention"]
+            self.assertEqual([row["tokens"] for row in rows], [24] * 6 + [130] * 6)
+            for row in rows:
+                self.assertGreater(row["floats_us"], 0)
+                self.assertGreater(row["tensor_us"], 0)
+                # Rounding of weights and of gradients of scores, and of both results.
+                self.assertGreater(row["difference"], 0)
+                self.assertLess(row["difference"], 8e-3)
+
     def test_launches_of_a_step(self):
         # Kernels, copies and fills of a captured step of the published network. With 128 images, nine batch norms have
         # more rows than one launch normalizes; the convolutions before all of them compute their moments. The program

@@ -246,7 +246,7 @@ TEST_CASE_TEMPLATE("gpu 16 bits: layer norm and attention", T, pf::gpu::bf16, pf
     CHECK(dx.error() < 4 * unit<T>);
     CHECK(difference(gradients[0], gradients[1]) < 4 * unit<T>);
   }
-  for (const index_t length : {9, 70}) {  // a short run, and one that takes tiles
+  for (const index_t length : {9, 70, 150}) {  // a short run, one that takes tiles, and one for tensor cores
     const pf::extents<2> shape{length, 32};
     activations<T> q(length * 32, 1), k(length * 32, 2), v(length * 32, 3), y(length * 32, 4),
         dy(length * 32, 5), dq(length * 32, 6), dk(length * 32, 7), dv(length * 32, 8);

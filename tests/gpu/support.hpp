@@ -112,4 +112,40 @@ double difference(twin<T>& both, double scale = 1e-30) {
   return difference(both.fetched(), both.host(), scale);
 }
 
+/// Random integers from `low` to `high`.
+class picker {
+ public:
+  explicit picker(std::uint64_t seed) : random_(seed, 1) {}
+  index_t operator()(index_t low, index_t high) {
+    return low + static_cast<index_t>(random_.bits(at_++) % static_cast<std::uint64_t>(high - low + 1));
+  }
+
+ private:
+  pf::random_stream random_;
+  std::uint64_t at_ = 0;
+};
+
+/// Random numbers as T stores them, on the device, and the same ones as float on the host.
+template <class T>
+struct stored {
+  twin<float> wide;
+  twin<T> narrow;
+
+  stored(index_t size, std::uint64_t stream)
+      : wide(random_twin<float>(size, stream)), narrow(rounded(wide.host())) {
+    for (index_t i = 0; i < size; ++i) wide.host_data()[i] = static_cast<float>(narrow.host_data()[i]);
+  }
+  static std::vector<T> rounded(const std::vector<float>& values) {
+    std::vector<T> result;
+    for (const float value : values) result.push_back(static_cast<T>(value));
+    return result;
+  }
+  /// How far the device's numbers are from the host's.
+  double error() {
+    std::vector<float> got;
+    for (const T value : narrow.fetched()) got.push_back(static_cast<float>(value));
+    return difference(got, wide.host(), 1.0);
+  }
+};
+
 }  // namespace gpu_test

@@ -34,6 +34,7 @@ kernels::attention_problem<T> problem_of(const context<device::gpu>& ctx, const 
   result.scale = static_cast<float>(in.scale());
   result.dropout = dropout_of(ctx, in.dropout.probability, in.dropout.random);
   result.first_sequence = in.dropout.first_sequence;
+  result.tensor = kernels::attention_plans::tensor(result);
   return result;
 }
 

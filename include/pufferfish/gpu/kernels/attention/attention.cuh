@@ -5,119 +5,101 @@
 /// Kernels and launchers of attention: the forward pass, and the launches of the backward pass.
 
 #include <pufferfish/gpu/kernels/attention/attention_backward.cuh>
-#include <pufferfish/gpu/kernels/attention/attention_tiles.cuh>
+#include <pufferfish/gpu/kernels/attention/attention_floats.cuh>
+#include <pufferfish/gpu/kernels/attention/attention_steps.cuh>
+#include <pufferfish/gpu/kernels/attention/attention_tensor.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Adds a tile of keys, from `key` on, to the softmax of a tile's rows. The scores are replaced by weights
-/// relative to the largest score so far, which are written to shared memory (`weights`); earlier sums and
-/// results are rescaled to the new largest score. `best`: largest score of each row so far. `sum`: this
-/// thread's part of the sum of exp(score - best).
-template <int Tile, class T>
-__device__ void take_scores(const attention_problem<T>& p, const attention_head<T>& head, index_t query,
-                            index_t key, const kept_bits<Tile>& kept, tile_scores<Tile>& scores,
-                            float (&best)[own_rows<Tile>], float (&sum)[own_rows<Tile>],
-                            tile_result<Tile>& result, float* weights) {
-  constexpr float nothing = -HUGE_VALF;
-#pragma unroll
-  for (int r = 0; r < Tile / thread_rows; ++r) {
-    const int row = tile_row(r);
-    float most = nothing;
-#pragma unroll
-    for (int c = 0; c < Tile / thread_columns; ++c) {
-      const bool seen = head.sees(p, query + row, key + tile_column(c));
-      scores[r][c] = seen ? scores[r][c] * p.scale : nothing;
-      most = fmaxf(most, scores[r][c]);
-    }
-    most = fmaxf(best[r], row_reduce(most, [](float a, float b) { return fmaxf(a, b); }));
-    const float factor = most == best[r] ? 1.0F : expf(best[r] - most);
-    best[r] = most;
-    sum[r] *= factor;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) result[r][c] *= factor;
-#pragma unroll
-    for (int c = 0; c < Tile / thread_columns; ++c) {
-      const int column = tile_column(c);
-      const float weight = scores[r][c] == nothing ? 0.0F : expf(scores[r][c] - most);
-      sum[r] += weight;
-      weights[row * weight_pitch<Tile> + column] = p.dropout.drops() && !kept(row, column) ? 0.0F : weight;
-    }
-  }
-}
-
-/// Computes `value_columns` columns of the result for a tile of queries of one head.
-template <class T, int Tile>
-static __global__ void __launch_bounds__(attention_threads, forward_blocks<Tile>)
+/// Computes 64 columns of the result for a tile of queries of one head.
+template <class T, class Block>
+static __global__ void __launch_bounds__(attention_threads, Block::forward_blocks)
     /// Block (bx, by, bz): tile bx of the queries of all sequences, head by, columns 64 bz .. of the head's
     /// values. Keys are read tile by tile, with a running maximum and sum (online softmax), so that nothing
     /// of size queries x keys is stored. Every block of bz computes the scores again.
     attention_forward_kernel(grid_dependency earlier, attention_problem<T> p, row_array<T> y,
                              float* log_sums) {
   earlier.wait();
-  __shared__ attention_memory<Tile> memory;
-  const run_tile tile = find_tile<Tile>(p.queries, static_cast<index_t>(blockIdx.x));
+  constexpr int edge = Block::edge;
+  using scores_tile = typename Block::scores;
+  __shared__ typename Block::memory memory;
+  const run_tile tile = find_tile<edge>(p.queries, static_cast<index_t>(blockIdx.x));
   if (tile.sequence < 0) return;
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
-  const int column = static_cast<int>(blockIdx.z) * value_columns;
-  float best[own_rows<Tile>], sum[own_rows<Tile>];
+  const int column = static_cast<int>(blockIdx.z) * result_columns;
+  const attention_operands<T> operands{{head.q, head.q.part(0, 0)},
+                                       {head.k, head.v.part(column, result_columns)}};
+  const int end = head.visible(p, tile.first + edge);
+  Block block(memory, operands, tile.first, 0, end);
+  typename Block::result result;
+  own_row_values<scores_tile> best, sum;
 #pragma unroll
-  for (int r = 0; r < Tile / thread_rows; ++r) {
+  for (int r = 0; r < scores_tile::own_rows; ++r) {
     best[r] = -HUGE_VALF;
     sum[r] = 0.0F;
   }
-  tile_result<Tile> result = {};
-  const index_t end = head.visible(p, tile.first + Tile);
-  for (index_t key = 0; key < end; key += Tile) {
-    tile_scores<Tile> scores = {};
-    const kept_bits<Tile> kept = draw_kept<Tile>(p, head, tile.first, key, memory.kept);
-    add_scores<Tile>(head.q, tile.first, head.k, key, memory.operands, scores);
-    take_scores<Tile>(p, head, tile.first, key, kept, scores, best, sum, result, memory.weights);
-    add_weighted<Tile>(memory.weights, head.v, key, end, column, memory.operands, result);
+  for (int key = 0; key < end; key += edge) {
+    const auto mask = tile_mask<T>::template of<edge>(p, head, tile.first, key);
+    const kept_bits<edge> kept = draw_kept<edge>(p, head, tile.first, key, memory.kept);
+    block.fetch(key);
+    scores_tile scores;
+    block.add_scores(0, scores);
+    hide_pairs<false>(mask, -HUGE_VALF, scores);
+    take_scores<Block>(p.scale * log2_e, scores, best, sum, result);
+    if (p.dropout.drops()) keep_only(scores, 0.0F, chosen_elements(scores, kept));
+    block.add_weighted(scores, 1, 0, result);
+    block.release();
   }
-  float shares[own_rows<Tile>];
 #pragma unroll
-  for (int r = 0; r < Tile / thread_rows; ++r) {
-    sum[r] = row_reduce(sum[r], plus());
-    shares[r] = sum[r] == 0.0F ? 0.0F : (p.dropout.drops() ? p.dropout.scale : 1.0F) / sum[r];
-    const index_t query = tile.first + tile_row(r);
-    if (log_sums != nullptr && column == 0 && tile_column(0) == 0 && query < head.queries) {
-      log_sums[head.head * p.query_rows + head.first_query + query] = best[r] + logf(sum[r]);
+  for (int r = 0; r < scores_tile::own_rows; ++r) {
+    sum[r] = row_reduce<Block::row_lanes>(sum[r], plus());
+    const float share = sum[r] == 0.0F ? 0.0F : 1.0F / sum[r];
+#pragma unroll
+    for (int c = 0; c < Block::result::own_columns; ++c) result.at(r, c) *= share;
+    const int query = tile.first + result.row(r);
+    if (log_sums != nullptr && column == 0 && result.column(0) == 0 && query < head.queries) {
+      log_sums[head.head * p.query_rows + head.first_query + query] = best[r] * p.scale + logf(sum[r]);
     }
   }
-  store_result<Tile>(result, shares, y, head.first_query, tile.first, head.queries, head.head, p.value_depth,
-                     column);
+  store_result(result, p.dropout.drops() ? p.dropout.scale : 1.0F, y, head.first_query, tile.first,
+               head.queries, head.head, p.value_depth, column);
 }
 
-/// Calls f with the edge of a tile as an integral constant, for runs that have `rows` rows in all: 32 if the
-/// average run has at most short_run rows, else 64.
-template <class F>
-void with_attention_tile(index_t rows, index_t sequences, F f) {
-  if (rows <= short_run * sequences) {
-    f(std::integral_constant<int, 32>());
+/// Calls f(type_identity) with the kind of block that cuts a matrix of `rows` rows with `sequences` runs into
+/// tiles.
+template <class T, class F>
+void with_attention_block(const attention_problem<T>& p, index_t rows, index_t sequences, F f) {
+  if constexpr (sizeof(T) == 2) {
+    if (p.tensor) return f(std::type_identity<tensor_block<T>>());
+  }
+  if (rows <= attention_plans::short_run * sequences) {
+    f(std::type_identity<float_block<T, 32>>());
   } else {
-    f(std::integral_constant<int, 64>());
+    f(std::type_identity<float_block<T, 64>>());
   }
 }
 
-/// The grid of the attention kernels: one block for every possible tile. Runs do not overlap, and each run
-/// has at most one tile that is not full. Only the device knows the lengths of runs; blocks without a tile
-/// end at once. `rows`: rows of the matrix that is cut into tiles; `columns`: columns of a head's result.
-template <class T>
-grid attention_grid(const attention_problem<T>& p, index_t rows, int tile, int columns) {
-  const index_t tiles = rows / tile + p.queries.sequences;
-  const int parts = ceil_div(columns, value_columns);
+/// The grid of an attention kernel: one block for every possible tile. Runs do not overlap, and each run has
+/// at most one tile that is not full. Only the device knows the lengths of runs; blocks without a tile end at
+/// once. `rows`: rows of the matrix that is cut into tiles; `columns`: columns of a head's result; `left`,
+/// `right`: panels of a block's matrices.
+template <class Block, class T>
+grid attention_grid(const attention_problem<T>& p, index_t rows, int columns, int left, int right) {
+  const index_t tiles = rows / Block::edge + p.queries.sequences;
   return {dim3(static_cast<unsigned>(rows == 0 ? 0 : tiles), static_cast<unsigned>(p.heads),
-               static_cast<unsigned>(parts)),
-          dim3(attention_threads)};
+               static_cast<unsigned>(ceil_div(columns, result_columns))),
+          dim3(attention_threads), Block::shared_bytes(left, right)};
 }
 
 template <class T>
 void attention_forward(cudaStream_t stream, const attention_problem<T>& problem, row_array<T> y,
                        float* log_sums) {
   const launch_site site(stream, "attention_forward");
-  with_attention_tile(problem.query_rows, problem.queries.sequences, [&](auto tile) {
-    launch(site, attention_grid(problem, problem.query_rows, tile, problem.value_depth),
-           attention_forward_kernel<T, tile>, problem, y, log_sums);
+  const int panels = attention_plans::panels(problem.depth);
+  with_attention_block(problem, problem.query_rows, problem.queries.sequences, [&](auto kind) {
+    using Block = typename decltype(kind)::type;
+    launch(site, attention_grid<Block>(problem, problem.query_rows, problem.value_depth, panels, panels + 1),
+           attention_forward_kernel<T, Block>, problem, y, log_sums);
   });
 }
 
@@ -134,9 +116,11 @@ template <class T>
 void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                               const float* log_sums, const float* products, row_array<T> dq) {
   const launch_site site(stream, "attention_query_gradient");
-  with_attention_tile(problem.query_rows, problem.queries.sequences, [&](auto tile) {
-    launch(site, attention_grid(problem, problem.query_rows, tile, problem.depth),
-           attention_query_gradient_kernel<T, tile>, problem, dy, log_sums, products, dq);
+  const int panels = attention_plans::panels(problem.depth) + attention_plans::panels(problem.value_depth);
+  with_attention_block(problem, problem.query_rows, problem.queries.sequences, [&](auto kind) {
+    using Block = typename decltype(kind)::type;
+    launch(site, attention_grid<Block>(problem, problem.query_rows, problem.depth, panels, panels),
+           attention_query_gradient_kernel<T, Block>, problem, dy, log_sums, products, dq);
   });
 }
 
@@ -144,10 +128,12 @@ template <class T>
 void attention_key_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                             const float* log_sums, const float* products, row_array<T> dk, row_array<T> dv) {
   const launch_site site(stream, "attention_key_gradient");
+  const int panels = attention_plans::panels(problem.depth) + attention_plans::panels(problem.value_depth);
   const int columns = problem.depth > problem.value_depth ? problem.depth : problem.value_depth;
-  with_attention_tile(problem.key_rows, problem.keys.sequences, [&](auto tile) {
-    launch(site, attention_grid(problem, problem.key_rows, tile, columns),
-           attention_key_gradient_kernel<T, tile>, problem, dy, log_sums, products, dk, dv);
+  with_attention_block(problem, problem.key_rows, problem.keys.sequences, [&](auto kind) {
+    using Block = typename decltype(kind)::type;
+    launch(site, attention_grid<Block>(problem, problem.key_rows, columns, panels, panels),
+           attention_key_gradient_kernel<T, Block>, problem, dy, log_sums, products, dk, dv);
   });
 }
 

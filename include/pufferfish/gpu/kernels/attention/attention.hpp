@@ -9,6 +9,16 @@
 ///
 /// Order of use: attention_forward; in the backward pass attention_row_products, then
 /// attention_query_gradient and attention_key_gradient, all with the same problem.
+///
+/// There are two kinds of kernels, which compute the same function. Kernels on float units multiply floats.
+/// Kernels on tensor cores multiply numbers of 16 bits with sums in float (Dao: "FlashAttention-2", ICLR
+/// 2024); see attention_plans::tensor. They round weights and gradients of scores to T before these are
+/// multiplied by v, dy, k or q. With u = 2^-8 for bfloat16 and 2^-11 for half, and weights p_ij, rounding
+/// changes y_i by at most u sum_j p_ij |v_j|, dv_j by at most u sum_i p_ij |dy_i|, and dq_i and dk_j by at
+/// most u times the sums of |dscore_ij k_j| and |dscore_ij q_i|; half adds 2^-25 for each weight and each
+/// gradient of a score. Both kinds recompute weights in the backward pass with a relative error of about
+/// 2^-22 times the larger one of |score| and |log sum|, draw the same dropout, and write log_sums of the same
+/// meaning, so a forward pass of one kind may precede a backward pass of the other.
 
 #include <pufferfish/gpu/kernels/copy/rows.hpp>
 #include <pufferfish/gpu/kernels/elementwise/layer_dropout.hpp>
@@ -22,23 +32,50 @@ template <class T>
 struct attention_problem {
   row_array<const T> q, k, v;  ///< rows of queries, keys and values; the columns of all heads side by side
   index_t query_rows, key_rows;
-  run_arrays queries, keys;       ///< the rows of each sequence
+  run_arrays queries, keys;       ///< the rows of each sequence, fewer than 2^30 in a sequence
   int heads, depth, value_depth;  ///< number of heads; columns of a head in q and k, and in v
   bool causal;                    ///< whether query i sees only the keys up to i + (keys - queries)
   /// Mask: a pair of query and key counts if its byte is not 0; nullptr: all pairs
   const unsigned char* allowed;
   index_t allowed_strides[3];    ///< strides of the mask: sequence, query, key
-  float scale;                   ///< factor of the scores
+  float scale;                   ///< factor of the scores, positive
   layer_dropout dropout;         ///< dropout of the weights
   std::uint64_t first_sequence;  ///< number of the first sequence in the global batch, for dropout's streams
+  bool tensor;  ///< products on tensor cores, for T of 16 bits (attention_plans::tensor); float: no effect
 };
 
 PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// If the average run has no more rows than this, tiles have 32 rows, else 64.
+/// Rules that choose the kernels. They depend on shapes alone.
+namespace attention_plans {
+
+/// Kernels on float units: if the average run has no more rows than this, tiles have 32 rows, else 64.
 inline constexpr index_t short_run = 40;
+/// Kernels on tensor cores are used if the average run has at least this number of rows.
+inline constexpr index_t tensor_run = 128;
+/// Tensor cores: rows of a tile, and columns of a panel of operands in shared memory.
+inline constexpr int tensor_edge = 64, panel = 64;
+/// Largest number of panels in shared memory: 90 KB of at least 99 KB from compute capability 8.0 on.
+inline constexpr int most_panels = 10;
+
+/// Number of panels of a matrix.
+constexpr int panels(int columns) { return (columns + panel - 1) / panel; }
+/// Whether there is room for a second stage of the right matrices, so that copies run ahead of products.
+/// `left`, `right`: numbers of panels of the left and right matrices.
+constexpr bool runs_ahead(int left, int right) { return left + 2 * right <= most_panels; }
+
+/// Whether attention is computed on tensor cores: for 16-bit types, average runs of queries and keys from
+/// tensor_run rows on, and heads of up to 320 columns of q and v together, each counted in whole panels.
+template <class T>
+bool tensor(const attention_problem<T>& p) {
+  return sizeof(T) == 2 && p.query_rows >= tensor_run * p.queries.sequences &&
+         p.key_rows >= tensor_run * p.keys.sequences &&
+         2 * (panels(p.depth) + panels(p.value_depth)) <= most_panels;
+}
+
+}  // namespace attention_plans
 
 /// Writes y and, unless it is nullptr, log_sums[head * query_rows + row] = log sum_j exp(score_ij), heads x
 /// query_rows floats. For a query that sees no key, the logarithm is -infinity and y is 0. Rows that belong

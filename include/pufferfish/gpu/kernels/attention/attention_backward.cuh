@@ -3,11 +3,11 @@
 
 /// \file
 /// Kernels of attention: the backward pass. Weights are p = exp(score - log sum). With s = 1 / (1 - dropout
-/// rate), u = p s for weights that dropout keeps, else 0, and g = dy v s for those, else 0. Then dv = u^T dy,
-/// dscore = p (g - dy y) scale, dq = dscore k, and dk = dscore^T q. Blocks for tiles of queries compute dq,
-/// blocks for tiles of keys compute dk and dv, so every sum has a fixed order.
+/// rate), u = p for weights that dropout keeps, else 0, and g = dy v s for those, else 0. Then dv = s u^T dy,
+/// dscore = p (g - dy y), dq = scale dscore k, and dk = scale dscore^T q. Blocks for tiles of queries compute
+/// dq, blocks for tiles of keys compute dk and dv, so every sum has a fixed order.
 
-#include <pufferfish/gpu/kernels/attention/attention_tiles.cuh>
+#include <pufferfish/gpu/kernels/attention/attention_steps.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -33,139 +33,140 @@ static __global__ void attention_row_products_kernel(grid_dependency earlier, at
 }
 
 /// The two numbers of a query from which its weights and their gradients are computed again: the logarithm of
-/// the sum, and the dot product of dy and y.
+/// the sum, negative and to the base 2, and the dot product of dy and y.
 struct query_record {
-  float log_sum, product;
+  float shift, product;
 };
 
-/// Reads the record at position `at` of both arrays. A query that does not exist has the logarithm -infinity,
-/// which makes its weights 0.
-__device__ inline query_record read_query(const float* log_sums, const float* products, index_t at,
-                                          bool exists) {
-  return exists ? query_record{log_sums[at], products[at]} : query_record{-HUGE_VALF, 0.0F};
-}
-
-/// The weight u after dropout, and the gradient of the score.
-struct score_gradient {
-  float used, dscore;
-};
-/// Computes u and dscore of a pair of query and key by the formulas at the top of this file. `seen`: the mask
-/// allows the pair; `kept`: dropout keeps its weight; `gradient`: dot product of the query's dy and the key's
-/// v.
+/// Reads the record of a query of a head. All weights of a query that sees no key are hidden, and the rows of
+/// a query that does not exist are 0, so their logarithm is 0.
 template <class T>
-__device__ inline score_gradient differentiate(const attention_problem<T>& p, bool seen, bool kept,
-                                               float score, float gradient, const query_record& query) {
-  if (!seen || query.log_sum == -HUGE_VALF) return {0.0F, 0.0F};
-  const float weight = expf(score * p.scale - query.log_sum);
-  const float factor = !p.dropout.drops() ? 1.0F : kept ? p.dropout.scale : 0.0F;
-  return {weight * factor, weight * (gradient * factor - query.product) * p.scale};
+__device__ inline query_record read_query(const attention_problem<T>& p, const attention_head<T>& head,
+                                          const float* log_sums, const float* products, int query) {
+  if (query >= head.queries) return {0.0F, 0.0F};
+  const index_t at = head.head * p.query_rows + head.first_query + query;
+  const float log_sum = log_sums[at];
+  return {log_sum == -HUGE_VALF ? 0.0F : -log_sum * log2_e, products[at]};
 }
 
-/// Computes `value_columns` columns of dq for a tile of queries of one head.
-template <class T, int Tile>
-static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
+/// Factor of weights that are kept.
+template <class T>
+__device__ float kept_factor(const attention_problem<T>& p) {
+  return p.dropout.drops() ? p.dropout.scale : 1.0F;
+}
+
+/// Computes 64 columns of dq for a tile of queries of one head.
+template <class T, class Block>
+static __global__ void __launch_bounds__(attention_threads, Block::query_blocks)
     /// Block (bx, by, bz): tile bx of the queries, head by, columns 64 bz .. of the head's depth. Sums run
     /// over keys in order.
     attention_query_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
                                     const float* log_sums, const float* products, row_array<T> dq) {
   earlier.wait();
-  __shared__ attention_memory<Tile> memory;
-  const run_tile tile = find_tile<Tile>(p.queries, static_cast<index_t>(blockIdx.x));
+  constexpr int edge = Block::edge;
+  using scores_tile = typename Block::scores;
+  __shared__ typename Block::memory memory;
+  const run_tile tile = find_tile<edge>(p.queries, static_cast<index_t>(blockIdx.x));
   if (tile.sequence < 0) return;
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
-  const head_rows<T> g = head.of_queries(dy, p.value_depth);
-  const int column = static_cast<int>(blockIdx.z) * value_columns;
-  query_record queries[own_rows<Tile>];
-  float ones[own_rows<Tile>];
+  const int column = static_cast<int>(blockIdx.z) * result_columns;
+  const attention_operands<T> operands{{head.q, head.of_queries(dy, p.value_depth)}, {head.k, head.v}};
+  const int end = head.visible(p, tile.first + edge);
+  Block block(memory, operands, tile.first, 0, end);
+  typename Block::result result;
+  array_of<query_record, scores_tile::own_rows> queries;
 #pragma unroll
-  for (int r = 0; r < Tile / thread_rows; ++r) {
-    const index_t query = tile.first + tile_row(r);
-    queries[r] = read_query(log_sums, products, head.head * p.query_rows + head.first_query + query,
-                            query < head.queries);
-    ones[r] = 1.0F;
+  for (int r = 0; r < scores_tile::own_rows; ++r) {
+    queries[r] = read_query(p, head, log_sums, products, tile.first + result.row(r));
   }
-  tile_result<Tile> result = {};
-  const index_t end = head.visible(p, tile.first + Tile);
-  for (index_t key = 0; key < end; key += Tile) {
-    tile_scores<Tile> scores = {}, gradients = {};
-    const kept_bits<Tile> kept = draw_kept<Tile>(p, head, tile.first, key, memory.kept);
-    add_scores<Tile>(head.q, tile.first, head.k, key, memory.operands, scores);
-    add_scores<Tile>(g, tile.first, head.v, key, memory.operands, gradients);
+  const float scale = p.scale * log2_e, factor = kept_factor(p);
+  for (int key = 0; key < end; key += edge) {
+    const auto mask = tile_mask<T>::template of<edge>(p, head, tile.first, key);
+    const kept_bits<edge> kept = draw_kept<edge>(p, head, tile.first, key, memory.kept);
+    block.fetch(key);
+    scores_tile scores, gradients;
+    block.add_scores(0, scores);
+    block.add_scores(1, gradients);
+    hide_pairs<false>(mask, -HUGE_VALF, scores);
+    hide_pairs<false>(mask, 0.0F, gradients);
+    if (p.dropout.drops()) keep_only(gradients, 0.0F, chosen_elements(gradients, kept));
 #pragma unroll
-    for (int r = 0; r < Tile / thread_rows; ++r) {
-      const int row = tile_row(r);
+    for (int r = 0; r < scores_tile::own_rows; ++r) {
 #pragma unroll
-      for (int c = 0; c < Tile / thread_columns; ++c) {
-        const int at = tile_column(c);
-        memory.weights[row * weight_pitch<Tile> + at] =
-            differentiate(p, head.sees(p, tile.first + row, key + at), p.dropout.drops() && kept(row, at),
-                          scores[r][c], gradients[r][c], queries[r])
-                .dscore;
+      for (int c = 0; c < scores_tile::own_columns; ++c) {
+        const float weight = fast_exp2(fmaf(scores.at(r, c), scale, queries[r].shift));
+        scores.at(r, c) = weight * fmaf(gradients.at(r, c), factor, -queries[r].product);
       }
     }
-    add_weighted<Tile>(memory.weights, head.k, key, end, column, memory.operands, result);
+    block.add_weighted(scores, 0, column, result);
+    block.release();
   }
-  store_result<Tile>(result, ones, dq, head.first_query, tile.first, head.queries, head.head, p.depth,
-                     column);
+  store_result(result, p.scale, dq, head.first_query, tile.first, head.queries, head.head, p.depth, column);
 }
 
-/// Computes `value_columns` columns of dk and of dv for a tile of keys of one head. Rows of threads belong to
-/// keys.
-template <class T, int Tile>
-static __global__ void __launch_bounds__(attention_threads, backward_blocks<Tile>)
+/// Computes 64 columns of dk and of dv for a tile of keys of one head. Rows of tiles belong to keys.
+template <class T, class Block>
+static __global__ void __launch_bounds__(attention_threads, Block::key_blocks)
     /// Block (bx, by, bz): tile bx of the keys, head by, columns 64 bz .. of both depths. Sums run over
     /// queries in order. Columns beyond a depth are not stored.
     attention_key_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
                                   const float* log_sums, const float* products, row_array<T> dk,
                                   row_array<T> dv) {
   earlier.wait();
-  __shared__ attention_memory<Tile> memory;
-  const run_tile tile = find_tile<Tile>(p.keys, static_cast<index_t>(blockIdx.x));
+  constexpr int edge = Block::edge;
+  using scores_tile = typename Block::scores;
+  __shared__ typename Block::memory memory;
+  __shared__ query_record queries[static_cast<std::size_t>(edge)];
+  const run_tile tile = find_tile<edge>(p.keys, static_cast<index_t>(blockIdx.x));
   if (tile.sequence < 0) return;
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
-  const head_rows<T> g = head.of_queries(dy, p.value_depth);
-  const int column = static_cast<int>(blockIdx.z) * value_columns;
-  float ones[own_rows<Tile>];
-#pragma unroll
-  for (int r = 0; r < Tile / thread_rows; ++r) ones[r] = 1.0F;
-  tile_result<Tile> key_result = {}, value_result = {};
+  const int column = static_cast<int>(blockIdx.z) * result_columns;
+  const attention_operands<T> operands{{head.k, head.v}, {head.q, head.of_queries(dy, p.value_depth)}};
   // First query that sees the first key of the tile.
-  const index_t first = p.causal ? tile.first + head.queries - head.keys : 0;
-  for (index_t query = first > 0 ? first / Tile * Tile : 0; query < head.queries; query += Tile) {
-    tile_scores<Tile> scores = {}, gradients = {};
-    const kept_bits<Tile> kept = draw_kept<Tile>(p, head, query, tile.first, memory.kept);
-    add_scores<Tile>(head.k, tile.first, head.q, query, memory.operands, scores);
-    add_scores<Tile>(head.v, tile.first, g, query, memory.operands, gradients);
+  const int sees = p.causal ? tile.first + head.queries - head.keys : 0;
+  const int first = sees > 0 ? sees / edge * edge : 0;
+  Block block(memory, operands, tile.first, first, head.queries);
+  typename Block::result key_result, value_result;
+  const float scale = p.scale * log2_e, factor = kept_factor(p);
+  const auto record_at = [&](int query) {
+    return block_thread() < edge ? read_query(p, head, log_sums, products, query + block_thread())
+                                 : query_record{};
+  };
+  query_record record = record_at(first);
+  for (int query = first; query < head.queries; query += edge) {
+    const auto mask = tile_mask<T>::template of<edge>(p, head, query, tile.first);
+    const kept_bits<edge> kept = draw_kept<edge>(p, head, query, tile.first, memory.kept);
+    if (block_thread() < edge) queries[block_thread()] = record;
+    record = record_at(query + edge);  // read during the products
+    block.fetch(query);
+    scores_tile scores, gradients;
+    block.add_scores(0, scores);
+    block.add_scores(1, gradients);
+    hide_pairs<true>(mask, -HUGE_VALF, scores);
+    hide_pairs<true>(mask, 0.0F, gradients);
+    std::uint32_t kept_pairs = 0;
+    if (p.dropout.drops()) {
+      kept_pairs = chosen_elements(scores, [&](int row, int at) { return kept(at, row); });
+      keep_only(gradients, 0.0F, kept_pairs);
+    }
 #pragma unroll
-    for (int c = 0; c < Tile / thread_columns; ++c) {
-      const int at = tile_column(c);
-      const query_record record =
-          read_query(log_sums, products, head.head * p.query_rows + head.first_query + query + at,
-                     query + at < head.queries);
+    for (int c = 0; c < scores_tile::own_columns; ++c) {
+      const query_record of = queries[scores.column(c)];
 #pragma unroll
-      for (int r = 0; r < Tile / thread_rows; ++r) {
-        const int row = tile_row(r);
-        const score_gradient both =
-            differentiate(p, head.sees(p, query + at, tile.first + row), p.dropout.drops() && kept(at, row),
-                          scores[r][c], gradients[r][c], record);
-        memory.weights[row * weight_pitch<Tile> + at] = both.used;
-        scores[r][c] = both.dscore;
+      for (int r = 0; r < scores_tile::own_rows; ++r) {
+        const float weight = fast_exp2(fmaf(scores.at(r, c), scale, of.shift));
+        scores.at(r, c) = weight;
+        gradients.at(r, c) = weight * fmaf(gradients.at(r, c), factor, -of.product);
       }
     }
-    add_weighted<Tile>(memory.weights, g, query, head.queries, column, memory.operands, value_result);
-    __syncthreads();
-#pragma unroll
-    for (int r = 0; r < Tile / thread_rows; ++r) {
-#pragma unroll
-      for (int c = 0; c < Tile / thread_columns; ++c) {
-        memory.weights[tile_row(r) * weight_pitch<Tile> + tile_column(c)] = scores[r][c];
-      }
-    }
-    add_weighted<Tile>(memory.weights, head.q, query, head.queries, column, memory.operands, key_result);
+    if (p.dropout.drops()) keep_only(scores, 0.0F, kept_pairs);
+    block.add_weighted(scores, 1, column, value_result);
+    block.add_weighted(gradients, 0, column, key_result);
+    block.release();
   }
-  store_result<Tile>(key_result, ones, dk, head.first_key, tile.first, head.keys, head.head, p.depth, column);
-  store_result<Tile>(value_result, ones, dv, head.first_key, tile.first, head.keys, head.head, p.value_depth,
-                     column);
+  store_result(key_result, p.scale, dk, head.first_key, tile.first, head.keys, head.head, p.depth, column);
+  store_result(value_result, factor, dv, head.first_key, tile.first, head.keys, head.head, p.value_depth,
+               column);
 }
 
 PUFFERFISH_KERNELS_END

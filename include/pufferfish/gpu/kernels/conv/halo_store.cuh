@@ -9,15 +9,6 @@
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Rounds two floats to T (16 bits) and packs them into a word, the first one in the lower half.
-template <class T>
-__device__ inline std::uint32_t packed(float first, float second) {
-  const element_run<T, 2> pair{{static_cast<T>(first), static_cast<T>(second)}};
-  std::uint32_t word;
-  memcpy(&word, &pair, sizeof(word));
-  return word;
-}
-
 /// Transposes a 4 x 4 matrix of words over four adjacent lanes: words[i] of lane q becomes words[q] of lane
 /// i. `q`: the calling lane modulo 4. All lanes of a warp must call this function.
 __device__ inline void transpose_words(std::uint32_t (&words)[4], int q) {

@@ -34,6 +34,15 @@ __device__ inline std::uint32_t to_tf32(float value) {
 /// Rounds a float that is given by its bits to TF32.
 __device__ inline std::uint32_t to_tf32(std::uint32_t bits) { return to_tf32(__uint_as_float(bits)); }
 
+/// Rounds two floats to T (16 bits) and packs them into a word, the first one in the lower half.
+template <class T>
+__device__ inline std::uint32_t packed(float first, float second) {
+  const T pair[2] = {static_cast<T>(first), static_cast<T>(second)};
+  std::uint32_t word;
+  memcpy(&word, pair, sizeof(word));
+  return word;
+}
+
 /// c += a b, by all 32 lanes. T: float (words are TF32; bits below the 10 bits of mantissa are ignored),
 /// __nv_bfloat16 or __half. Sums are in float; their order and the rounding of intermediate sums are not
 /// specified.
