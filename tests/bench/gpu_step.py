@@ -74,7 +74,7 @@ class Steps(unittest.TestCase):
         asked = {"work": "convolutions", "batch": 2, "tiny": True}
         done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE, check=True)
         rows = json.loads(done.stdout)["convolutions"]
-        self.assertEqual(len(rows), 6)
+        self.assertEqual(len(rows), 12)
         for row in rows:
             self.assertGreater(row["gathered_us"], 0)
             self.assertGreater(row["groups_us"], 0)
