@@ -71,7 +71,7 @@ double microseconds(pf::gpu_context& ctx, int samples, const std::function<void(
 
 struct layer {
   int side, in, out, up;  ///< side: of the input; up: channels after the second factor, 0: a dense layer
-  int stride = 1;
+  int stride = 1, kernel = 3;
 };
 
 class layer_timer {
@@ -79,9 +79,9 @@ class layer_timer {
   layer_timer(pf::gpu_context& ctx, const layer& of, int batch, int samples)
       : ctx_(ctx),
         layer_(of),
-        g_{batch,  of.side, of.side, of.in,     of.side / of.stride, of.side / of.stride,
-           of.out, 3,       3,       of.stride, of.stride,           1,
-           1,      1,       1},
+        g_{batch,         of.side,   of.side,   of.in,     of.side / of.stride, of.side / of.stride,
+           of.out,        of.kernel, of.kernel, of.stride, of.stride,           of.kernel / 2,
+           of.kernel / 2, 1,         1},
         samples_(samples),
         x_(g_.in_pixels() * of.in, 1),
         w_(weights(), 2),
@@ -103,10 +103,15 @@ class layer_timer {
     const bool both = pass == std::string_view("low-rank forward");
     const index_t factors = weights() + (both ? static_cast<index_t>(layer_.out) * layer_.up : 0);
     const double flops = 2.0 * static_cast<double>(g_.out_pixels()) * static_cast<double>(factors);
-    answer row{{"side", layer_.side},     {"in", layer_.in},
-               {"out", layer_.out},       {"up", layer_.up},
-               {"stride", layer_.stride}, {"pass", pass},
-               {"gflop", flops * 1e-9},   {"gathered_us", microseconds(ctx_, samples_, gathered)},
+    answer row{{"side", layer_.side},
+               {"in", layer_.in},
+               {"out", layer_.out},
+               {"up", layer_.up},
+               {"stride", layer_.stride},
+               {"kernel", layer_.kernel},
+               {"pass", pass},
+               {"gflop", flops * 1e-9},
+               {"gathered_us", microseconds(ctx_, samples_, gathered)},
                {"groups_us", 0.0}};
     if (fits && kernels::halo_available()) {
       row["groups_us"] = microseconds(ctx_, samples_, groups);
@@ -217,12 +222,17 @@ answer time_convolutions(const request& asked) {
   pf::gpu_context ctx;
   answer rows = answer::array();
   const std::vector<layer> layers =
-      tiny ? std::vector<layer>{{8, 64, 16, 64}, {8, 64, 32, 0}, {4, 64, 32, 0}, {8, 64, 32, 0, 2}}
-           : std::vector<layer>{{32, 64, 64, 0},       {32, 64, 16, 64},      {16, 128, 32, 128},
-                                {8, 256, 64, 256},     {16, 128, 128, 0},     {8, 256, 256, 0},
-                                {4, 512, 128, 512},    {4, 512, 512, 0},      {32, 64, 32, 128, 2},
-                                {16, 128, 64, 256, 2}, {8, 256, 128, 512, 2}, {32, 64, 128, 0, 2},
-                                {16, 128, 256, 0, 2},  {8, 256, 512, 0, 2}};
+      tiny ? std::vector<layer>{{8, 64, 16, 64},
+                                {8, 64, 32, 0},
+                                {4, 64, 32, 0},
+                                {8, 64, 32, 0, 2},
+                                {8, 64, 64, 0, 2, 1}}
+           : std::vector<layer>{{32, 64, 64, 0},         {32, 64, 16, 64},      {16, 128, 32, 128},
+                                {8, 256, 64, 256},       {16, 128, 128, 0},     {8, 256, 256, 0},
+                                {4, 512, 128, 512},      {4, 512, 512, 0},      {32, 64, 32, 128, 2},
+                                {16, 128, 64, 256, 2},   {8, 256, 128, 512, 2}, {32, 64, 128, 0, 2},
+                                {16, 128, 256, 0, 2},    {8, 256, 512, 0, 2},   {32, 64, 128, 0, 2, 1},
+                                {16, 128, 256, 0, 2, 1}, {8, 256, 512, 0, 2, 1}};
   for (const layer& of : layers) layer_timer(ctx, of, asked.at("batch"), tiny ? 1 : 15).time(rows);
   return {{"convolutions", rows}};
 }

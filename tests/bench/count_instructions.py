@@ -90,16 +90,17 @@ def compiled(nvcc):
         return 77
     with tempfile.TemporaryDirectory() as folder:
         cubin = pathlib.Path(folder) / "conv.cubin"
-        subprocess.run([nvcc, "-std=c++20", "-O3", "--extended-lambda", "--expt-relaxed-constexpr", "-arch=sm_90",
+        subprocess.run([nvcc, "-std=c++20", "-O3", "--extended-lambda", "--expt-relaxed-constexpr", "-arch=sm_90a",
                         f"-I{ROOT / 'include'}", "-cubin", str(ROOT / "bench" / "count_instructions.cu"), "-o", str(cubin)], check=True)
-        rows = counts.rows_of(counts.disassembled(cubin, tool, None), "correlate")
+        rows = counts.rows_of(counts.disassembled(cubin, tool, None), "correlate|halo_weight")
     print(counts.table(rows))
-    first = [row for row in rows if row["loop"] == 1]
+    groups = [row for row in rows if "halo" in row["function"]]
+    first = [row for row in rows if row["loop"] == 1 and row not in groups]
     over = [row["kernel"] for row in first if row["least"] > GOAL]
     print(f"{len(first) - len(over)} of {len(first)} loops over patches have at most {GOAL} other instructions a step"
           + "".join(f"\nmore: {name}" for name in over))
-    unittest.TestCase().assertEqual(len(first), 11)
-    unittest.TestCase().assertTrue(all(row["matrix"] and row["copies"] and not row["spills"] for row in first))
+    unittest.TestCase().assertEqual((len(first), len(groups)), (11, 10))
+    unittest.TestCase().assertTrue(all(row["matrix"] and row["copies"] and not row["spills"] for row in first + groups))
     return 0
 
 

@@ -132,9 +132,9 @@ void check_low_rank(const conv_case& c, index_t out, bool kept) {
   CHECK(y.error() < tolerance);
 }
 
-conv_case case_of(index_t in, index_t out, index_t padding, const pf::extents<3>& images,
-                  index_t stride = 1) {
-  return conv_case::of(pf::conv_shape::square(in, out, 3, stride, padding), images);
+conv_case case_of(index_t in, index_t out, index_t padding, const pf::extents<3>& images, index_t stride = 1,
+                  index_t kernel = 3) {
+  return conv_case::of(pf::conv_shape::square(in, out, kernel, stride, padding), images);
 }
 
 }  // namespace
@@ -176,6 +176,13 @@ TEST_CASE_TEMPLATE("gpu convolution by warp groups: all widths, chunks and borde
   }
   for (const index_t padding : {0, 2})
     check_forward<T>(case_of(16, 16, padding, {1, 17 - 2 * padding, 16 - 2 * padding}, 2));
+  // One tap and stride 2: three quarters of the gradient of the input are zeros.
+  for (const pf::extents<3>& images : {pf::extents<3>{1, 16, 15}, {5, 8, 7}, {2, 7, 8}}) {
+    check_forward<T>(case_of(128, 64, 0, images, 2, 1));
+    for (const bool add : {false, true}) {
+      check_backward_input<T>(case_of(64, thorough ? 128 : 64, 0, images, 2, 1), add);
+    }
+  }
   if (!thorough) return;
   // More blocks of pixels than groups of warps on the device.
   check_forward<T>(case_of(16, 16, 1, {150, 16, 16}));
@@ -220,11 +227,13 @@ TEST_CASE_TEMPLATE("gpu convolution by warp groups: random shapes", T, pf::gpu::
   if (no_warp_groups()) return;
   const int wanted = std::is_same_v<T, pf::gpu::bf16> ? 3 : 1;
   picker pick(static_cast<std::uint64_t>(20 + wanted));
-  std::array<int, 3> found[2][2] = {};  // by stride, by whether a block is a whole image, by pass
+  std::array<int, 3> found[3][2] = {};  // by stride or one tap, by whether a block is a whole image, by pass
   for (int round = 0; round < 2000; ++round) {
     const index_t stride = pick(1, 2), side = pick(0, 2) == 0 ? 24 : 4 * stride, images = pick(1, 6);
-    const index_t in = pick(1, 4) * 16, out = pick(1, 5) * 16, padding = pick(0, 5) == 0 ? 2 : 1;
-    const auto made = conv_case::find(pf::conv_shape::square(in, out, 3, stride, padding),
+    const index_t kernel = stride == 2 && pick(0, 1) == 0 ? 1 : 3, unit = kernel == 1 ? 64 : 16;
+    const index_t in = pick(1, kernel == 1 ? 2 : 4) * unit, out = pick(1, kernel == 1 ? 2 : 5) * unit;
+    const index_t padding = kernel == 1 ? 0 : pick(0, 5) == 0 ? 2 : 1;
+    const auto made = conv_case::find(pf::conv_shape::square(in, out, kernel, stride, padding),
                                       {images, pick(1, side), pick(1, side)});
     if (!made) continue;
     CAPTURE(made->shape.describe());
@@ -232,7 +241,7 @@ TEST_CASE_TEMPLATE("gpu convolution by warp groups: random shapes", T, pf::gpu::
     CAPTURE(made->height);
     CAPTURE(made->width);
     const auto count = [&](const kernels::halo_plan& plan, std::size_t pass) {
-      return plan.fits && ++found[stride - 1][plan.shape.side == 4 ? 1 : 0][pass] <= wanted;
+      return plan.fits && ++found[kernel == 1 ? 2 : stride - 1][plan.shape.side == 4 ? 1 : 0][pass] <= wanted;
     };
     if (count(kernels::plan_halo_forward(made->geometry()), 0)) check_forward<T>(*made, true);
     if (count(kernels::plan_halo_backward_input(made->geometry()), 1)) {
@@ -242,16 +251,17 @@ TEST_CASE_TEMPLATE("gpu convolution by warp groups: random shapes", T, pf::gpu::
     if (count(weight, 2))
       check_backward_weight<T>(*made, weight.columns, weight.slices, round % 2 == 0, true);
   }
-  for (const auto& strides : found) {
-    for (const auto& sides : strides) {
-      for (const int times : sides) CHECK(times >= wanted);
+  for (const auto& kinds : found) {
+    for (const auto& sides : kinds) {
+      for (std::size_t pass = 0; pass < (&kinds == &found[2] ? 2 : 3); ++pass) CHECK(sides[pass] >= wanted);
     }
   }
 }
 
 TEST_CASE("gpu convolution by warp groups: plans") {
-  const auto geometry = [](index_t in, index_t out, index_t stride, index_t padding, index_t side) {
-    return conv_case::of(pf::conv_shape::square(in, out, 3, stride, padding), {1, side, side}).geometry();
+  const auto geometry = [](index_t in, index_t out, index_t stride, index_t padding, index_t side,
+                           index_t kernel = 3) {
+    return case_of(in, out, padding, {1, side, side}, stride, kernel).geometry();
   };
   // What does not consist of blocks of pixels, or of whole steps of channels.
   CHECK_FALSE(kernels::plan_halo_forward(geometry(64, 64, 3, 1, 24)).fits);
@@ -259,6 +269,13 @@ TEST_CASE("gpu convolution by warp groups: plans") {
   CHECK_FALSE(kernels::plan_halo_forward(geometry(64, 64, 1, 1, 5)).fits);
   CHECK_FALSE(kernels::plan_halo_forward(geometry(64, 64, 1, 2, 2)).fits);  // results of 4 x 4 pixels
   CHECK_FALSE(kernels::plan_halo_backward_input(geometry(64, 64, 2, 0, 17)).fits);
+  // One tap: with stride 2, in steps of 64 channels, not for gradients of weights and pairs.
+  CHECK(kernels::plan_halo_forward(geometry(64, 64, 2, 0, 16, 1)).fits);
+  CHECK_FALSE(kernels::plan_halo_forward(geometry(64, 64, 1, 0, 8, 1)).fits);
+  CHECK_FALSE(kernels::plan_halo_forward(geometry(96, 64, 2, 0, 16, 1)).fits);
+  CHECK_FALSE(kernels::plan_halo_backward_input(geometry(96, 64, 2, 0, 16, 1)).fits);
+  CHECK_FALSE(kernels::plan_halo_backward_weight(geometry(64, 64, 2, 0, 16, 1)).fits);
+  CHECK_FALSE(kernels::plan_halo_low_rank(geometry(64, 64, 2, 0, 16, 1), 64).fits);
   // All 3 x 3 convolutions of ResNet-18 after the first one, dense or with a quarter of the rank.
   for (const index_t channels : {64, 128, 256, 512}) {
     CAPTURE(channels);

@@ -36,7 +36,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   constexpr int slots = plans::halo_slots, spacing = shape.spacing(), results = shape.results();
   constexpr block_layout layout = shape.inputs();
   using tiles = pixel_tiles<T, layout, Chunk, group_threads>;
-  using weights = halo_weight<T, Columns, shape.backward>;
+  using weights = halo_weight<T, Columns, shape>;
   using target = block_target<T, layout>;
   constexpr int threads = plans::halo_groups * group_threads, up_chunk = 64;
   const int thread = block_thread(), group = warp_group(), own = thread % group_threads;
@@ -81,7 +81,8 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   const auto copy_next = [&] {
     if (copied_chunk == 0) {
       const block_pixel at = all.at(copied);
-      copies.find({at.image, at.y * layout.step - work.top, at.x * layout.step - work.left});
+      copies.find({at.image, at.y * layout.step * layout.apart - work.top,
+                   at.x * layout.step * layout.apart - work.left});
     }
     copies.copy(memory + to * tiles::bytes, copied_chunk * Chunk);
     to = to + 1 == slots ? 0 : to + 1;
@@ -111,7 +112,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     const block_matrix left(memory + slot * tiles::bytes, layout.core(), tiles::plane);
     begin_products(sums);
 #pragma unroll
-    for (int tap = 0; tap < 9; ++tap) {
+    for (int tap = 0; tap < shape.taps(); ++tap) {
 #pragma unroll
       for (int k = 0; k < Chunk; k += 16) {
         sums[shape.result_of(tap)].template add<dense::depth, weights::layout>(
@@ -130,7 +131,9 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     const block_pixel at = all.at(block);
     block += step;
 #pragma unroll
-    for (int phase = 0; phase < results; ++phase) {
+    for (int phase = 0; phase < spacing * spacing; ++phase) {
+      if (phase >= results && work.add) break;  // the sums of other phases are zeros
+      auto& result = sums[phase < results ? phase : 0];
       // The first result of this phase in the block, and what exists from there on.
       const int y = at.y * spacing + phase / 2, x = at.x * spacing + phase % 2;
       const block_extent extent{all.images - at.image, ceil_div(work.out_height - y, spacing),
@@ -150,8 +153,8 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
                line * work.columns,
                spacing * work.columns,
                work.add}
-            .store(sums[phase], own);
-        if (collects) moments.add(sums[phase], 0);
+            .store(result, own);
+        if (collects) moments.add(result, 0);
       } else {
         // Sums of a thread, rounded to 16 bits, are a left operand in registers.
         array_of<std::uint32_t[4], Columns / 16> words;
@@ -159,13 +162,13 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
         for (int k = 0; k < Columns / 16; ++k) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            words[k][i] = packed<T>(sums[0].values[8 * k + 2 * i], sums[0].values[8 * k + 2 * i + 1]);
+            words[k][i] = packed<T>(result.values[8 * k + 2 * i], result.values[8 * k + 2 * i + 1]);
           }
         }
         if (work.inner != nullptr) {
           target{
               work.inner + pixel * Columns, nullptr, extent, image * Columns, line * Columns, Columns, false}
-              .store(sums[0], own);
+              .store(result, own);
         }
         for (int column = 0; column < work.up_columns; column += up_chunk) {
           group_sums<T, up_chunk> products;
@@ -190,7 +193,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
           if (collects) moments.add(products, column);
         }
       }
-      sums[phase].clear();
+      result.clear();
     }
   }
   if (collects) {
@@ -219,20 +222,20 @@ inline void run_halo(const launch_site& site, const halo_plan& plan, halo_correl
            correlate_halo<T, columns, chunk, decltype(kind), Paired>, work);
   };
   with_halo_kind<Backward>(plan, [&](auto kind, auto columns) {
-    constexpr bool whole = kind.shape.side == 8 && kind.shape.stride == 1;
-    // No plan has four results with 64 columns, or a pair with blocks of 4 x 4 pixels.
-    if constexpr (!(columns == 64 && kind.shape.has_phases()) && !(Paired && kind.shape.side == 4)) {
-      if constexpr (whole) {
-        if (plan.chunk == 32) return start(kind, columns, std::integral_constant<int, 32>());
+    constexpr halo_shape shape = kind.shape;
+    if constexpr (plans::halo_supports(shape, columns) && !(Paired && !plans::halo_pairs(shape))) {
+      constexpr int most = plans::most_chunk(shape);
+      if constexpr (most == 32) {
+        if (plan.chunk == 16) return start(kind, columns, std::integral_constant<int, 16>());
       }
-      start(kind, columns, std::integral_constant<int, 16>());
+      start(kind, columns, std::integral_constant<int, most>());
     }
   });
 }
 
 bool halo_available() {
   return has_warp_groups(
-      reinterpret_cast<const void*>(correlate_halo<__nv_bfloat16, 64, 32, halo_kind<8, 1, false>, false>));
+      reinterpret_cast<const void*>(correlate_halo<__nv_bfloat16, 64, 32, halo_kind<8, 1, false, 3>, false>));
 }
 
 template <class T>
@@ -279,8 +282,7 @@ void halo_low_rank_forward(cudaStream_t stream, const conv_geometry& g, const ha
   template void halo_low_rank_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,  \
                                          const T*, const T*, int, const T*, T*, T*,                       \
                                          const moment_workspace&);
-PUFFERFISH_INSTANTIATE(__nv_bfloat16)
-PUFFERFISH_INSTANTIATE(__half)
+PUFFERFISH_DEVICE_TYPES_16(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

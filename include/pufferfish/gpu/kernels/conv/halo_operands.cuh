@@ -43,27 +43,30 @@ struct halo_correlation {
 /// hold its rows [tap][depth], 16 bytes each. Backward: the weight in device memory is [tap][columns][depth],
 /// and planes of 8 elements of the depth hold its rows [tap][column], with the taps in reverse order. 16
 /// bytes of padding follow each plane.
-template <class T, int Columns, bool Backward>
+template <class T, int Columns, halo_shape Shape>
 class halo_weight {
+  static constexpr int taps = Shape.taps();
+  static constexpr bool backward = Shape.backward;
+
  public:
   /// `memory`: bytes() bytes of shared memory, aligned to 16 bytes.
   __device__ halo_weight(unsigned char* memory, const halo_correlation<T>& work)
-      : memory_(memory), depth_(work.depth), plane_((Backward ? 9 * Columns : 9 * work.depth) * 16 + 16) {}
+      : memory_(memory), depth_(work.depth), plane_(taps * (backward ? Columns : work.depth) * 16 + 16) {}
 
   /// Number of bytes of shared memory that the weight occupies, with its padding.
-  __device__ int bytes() const { return plane_ * (Backward ? depth_ : Columns) / 8; }
+  __device__ int bytes() const { return plane_ * (backward ? depth_ : Columns) / 8; }
 
   /// Starts the copies (copy_async) of the columns first .. first + Columns - 1, by all `threads` threads of
   /// the block, of which the calling thread is number `thread`.
   __device__ void copy(const halo_correlation<T>& work, int first, int thread, int threads) const {
-    const int runs = (Backward ? depth_ : Columns) / 8, rows = 9 * (Backward ? Columns : depth_);
+    const int runs = (backward ? depth_ : Columns) / 8, rows = taps * (backward ? Columns : depth_);
     for (int at = thread; at < rows * runs; at += threads) {
       const int row = at / runs, run = at - row * runs;
       const T* from = nullptr;
-      if constexpr (Backward) {
+      if constexpr (backward) {
         const int tap = row / Columns, column = row - tap * Columns;
-        from =
-            work.weight + (static_cast<index_t>(8 - tap) * work.columns + first + column) * depth_ + run * 8;
+        from = work.weight + (static_cast<index_t>(taps - 1 - tap) * work.columns + first + column) * depth_ +
+               run * 8;
       } else {
         from = work.weight + static_cast<index_t>(row) * work.columns + first + run * 8;
       }
@@ -72,15 +75,15 @@ class halo_weight {
   }
 
   /// Whether the 8 numbers in a row of the operand's blocks are consecutive along or across the depth.
-  static constexpr dense layout = Backward ? dense::depth : dense::width;
+  static constexpr dense layout = backward ? dense::depth : dense::width;
   /// The operand of the first tap and the first 16 elements of the depth.
   __device__ block_matrix first() const {
-    return Backward ? block_matrix(memory_, 128, plane_) : block_matrix(memory_, plane_, 128);
+    return backward ? block_matrix(memory_, 128, plane_) : block_matrix(memory_, plane_, 128);
   }
   /// Number of bytes from first() to the operand of a tap and the depth elements k .. k + 15; k is a multiple
   /// of 16.
   __device__ int place(int tap, int k) const {
-    return Backward ? tap * Columns * 16 + k / 8 * plane_ : (tap * depth_ + k) * 16;
+    return backward ? tap * Columns * 16 + k / 8 * plane_ : (tap * depth_ + k) * 16;
   }
 
  private:
@@ -89,9 +92,9 @@ class halo_weight {
 };
 
 /// A halo_shape as a type. (nvcc 13 does not compile kernels with template arguments of class type.)
-template <int Side, int Stride, bool Backward>
+template <int Side, int Stride, bool Backward, int Kernel>
 struct halo_kind {
-  static constexpr halo_shape shape{Side, Stride, Backward};
+  static constexpr halo_shape shape{Side, Stride, Backward, Kernel};
 };
 
 /// Calls f(kind, columns) with the halo_kind of the plan's shape, whose `backward` is Backward, and with
@@ -103,12 +106,16 @@ inline void with_halo_kind(const halo_plan& plan, F f) {
     if (plan.columns == 32) return f(kind, std::integral_constant<int, 32>());
     f(kind, std::integral_constant<int, 64>());
   };
-  const auto by_side = [&](auto stride) {
-    if (plan.shape.side == 4) return by_columns(halo_kind<4, stride, Backward>());
-    by_columns(halo_kind<8, stride, Backward>());
+  const auto by_side = [&](auto stride, auto kernel) {
+    if (plan.shape.side == 4) return by_columns(halo_kind<4, stride, Backward, kernel>());
+    by_columns(halo_kind<8, stride, Backward, kernel>());
   };
-  if (plan.shape.stride == 2) return by_side(std::integral_constant<int, 2>());
-  by_side(std::integral_constant<int, 1>());
+  using one = std::integral_constant<int, 1>;
+  using two = std::integral_constant<int, 2>;
+  using three = std::integral_constant<int, 3>;
+  if (plan.shape.kernel == 1) return by_side(two(), one());
+  if (plan.shape.stride == 2) return by_side(two(), three());
+  by_side(one(), three());
 }
 
 PUFFERFISH_KERNELS_END

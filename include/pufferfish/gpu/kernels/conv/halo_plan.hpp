@@ -11,7 +11,7 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// How a convolution with 3 x 3 taps is computed from blocks of pixels.
+/// How a convolution is computed from blocks of pixels.
 struct halo_plan {
   /// Whether the kernels support the convolution. The other members are valid only if `fits` is true.
   bool fits = false;
@@ -19,7 +19,8 @@ struct halo_plan {
   halo_shape shape = {};
   /// Number of channels of the result that a thread block computes: 16, 32 or 64.
   int columns = 64;
-  /// Number of channels of the input that are copied at a time: 16 or 32; 64 for the gradient of the weight.
+  /// Number of channels of the input that are copied at a time: 16 or 32; 64 for one tap and for the gradient
+  /// of the weight.
   int chunk = 32;
   /// For the gradient of the weight: number of parts of the pixels that are summed separately.
   int slices = 1;
@@ -51,18 +52,19 @@ inline constexpr index_t most_shared = index_t{227} * 1024;
 /// The shape of a convolution with results of height x width pixels (for a gradient of the input with stride
 /// 2: those of a phase), if the kernels support it, else one with side 0. The convolution has 3 x 3 taps, no
 /// dilation, the same stride of 1 or 2 in both directions, and a padding of at most 2; of 1 for a gradient of
-/// the input with stride 2. At least three quarters of the pixels in the blocks exist. Blocks of 4 x 4 pixels
-/// are whole images, with a padding of 1. Offsets within twenty lines of an image need no more than 31 bits.
-/// `channels`: the most channels of an image.
+/// the input with stride 2. Or it has one tap, stride 2 and no padding. At least three quarters of the pixels
+/// in the blocks exist. Blocks of 4 x 4 pixels are whole images, with a padding of 1 for 3 x 3 taps. Offsets
+/// within twenty lines of an image need no more than 31 bits. `channels`: the most channels of an image.
 inline halo_shape shape_of(const conv_geometry& g, bool backward, int channels) {
-  const int stride = g.stride_height, spacing = halo_shape{8, stride, backward}.spacing();
+  const int stride = g.stride_height, spacing = halo_shape{8, stride, backward}.spacing(),
+            kernel = g.kernel_height;
   const index_t height = cut(backward ? g.in_height : g.out_height, spacing);
   const index_t width = cut(backward ? g.in_width : g.out_width, spacing);
-  const bool centred = g.padding_height == 1 && g.padding_width == 1;
-  halo_shape shape{0, stride, backward};
-  if (g.kernel_height != 3 || g.kernel_width != 3 || g.stride_width != stride || stride > 2 ||
-      g.dilation_height != 1 || g.dilation_width != 1 || g.padding_height > 2 || g.padding_width > 2 ||
-      (spacing == 2 && !centred) ||
+  const bool centred = 2 * g.padding_height == kernel - 1 && 2 * g.padding_width == kernel - 1;
+  halo_shape shape{0, stride, backward, kernel};
+  if ((kernel != 3 && (kernel != 1 || stride != 2 || !centred)) || g.kernel_width != kernel ||
+      g.stride_width != stride || stride > 2 || g.dilation_height != 1 || g.dilation_width != 1 ||
+      g.padding_height > 2 || g.padding_width > 2 || (spacing == 2 && !centred) ||
       static_cast<index_t>(std::max(g.in_width, g.out_width)) * channels > (index_t{1} << 31) / 20) {
     return shape;
   }
@@ -89,18 +91,33 @@ constexpr index_t halo_weight_bytes(const halo_shape& shape, int columns) {
          (shape.inputs().bytes(halo_weight_rows) + shape.outputs().bytes(columns));
 }
 
+/// Most channels that are copied at a time.
+constexpr int most_chunk(const halo_shape& shape) {
+  return shape.kernel == 1 ? 64 : shape.side == 8 && shape.stride == 1 ? 32 : 16;
+}
+/// Whether there are kernels with this number of columns: no more than 32 with four results for each tile, 64
+/// only with one tap.
+constexpr bool halo_supports(const halo_shape& shape, int columns) {
+  return shape.kernel == 1 ? columns == 64 : columns * shape.results() <= 128;
+}
+/// Whether there are kernels that multiply the result by another factor.
+constexpr bool halo_pairs(const halo_shape& shape) { return shape.kernel == 3 && shape.side == 8; }
+
 /// The plan of a correlation of `depth` channels with a result of `columns` channels: the largest number of
-/// columns for which the shared memory of a thread block suffices; at most 32 if there are four results for
-/// each tile. The shared memory holds the weight of these columns, with padding, the tiles, and `more` bytes
-/// for other data. The plan does not fit if a number of channels is not a multiple of 16.
+/// columns for which there are kernels and the shared memory of a thread block suffices. The shared memory
+/// holds the weight of these columns, with padding, the tiles, and `more` bytes for other data. The plan does
+/// not fit if a number of channels is not a multiple of 16, or of 64 with one tap.
 inline halo_plan halo_plan_for(const halo_shape& shape, int depth, int columns, index_t more = 0) {
   halo_plan plan;
   plan.shape = shape;
   if (shape.side == 0 || depth % 16 != 0 || columns % 16 != 0) return plan;
-  plan.chunk = depth % 32 == 0 && shape.side == 8 && shape.stride == 1 ? 32 : 16;
-  for (plan.columns = shape.has_phases() ? 32 : 64; plan.columns >= 16; plan.columns /= 2) {
-    if (columns % plan.columns != 0) continue;
-    plan.shared_bytes = index_t{9} * depth * plan.columns * 2 + 16 * (plan.columns + depth) / 8 + more +
+  plan.chunk = most_chunk(shape);
+  if (plan.chunk == 32 && depth % 32 != 0) plan.chunk = 16;
+  if (depth % plan.chunk != 0) return plan;
+  for (plan.columns = 64; plan.columns >= 16; plan.columns /= 2) {
+    if (columns % plan.columns != 0 || !halo_supports(shape, plan.columns)) continue;
+    plan.shared_bytes = static_cast<index_t>(shape.taps()) * depth * plan.columns * 2 +
+                        16 * (plan.columns + depth) / 8 + more +
                         halo_groups * halo_slots * shape.inputs().bytes(plan.chunk);
     plan.fits = plan.shared_bytes <= most_shared;
     if (plan.fits) return plan;
@@ -111,7 +128,8 @@ inline halo_plan halo_plan_for(const halo_shape& shape, int depth, int columns, 
 }  // namespace plans
 
 /// The plan of halo_forward. It fits if the kernels have the convolution's shape (plans::shape_of), the
-/// numbers of channels are multiples of 16, and the weight of 16 columns fits into shared memory.
+/// numbers of channels are multiples of 16 (of 64 with one tap), and the weight of 16 columns fits into
+/// shared memory.
 inline halo_plan plan_halo_forward(const conv_geometry& g) {
   return plans::halo_plan_for(plans::shape_of(g, false, std::max(g.in_channels, g.out_channels)),
                               g.in_channels, g.out_channels);
@@ -130,7 +148,7 @@ inline halo_plan plan_halo_backward_input(const conv_geometry& g) {
 /// `up` fit into the shared memory of one thread block.
 inline halo_plan plan_halo_low_rank(const conv_geometry& g, int out_channels) {
   const halo_shape shape = plans::shape_of(g, false, std::max(g.in_channels, out_channels));
-  if (shape.side != 8 || out_channels % 64 != 0) return {};
+  if (!plans::halo_pairs(shape) || out_channels % 64 != 0) return {};
   halo_plan plan = plans::halo_plan_for(shape, g.in_channels, g.out_channels,
                                         static_cast<index_t>(g.out_channels) * out_channels * 2);
   plan.fits = plan.fits && plan.columns == g.out_channels;
@@ -162,12 +180,13 @@ inline double halo_weight_time(const halo_shape& shape, index_t blocks, index_t 
 
 /// The plan of halo_backward_weight: of the possible numbers of columns, the one with the least estimated
 /// time. Fewer columns mean more tiles and fewer slices, and the sums of all slices pass through device
-/// memory. The plan fits if the kernels have the convolution's shape (plans::shape_of), in_channels is a
-/// multiple of 64 and out_channels a multiple of 16.
+/// memory. The plan fits if the kernels have the convolution's shape (plans::shape_of) with 3 x 3 taps,
+/// in_channels is a multiple of 64 and out_channels a multiple of 16.
 inline halo_plan plan_halo_backward_weight(const conv_geometry& g) {
   halo_plan plan;
   plan.shape = plans::shape_of(g, false, std::max(g.in_channels, g.out_channels));
-  plan.fits = plan.shape.side > 0 && g.in_channels % plans::halo_weight_rows == 0 && g.out_channels % 16 == 0;
+  plan.fits = plan.shape.side > 0 && plan.shape.kernel == 3 && g.in_channels % plans::halo_weight_rows == 0 &&
+              g.out_channels % 16 == 0;
   if (!plan.fits) return plan;
   plan.chunk = plans::halo_weight_rows;
   const index_t size = static_cast<index_t>(g.patch()) * g.out_channels;

@@ -40,6 +40,7 @@ struct block_layout {
   int patch;   ///< number of lines and columns of each image in the tile
   int step;    ///< number of lines and columns from the inputs of a result to those of the next one: 1 or 2
   int border;  ///< if side is 4: number of lines and columns of the tile before the image
+  int apart;   ///< number of lines and columns of an image from a pixel of the tile to the next one
 
   /// Number of images that alternate in a line, and number of such sets of images.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr int sets() const { return 8 / side; }
@@ -97,20 +98,23 @@ struct block_layout {
   }
 };
 
-/// A kind of convolution by warp groups, with 3 x 3 taps.
+/// A kind of convolution by warp groups: with 3 x 3 taps and stride 1 or 2, or with one tap and stride 2.
 struct halo_shape {
   int side = 8;           ///< lines and columns of a block of results: 8 or 4
   int stride = 1;         ///< of the convolution, in both directions: 1 or 2
   bool backward = false;  ///< whether it is the gradient of the input
+  int kernel = 3;         ///< number of taps in both directions: 3 or 1
 
+  /// Number of all taps.
+  PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr int taps() const { return kernel * kernel; }
   /// Whether a block has results for four phases of the input's pixels: those of even or odd lines and even
   /// or odd columns. All four read the same block of output gradients.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr bool has_phases() const {
     return backward && stride == 2;
   }
-  /// Number of blocks of 64 results that are computed from a tile.
+  /// Number of blocks of 64 results that are computed from a tile. With one tap, the other phases are zero.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr int results() const {
-    return has_phases() ? 4 : 1;
+    return has_phases() && kernel == 3 ? 4 : 1;
   }
   /// Number of lines and columns from a result of a block to the next one.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr int spacing() const {
@@ -118,16 +122,18 @@ struct halo_shape {
   }
   /// The pixels that a block of results reads.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr block_layout inputs() const {
+    if (kernel == 1) return {side, side, 1, 0, backward ? 1 : stride};
     const int step = backward ? 1 : stride;
-    return {side, has_phases() ? side + 1 : side * step + 3 - step, step, has_phases() ? 0 : 1};
+    return {side, has_phases() ? side + 1 : side * step + 3 - step, step, has_phases() ? 0 : 1, 1};
   }
   /// The results of a block, without a border.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr block_layout outputs() const {
-    return {side, side, 1, 0};
+    return {side, side, 1, 0, 1};
   }
-  /// The result that tap `tap` = 0 .. 8 adds to. Taps are numbered by increasing positions of their inputs.
+  /// The result that tap `tap` = 0 .. taps() - 1 adds to. Taps are numbered by increasing positions of their
+  /// inputs.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr int result_of(int tap) const {
-    return has_phases() ? (tap / 3 + 1) % 2 * 2 + (tap % 3 + 1) % 2 : 0;
+    return results() == 4 ? (tap / 3 + 1) % 2 * 2 + (tap % 3 + 1) % 2 : 0;
   }
   /// Number of bytes before the input of tap `tap` for the first result.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr int place_of(int tap) const {

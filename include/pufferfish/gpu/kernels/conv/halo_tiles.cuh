@@ -2,7 +2,7 @@
 #pragma once
 
 /// \file
-/// Internal: copies blocks of pixels, with the border that a 3 x 3 kernel reads, to shared memory.
+/// Internal: copies blocks of pixels, with the border that their taps read, to shared memory.
 ///
 /// A tile consists of planes of 8 channels. In a plane, each pixel has 16 bytes, in the order of
 /// block_layout. The operand of another tap begins at another pixel of the same tile, so each pixel is copied
@@ -111,10 +111,11 @@ class pixel_tiles {
   }
 
  private:
-  // The pixel of copy i of the thread.
+  // The pixel of copy i of the thread, counted from the tile's first pixel in the image.
   __device__ block_pixel pixel(int i) const {
     const int place = places_[i];
-    return {Layout.images() == 1 ? 0 : place >> 13 & 3, place >> 8 & 31, place >> 3 & 31};
+    return {Layout.images() == 1 ? 0 : place >> 13 & 3, (place >> 8 & 31) * Layout.apart,
+            (place >> 3 & 31) * Layout.apart};
   }
 
   // Number of copies that each thread starts for a tile; threads with high numbers may start one less.

@@ -158,12 +158,14 @@ void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const hal
                               plan.slices,
                               accumulate && plan.slices == 1};
   with_halo_kind<false>(plan, [&](auto kind, auto columns) {
-    launch(site,
-           {{static_cast<unsigned>(g.in_channels / plans::halo_weight_rows * (g.out_channels / columns)),
-             static_cast<unsigned>(plan.slices)},
-            plans::halo_weight_groups * group_threads,
-            static_cast<std::size_t>(plan.shared_bytes)},
-           halo_weight_gradient<T, columns, decltype(kind)>, work);
+    if constexpr (kind.shape.kernel == 3) {
+      launch(site,
+             {{static_cast<unsigned>(g.in_channels / plans::halo_weight_rows * (g.out_channels / columns)),
+               static_cast<unsigned>(plan.slices)},
+              plans::halo_weight_groups * group_threads,
+              static_cast<std::size_t>(plan.shared_bytes)},
+             halo_weight_gradient<T, columns, decltype(kind)>, work);
+    }
   });
   if (plan.slices == 1) return;
   add_slices_or_push(site, {dw, partials, size, plan.slices, accumulate, g.out_channels}, later);
@@ -172,8 +174,7 @@ void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const hal
 #define PUFFERFISH_INSTANTIATE(T)                                                                       \
   template void halo_backward_weight<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*, \
                                         const T*, float*, bool, float*, slice_sums*);
-PUFFERFISH_INSTANTIATE(__nv_bfloat16)
-PUFFERFISH_INSTANTIATE(__half)
+PUFFERFISH_DEVICE_TYPES_16(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END
