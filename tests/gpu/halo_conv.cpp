@@ -205,6 +205,8 @@ TEST_CASE_TEMPLATE("gpu gradients of weights by warp groups", T, pf::gpu::bf16, 
     check_backward_weight<T>(case_of(64, 64, 1, {9, 4, 4}), columns, 2, true);
     check_backward_weight<T>(case_of(64, 64, 1, {2, 16, 15}, 2), columns, 1, true);
     check_backward_weight<T>(case_of(64, 64, 1, {5, 8, 7}, 2), columns, 2, false);
+    check_backward_weight<T>(case_of(64, 64, 0, {3, 16, 15}, 2, 1), columns, 2, true);
+    check_backward_weight<T>(case_of(64, 64, 0, {5, 8, 7}, 2, 1), columns, 1, false);
   }
   if (std::is_same_v<T, pf::gpu::fp16>) return;
   for (const index_t padding : {0, 1, 2}) {
@@ -225,10 +227,10 @@ TEST_CASE_TEMPLATE("gpu low-rank convolution by warp groups", T, pf::gpu::bf16, 
 
 TEST_CASE_TEMPLATE("gpu convolution by warp groups: random shapes", T, pf::gpu::bf16, pf::gpu::fp16) {
   if (no_warp_groups()) return;
-  const int wanted = std::is_same_v<T, pf::gpu::bf16> ? 3 : 1;
+  const int wanted = std::is_same_v<T, pf::gpu::bf16> ? 2 : 1;
   picker pick(static_cast<std::uint64_t>(20 + wanted));
   std::array<int, 3> found[3][2] = {};  // by stride or one tap, by whether a block is a whole image, by pass
-  for (int round = 0; round < 2000; ++round) {
+  for (int round = 0; round < 5000; ++round) {
     const index_t stride = pick(1, 2), side = pick(0, 2) == 0 ? 24 : 4 * stride, images = pick(1, 6);
     const index_t kernel = stride == 2 && pick(0, 1) == 0 ? 1 : 3, unit = kernel == 1 ? 64 : 16;
     const index_t in = pick(1, kernel == 1 ? 2 : 4) * unit, out = pick(1, kernel == 1 ? 2 : 5) * unit;
@@ -253,7 +255,7 @@ TEST_CASE_TEMPLATE("gpu convolution by warp groups: random shapes", T, pf::gpu::
   }
   for (const auto& kinds : found) {
     for (const auto& sides : kinds) {
-      for (std::size_t pass = 0; pass < (&kinds == &found[2] ? 2 : 3); ++pass) CHECK(sides[pass] >= wanted);
+      for (const int times : sides) CHECK(times >= wanted);
     }
   }
 }
@@ -269,12 +271,11 @@ TEST_CASE("gpu convolution by warp groups: plans") {
   CHECK_FALSE(kernels::plan_halo_forward(geometry(64, 64, 1, 1, 5)).fits);
   CHECK_FALSE(kernels::plan_halo_forward(geometry(64, 64, 1, 2, 2)).fits);  // results of 4 x 4 pixels
   CHECK_FALSE(kernels::plan_halo_backward_input(geometry(64, 64, 2, 0, 17)).fits);
-  // One tap: with stride 2, in steps of 64 channels, not for gradients of weights and pairs.
+  // One tap: with stride 2, in steps of 64 channels, not for pairs.
   CHECK(kernels::plan_halo_forward(geometry(64, 64, 2, 0, 16, 1)).fits);
   CHECK_FALSE(kernels::plan_halo_forward(geometry(64, 64, 1, 0, 8, 1)).fits);
   CHECK_FALSE(kernels::plan_halo_forward(geometry(96, 64, 2, 0, 16, 1)).fits);
   CHECK_FALSE(kernels::plan_halo_backward_input(geometry(96, 64, 2, 0, 16, 1)).fits);
-  CHECK_FALSE(kernels::plan_halo_backward_weight(geometry(64, 64, 2, 0, 16, 1)).fits);
   CHECK_FALSE(kernels::plan_halo_low_rank(geometry(64, 64, 2, 0, 16, 1), 64).fits);
   // All 3 x 3 convolutions of ResNet-18 after the first one, dense or with a quarter of the rank.
   for (const index_t channels : {64, 128, 256, 512}) {

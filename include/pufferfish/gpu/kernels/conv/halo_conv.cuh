@@ -80,9 +80,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   // Starts the copies of the next chunk of channels. The tiles of a group are used in turn.
   const auto copy_next = [&] {
     if (copied_chunk == 0) {
-      const block_pixel at = all.at(copied);
-      copies.find({at.image, at.y * layout.step * layout.apart - work.top,
-                   at.x * layout.step * layout.apart - work.left});
+      copies.find(layout.origin(all.at(copied), work.top, work.left));
     }
     copies.copy(memory + to * tiles::bytes, copied_chunk * Chunk);
     to = to + 1 == slots ? 0 : to + 1;

@@ -79,12 +79,11 @@ inline halo_shape shape_of(const conv_geometry& g, bool backward, int channels) 
   return shape;
 }
 
-/// For the gradient of the weight: number of channels of the input that a thread block computes; number of
-/// its warp groups, one for each row of taps; and number of sets of halo_weight_blocks blocks of pixels in
-/// shared memory.
-inline constexpr int halo_weight_rows = 64, halo_weight_groups = 3, halo_weight_slots = 3;
+/// For the gradient of the weight: number of channels of the input that a thread block computes, and number
+/// of sets of halo_weight_blocks blocks of pixels in shared memory.
+inline constexpr int halo_weight_rows = 64, halo_weight_slots = 3;
 /// Number of blocks of pixels that are multiplied at a time.
-constexpr int halo_weight_blocks(const halo_shape& shape) { return shape.stride == 2 ? 1 : 2; }
+constexpr int halo_weight_blocks(const halo_shape& shape) { return shape.inputs().step == 2 ? 1 : 2; }
 /// Shared memory of a thread block of the gradient of the weight, in bytes.
 constexpr index_t halo_weight_bytes(const halo_shape& shape, int columns) {
   return halo_weight_slots * halo_weight_blocks(shape) *
@@ -167,11 +166,12 @@ namespace plans {
 /// `blocks`: number of blocks of pixels; `tiles`: number of tiles of the result; `size`: number of elements
 /// of the result. The time is the number of rounds of thread blocks times the blocks of pixels of a slice, at
 /// 0.4 to 0.8 microseconds each, plus two passes over the sums of all slices at 2.5 TB/s. Blocks of a
-/// convolution of stride 2 are assumed, not measured, to take twice as long: they read 4.5 times the pixels.
+/// convolution of 3 x 3 taps and stride 2 are assumed, not measured, to take twice as long: they read 4.5
+/// times the pixels.
 inline double halo_weight_time(const halo_shape& shape, index_t blocks, index_t tiles, int columns,
                                int slices, index_t size) {
   const double one = columns == 64 ? 0.8 : columns == 32 ? 0.5 : 0.4, bytes_per_us = 2.5e6;
-  const double block = shape.stride * one;
+  const double block = shape.inputs().step * one;
   return static_cast<double>(cut(tiles * slices, halo_blocks) * cut(blocks, slices)) * block +
          (slices > 1 ? 2.0 * 4.0 * slices * static_cast<double>(size) / bytes_per_us : 0.0);
 }
@@ -180,13 +180,12 @@ inline double halo_weight_time(const halo_shape& shape, index_t blocks, index_t 
 
 /// The plan of halo_backward_weight: of the possible numbers of columns, the one with the least estimated
 /// time. Fewer columns mean more tiles and fewer slices, and the sums of all slices pass through device
-/// memory. The plan fits if the kernels have the convolution's shape (plans::shape_of) with 3 x 3 taps,
-/// in_channels is a multiple of 64 and out_channels a multiple of 16.
+/// memory. The plan fits if the kernels have the convolution's shape (plans::shape_of), in_channels is a
+/// multiple of 64 and out_channels a multiple of 16.
 inline halo_plan plan_halo_backward_weight(const conv_geometry& g) {
   halo_plan plan;
   plan.shape = plans::shape_of(g, false, std::max(g.in_channels, g.out_channels));
-  plan.fits = plan.shape.side > 0 && plan.shape.kernel == 3 && g.in_channels % plans::halo_weight_rows == 0 &&
-              g.out_channels % 16 == 0;
+  plan.fits = plan.shape.side > 0 && g.in_channels % plans::halo_weight_rows == 0 && g.out_channels % 16 == 0;
   if (!plan.fits) return plan;
   plan.chunk = plans::halo_weight_rows;
   const index_t size = static_cast<index_t>(g.patch()) * g.out_channels;

@@ -63,6 +63,13 @@ struct block_layout {
     return {eight % sets() * sets() + one % sets(), eight / sets(), one / sets()};
   }
 
+  /// The tile's first pixel, for a block that begins at `result` and whose first tap reads (-top, -left) for
+  /// the result (0, 0).
+  PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr block_pixel origin(const block_pixel& result,
+                                                                               int top, int left) const {
+    return {result.image, result.y * step * apart - top, result.x * step * apart - left};
+  }
+
   /// First line and column that is copied from each image, and their number. Of blocks of 4 x 4 pixels, which
   /// are whole images, only the image is copied: its border in the tile remains zero.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr int first() const {

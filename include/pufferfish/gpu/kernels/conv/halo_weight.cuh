@@ -2,10 +2,10 @@
 #pragma once
 
 /// \file
-/// The gradient of the weight of a convolution with 3 x 3 taps, from blocks of pixels that are copied to
-/// shared memory once for all taps. A thread block computes 64 input channels x 16, 32 or 64 output channels
-/// of all nine taps; warp group g computes the three taps of row g. The depth of the products is the 64
-/// output pixels of a block (block_layout).
+/// The gradient of the weight of a convolution, from blocks of pixels that are copied to shared memory once
+/// for all taps. A thread block computes 64 input channels x 16, 32 or 64 output channels of all taps; warp
+/// group g computes the taps of row g. The depth of the products is the 64 output pixels of a block
+/// (block_layout).
 
 #include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
 #include <pufferfish/gpu/kernels/conv/halo_operands.cuh>
@@ -35,14 +35,14 @@ struct halo_gradient {
 /// shared memory: halo_weight_slots sets of halo_weight_blocks pairs, each of a tile of x with its border and
 /// a tile of dy. `Kind`: the halo_kind of the forward convolution.
 template <class T, int Columns, class Kind>
-static __global__ void __launch_bounds__(plans::halo_weight_groups* group_threads, 1)
+static __global__ void __launch_bounds__(Kind::shape.kernel* group_threads, 1)
     halo_weight_gradient(grid_dependency earlier, halo_gradient<T> work) {
   earlier.wait();
 #if !defined(PUFFERFISH_WARP_GROUPS)
   absent_mark();
 #else
   constexpr halo_shape shape = Kind::shape;
-  constexpr int threads = plans::halo_weight_groups * group_threads, slots = plans::halo_weight_slots;
+  constexpr int taps = shape.kernel, threads = taps * group_threads, slots = plans::halo_weight_slots;
   constexpr int at_once = plans::halo_weight_blocks(shape), rows = plans::halo_weight_rows;
   constexpr block_layout in = shape.inputs(), out = shape.outputs();
   using inputs = pixel_tiles<T, in, rows, threads>;
@@ -74,7 +74,7 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
       const int block = first + unit * at_once + i;
       const block_pixel at = all.at(block < last ? block : all.blocks);
       unsigned char* const tile = memory + slot * slot_bytes + i * pair_bytes;
-      xs.find({at.image, at.y * in.step - g.padding_height, at.x * in.step - g.padding_width});
+      xs.find(in.origin(at, g.padding_height, g.padding_width));
       xs.copy(tile, first_row);
       dys.find(at);
       dys.copy(tile + inputs::bytes, first_column);
@@ -85,9 +85,9 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
     if (unit < units) copy(unit, unit);
     commit_copies();
   }
-  array_of<group_sums<T, Columns>, 3> sums;
+  array_of<group_sums<T, Columns>, taps> sums;
 #pragma unroll
-  for (int tap = 0; tap < 3; ++tap) sums[tap].clear();
+  for (int tap = 0; tap < taps; ++tap) sums[tap].clear();
   int slot = 0, to = slots - 1;
   for (int unit = 0; unit < units; ++unit) {
     wait_for_copies<slots - 2>();
@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
 #pragma unroll
       for (int eight = 0; eight < 8; eight += 2) {
 #pragma unroll
-        for (int tap = 0; tap < 3; ++tap) {
+        for (int tap = 0; tap < taps; ++tap) {
           sums[tap].template add<dense::width, dense::width>(x.at(eight * in.core() + in.place({0, 0, tap})),
                                                              dy.at(eight * out.core()));
         }
@@ -120,11 +120,11 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
   float* const target = work.out + (work.slices > 1 ? slice * work.size : 0);
   const int column = first_column + own % 4 * 2;
 #pragma unroll
-  for (int tap = 0; tap < 3; ++tap) {
+  for (int tap = 0; tap < taps; ++tap) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const index_t row =
-          static_cast<index_t>(group * 3 + tap) * g.in_channels + first_row + group_row(own, half);
+          static_cast<index_t>(group * taps + tap) * g.in_channels + first_row + group_row(own, half);
       float* const to_row = target + row * g.out_channels + column;
 #pragma unroll
       for (int j = 0; j < Columns / 8; ++j) {
@@ -158,14 +158,12 @@ void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const hal
                               plan.slices,
                               accumulate && plan.slices == 1};
   with_halo_kind<false>(plan, [&](auto kind, auto columns) {
-    if constexpr (kind.shape.kernel == 3) {
-      launch(site,
-             {{static_cast<unsigned>(g.in_channels / plans::halo_weight_rows * (g.out_channels / columns)),
-               static_cast<unsigned>(plan.slices)},
-              plans::halo_weight_groups * group_threads,
-              static_cast<std::size_t>(plan.shared_bytes)},
-             halo_weight_gradient<T, columns, decltype(kind)>, work);
-    }
+    launch(site,
+           {{static_cast<unsigned>(g.in_channels / plans::halo_weight_rows * (g.out_channels / columns)),
+             static_cast<unsigned>(plan.slices)},
+            kind.shape.kernel * group_threads,
+            static_cast<std::size_t>(plan.shared_bytes)},
+           halo_weight_gradient<T, columns, decltype(kind)>, work);
   });
   if (plan.slices == 1) return;
   add_slices_or_push(site, {dw, partials, size, plan.slices, accumulate, g.out_channels}, later);
