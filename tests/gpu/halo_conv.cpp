@@ -300,6 +300,16 @@ TEST_CASE("gpu convolution by warp groups: plans") {
   CHECK_FALSE(kernels::plan_halo_forward(geometry(64, 24, 1, 1, 8)).fits);
   CHECK_FALSE(kernels::plan_halo_backward_weight(geometry(32, 64, 1, 1, 8)).fits);
   CHECK_FALSE(kernels::plan_halo_low_rank(geometry(64, 16, 1, 1, 8), 96).fits);
+  for (const index_t channels : {64, 128, 256}) {  // its shortcuts
+    const auto g = geometry(channels, 2 * channels, 2, 0, 32 * 64 / channels, 1);
+    const kernels::halo_plan forward = kernels::plan_halo_forward(g);
+    for (const auto& plan :
+         {forward, kernels::plan_halo_backward_input(g), kernels::plan_halo_backward_weight(g)}) {
+      CHECK(plan.fits);
+      CHECK(plan.shared_bytes <= kernels::plans::most_shared);
+    }
+    CHECK(kernels::halo_moments_fit(forward, forward.columns));
+  }
   // A wide weight is cut into parts of its columns, and a wider one does not fit.
   CHECK(kernels::plan_halo_forward(geometry(64, 64, 1, 1, 8)).columns == 64);
   CHECK(kernels::plan_halo_forward(geometry(128, 128, 1, 1, 8)).columns == 64);
