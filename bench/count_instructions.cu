@@ -3,13 +3,16 @@
 // The kernels of bf16, of convolutions and of attention, whose instructions bench/count_instructions counts,
 // without their launchers:
 //
-//     nvcc -std=c++20 -O3 --extended-lambda --expt-relaxed-constexpr -arch=sm_90 -Iinclude -cubin \
+//     nvcc -std=c++20 -O3 --extended-lambda --expt-relaxed-constexpr -arch=sm_90a -Iinclude -cubin \
 //          bench/count_instructions.cu -o kernels.cubin
-//     bench/count_instructions kernels.cubin --kernel correlate
+//     bench/count_instructions kernels.cubin --kernel "correlate|halo_weight"
 //     bench/count_instructions kernels.cubin --kernel attention --outer
 #define PUFFERFISH_DEVICE_TYPES(use)
+#define PUFFERFISH_DEVICE_TYPES_16(use)
 #include <pufferfish/gpu/kernels/attention/attention.cuh>
 #include <pufferfish/gpu/kernels/conv/conv.cuh>
+#include <pufferfish/gpu/kernels/conv/halo_conv.cuh>
+#include <pufferfish/gpu/kernels/conv/halo_weight.cuh>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
@@ -21,6 +24,11 @@ template <int Rows, int Columns>
 using block = conv_block<true, T, Rows, Columns, vector_width<T>>;
 template <int Rows, int Rank>
 using pair = low_rank_block<true, T, Rows, Rank, vector_width<T>>;
+
+// The kernels of warp groups for ResNet-18: blocks of 8 x 8 pixels, then images of 4 x 4 pixels, then
+// stride 2.
+template <int Side, int Stride, bool Backward, int Kernel = 3>
+using kind = halo_kind<Side, Stride, Backward, Kernel>;
 
 template <class... P>
 const void* address(void (*kernel)(P...)) {
@@ -43,6 +51,16 @@ __attribute__((used)) const void* kernels[] = {
     address(attention_forward_kernel<T, tensor_block<T>>),
     address(attention_query_gradient_kernel<T, tensor_block<T>>),
     address(attention_key_gradient_kernel<T, tensor_block<T>>),
+    address(correlate_halo<T, 64, 32, kind<8, 1, false>, false>),
+    address(correlate_halo<T, 64, 32, kind<8, 1, true>, false>),
+    address(correlate_halo<T, 16, 16, kind<4, 1, false>, false>),
+    address(correlate_halo<T, 64, 16, kind<4, 1, true>, false>),
+    address(correlate_halo<T, 32, 16, kind<8, 2, false>, false>),
+    address(correlate_halo<T, 32, 16, kind<8, 2, true>, false>),
+    address(correlate_halo<T, 64, 64, kind<8, 2, false, 1>, false>),
+    address(halo_weight_gradient<T, 64, kind<8, 1, false>>),
+    address(halo_weight_gradient<T, 64, kind<4, 1, false>>),
+    address(halo_weight_gradient<T, 32, kind<8, 2, false>>),
 };
 
 }  // namespace counted

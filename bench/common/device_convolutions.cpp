@@ -18,7 +18,8 @@ using T = pf::gpu::bf16;
 using pf::index_t;
 
 struct layer {
-  int side, in, out, up;  ///< up: channels after the second factor; 0: a dense layer
+  int side, in, out, up;  ///< side: of the input; up: channels after the second factor, 0: a dense layer
+  int stride = 1, kernel = 3;
 };
 
 class layer_timer {
@@ -26,7 +27,9 @@ class layer_timer {
   layer_timer(pf::gpu_context& ctx, const layer& of, int batch, int samples)
       : ctx_(ctx),
         layer_(of),
-        g_{batch, of.side, of.side, of.in, of.side, of.side, of.out, 3, 3, 1, 1, 1, 1, 1, 1},
+        g_{batch,         of.side,   of.side,   of.in,     of.side / of.stride, of.side / of.stride,
+           of.out,        of.kernel, of.kernel, of.stride, of.stride,           of.kernel / 2,
+           of.kernel / 2, 1,         1},
         samples_(samples),
         x_(g_.in_pixels() * of.in, 1),
         w_(weights(), 2),
@@ -52,6 +55,8 @@ class layer_timer {
                {"in", layer_.in},
                {"out", layer_.out},
                {"up", layer_.up},
+               {"stride", layer_.stride},
+               {"kernel", layer_.kernel},
                {"pass", pass},
                {"gflop", flops * 1e-9},
                {"gathered_us", microseconds(ctx_, samples_, gathered)},
@@ -127,20 +132,27 @@ class layer_timer {
 
   void low_rank(answer& rows) {
     const auto plan = kernels::plan_low_rank_forward(g_, true);
-    const auto halo = kernels::plan_halo_low_rank(g_, layer_.up);
+    // By warp groups in one pass, or else in two (gpu::detail::is_faster_apart).
+    const auto halo = kernels::plan_halo_low_rank(g_, layer_.up), apart = kernels::plan_halo_forward(g_);
     if (!plan.fused) return;
-    device_array<T> up(static_cast<index_t>(layer_.out) * layer_.up, 4), t(g_.out_pixels() * layer_.out);
-    device_array<T> y(g_.out_pixels() * layer_.up), z(g_.out_pixels() * layer_.up);
+    const index_t pixels = g_.out_pixels(), rank = layer_.out, columns = layer_.up;
+    device_array<T> up(rank * columns, 4), t(pixels * rank), y(pixels * columns), z(pixels * columns);
     measure(
         rows, "low-rank forward", y, z,
         [&] {
           kernels::low_rank_conv_forward<T>(ctx_.stream(), g_, plan, x_.data(), w_.data(), up.data(),
                                             layer_.up, nullptr, t.data(), y.data());
         },
-        halo.fits,
+        halo.fits || apart.fits,
         [&] {
-          kernels::halo_low_rank_forward<T>(ctx_.stream(), g_, halo, x_.data(), w_.data(), up.data(),
-                                            layer_.up, nullptr, t.data(), z.data());
+          if (halo.fits) {
+            return kernels::halo_low_rank_forward<T>(ctx_.stream(), g_, halo, x_.data(), w_.data(), up.data(),
+                                                     layer_.up, nullptr, t.data(), z.data());
+          }
+          kernels::halo_forward<T>(ctx_.stream(), g_, apart, x_.data(), w_.data(), nullptr, t.data());
+          pf::gpu::multiply<T>(ctx_, pf::tensor_view<const T, 2>(t.data(), {pixels, rank}),
+                               pf::tensor_view<const T, 2>(up.data(), {rank, columns}),
+                               pf::tensor_view<T, 2>(z.data(), {pixels, columns}));
         });
   }
 
@@ -158,9 +170,17 @@ answer time_convolutions(const request& asked) {
   pf::gpu_context ctx;
   answer rows = answer::array();
   const std::vector<layer> layers =
-      tiny ? std::vector<layer>{{8, 64, 16, 64}, {8, 64, 32, 0}}
-           : std::vector<layer>{{32, 64, 64, 0},   {32, 64, 16, 64},  {16, 128, 32, 128},
-                                {8, 256, 64, 256}, {16, 128, 128, 0}, {8, 256, 256, 0}};
+      tiny ? std::vector<layer>{{8, 64, 16, 64},
+                                {8, 64, 32, 0},
+                                {4, 64, 32, 0},
+                                {8, 64, 32, 0, 2},
+                                {8, 64, 64, 0, 2, 1}}
+           : std::vector<layer>{{32, 64, 64, 0},         {32, 64, 16, 64},      {16, 128, 32, 128},
+                                {8, 256, 64, 256},       {16, 128, 128, 0},     {8, 256, 256, 0},
+                                {4, 512, 128, 512},      {4, 512, 512, 0},      {32, 64, 32, 128, 2},
+                                {16, 128, 64, 256, 2},   {8, 256, 128, 512, 2}, {32, 64, 128, 0, 2},
+                                {16, 128, 256, 0, 2},    {8, 256, 512, 0, 2},   {32, 64, 128, 0, 2, 1},
+                                {16, 128, 256, 0, 2, 1}, {8, 256, 512, 0, 2, 1}};
   for (const layer& of : layers) layer_timer(ctx, of, asked.at("batch"), tiny ? 1 : 15).time(rows);
   return {{"convolutions", rows}};
 }

@@ -104,8 +104,9 @@ void check_low_rank(const conv_case& c, index_t out, const kernels::low_rank_pla
 
 /// `out` 0: a dense convolution.
 template <class T>
-void check_halo(index_t in, index_t columns, index_t out, const pf::extents<3>& images) {
-  const conv_case c = conv_case::of(pf::conv_shape::square(in, columns, 3, 1, 1), images);
+void check_halo(index_t in, index_t columns, index_t out, const pf::extents<3>& images, index_t stride = 1,
+                index_t kernel = 3) {
+  const conv_case c = conv_case::of(pf::conv_shape::square(in, columns, kernel, stride, kernel / 2), images);
   CAPTURE(c.shape.describe());
   CAPTURE(images[1]);
   CAPTURE(images[2]);
@@ -193,6 +194,13 @@ TEST_CASE_TEMPLATE("gpu moments of a convolution by warp groups", T, pf::gpu::bf
   check_halo<T>(32, 32, 0, {3, 7, 7});  // a line and a column of each block do not exist
   check_halo<T>(16, 64, 0, {1, 15, 16});
   check_halo<T>(64, 16, 0, {1, 7, 8});  // one block, in one of 16 warps half as many values
+  // Blocks of four images, of which one or three exist; blocks of a convolution of stride 2.
+  check_halo<T>(16, 48, 0, {5, 4, 4});
+  check_halo<T>(16, 32, 0, {7, 4, 3});
+  check_halo<T>(16, 32, 0, {1, 7, 8}, 2);
+  check_halo<T>(16, 64, 0, {2, 15, 16}, 2);
+  check_halo<T>(16, 64, 128, {2, 15, 16}, 2);
+  check_halo<T>(64, 128, 0, {2, 15, 16}, 2, 1);
   for (const index_t rank : {16, 32, 64}) {
     check_halo<T>(32, rank, 64, {2, 8, 8});
     check_halo<T>(16, rank, 192, {1, 7, 15});

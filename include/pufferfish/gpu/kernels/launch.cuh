@@ -173,6 +173,10 @@ __device__ inline T* dynamic_shared() {
 #ifndef PUFFERFISH_DEVICE_TYPES
 #define PUFFERFISH_DEVICE_TYPES(use) use(float) use(__nv_bfloat16) use(__half)
 #endif
+/// The same for kernels of 16-bit elements only.
+#ifndef PUFFERFISH_DEVICE_TYPES_16
+#define PUFFERFISH_DEVICE_TYPES_16(use) use(__nv_bfloat16) use(__half)
+#endif
 
 // ---------------------------------------------------------------------------------------------------------
 // 16-byte accesses

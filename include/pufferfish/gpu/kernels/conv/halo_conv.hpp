@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Launchers of convolutions with 3 x 3 taps for devices with warp groups (compute capability 9.0). Each
-/// block of pixels is copied to shared memory once for all taps.
+/// Launchers of convolutions with 3 x 3 taps, or one tap and stride 2, for devices with warp groups (compute
+/// capability 9.0). Each block of pixels is copied to shared memory once for all taps.
 ///
 /// \code
 /// const halo_plan plan = plan_halo_forward(geometry);
@@ -26,10 +26,11 @@ PUFFERFISH_KERNELS_BEGIN
 /// compiled for sm_90a.
 bool halo_available();
 
-/// y = x * w + bias. x: images x in_height x in_width x in_channels; w: [3][3][in_channels][out_channels];
-/// bias: out_channels elements, or nullptr; y: images x out_height x out_width x out_channels. Each element
-/// of y is rounded once. `plan`: plan_halo_forward. `moments` may receive those of the columns of y as
-/// stored; halo_moments_fit and moments_fit must then be true.
+/// y = x * w + bias. x: images x in_height x in_width x in_channels; w:
+/// [kernel][kernel][in_channels][out_channels]; bias: out_channels elements, or nullptr; y: images x
+/// out_height x out_width x out_channels. Each element of y is rounded once. `plan`: plan_halo_forward.
+/// `moments` may receive those of the columns of y as stored; halo_moments_fit and moments_fit must then be
+/// true.
 template <class T>
 void halo_forward(cudaStream_t stream, const conv_geometry& geometry, const halo_plan& plan, const T* x,
                   const T* w, const T* bias, T* y, const moment_workspace& moments = {});

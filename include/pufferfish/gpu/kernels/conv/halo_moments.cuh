@@ -40,17 +40,14 @@ class halo_moments {
   __device__ halo_moments(unsigned char* memory, int columns, int warp)
       : memory_(reinterpret_cast<float*>(memory)), columns_(columns), warp_(warp) {}
 
-  /// Adds the sums of a block of pixels, rounded to T, in the channels first .. first + Columns - 1. `height`
-  /// and `width`: number of lines and of pixels in a line that exist; values above 8 count as 8. All threads
-  /// of a warp group must call this function, with the same arguments. Before the first one of a block of
-  /// pixels, new_block() must have been called.
+  /// Adds the sums of a block of pixels, rounded to T, in the channels first .. first + Columns - 1. All
+  /// threads of a warp group must call this function. Before the first call for a block of pixels,
+  /// new_block() must have been called.
   template <class T, int Columns>
-  __device__ void add(const group_sums<T, Columns>& sums, int first, int height, int width) const {
+  __device__ void add(const group_sums<T, Columns>& sums, int first) const {
     if (rows_ == 0) return;
     constexpr int own = Columns / 4;
-    const int lane = block_thread() % warp_threads, q = lane % 4, pixel = lane / 4;
-    const int line = warp_ % 4 * 2;
-    const bool inside[2] = {pixel < width, line + 1 < height && pixel < width};
+    const int lane = block_thread() % warp_threads, q = lane % 4;
     const auto value = [&](int at, int second) {
       return static_cast<float>(static_cast<T>(sums.values[at / 2 * 4 + 2 * second + at % 2]));
     };
@@ -60,7 +57,7 @@ class halo_moments {
     if (is_first_) {
 #pragma unroll
       for (int at = 0; at < own; ++at) {
-        if (pixel == 0) shifts[channel(at)] = value(at, 0);
+        if (lane / 4 == 0) shifts[channel(at)] = value(at, 0);
       }
       __syncwarp();
     }
@@ -68,13 +65,13 @@ class halo_moments {
 #pragma unroll
     for (int at = 0; at < own; ++at) {
       const float shift = shifts[channel(at)];
-      const float a = inside[0] ? value(at, 0) - shift : 0.0F, b = inside[1] ? value(at, 1) - shift : 0.0F;
+      const float a = inside_[0] ? value(at, 0) - shift : 0.0F, b = inside_[1] ? value(at, 1) - shift : 0.0F;
       distances[at] = a + b;
       squares[at] = a * a + b * b;
     }
     const int from = add_over_rows<own>(distances, lane);
     add_over_rows<own>(squares, lane);
-    if (own < 8 && pixel % 2 != 0) return;  // two lanes have the same sum
+    if (own < 8 && lane / 4 % 2 != 0) return;  // two lanes have the same sum
 #pragma unroll
     for (int i = 0; i < (own < 8 ? 1 : own / 8); ++i) {
       float &sum = of_warp(1)[channel(from + i)], &square = of_warp(2)[channel(from + i)];
@@ -83,10 +80,13 @@ class halo_moments {
     }
   }
 
-  /// Begins a block of pixels, of which height x width exist.
-  __device__ void new_block(int height, int width) {
-    const int lines = height - warp_ % 4 * 2;
-    rows_ = (lines < 0 ? 0 : lines < 2 ? lines : 2) * (width < 8 ? width : 8);
+  /// Begins a block of pixels. first, second: whether the results in the calling thread's two rows of the
+  /// sums (group_row) exist. If any result of a warp exists, the one in its first row does.
+  __device__ void new_block(bool first, bool second) {
+    inside_[0] = first;
+    inside_[1] = second;
+    // Four lanes hold the same rows.
+    rows_ = (__popc(__ballot_sync(all_lanes, first)) + __popc(__ballot_sync(all_lanes, second))) / 4;
     is_first_ = count_ == 0;
     count_ += rows_;
   }
@@ -125,6 +125,7 @@ class halo_moments {
   float* memory_;
   int columns_, warp_;
   int count_ = 0, rows_ = 0;  // values of a channel so far, and in this block of pixels
+  bool inside_[2] = {};       // whether the results of this thread's rows exist
   bool is_first_ = true;      // whether this block of pixels is the warp's first one with values
 };
 

@@ -4,6 +4,7 @@
 /// \file
 /// Internal: converts the sums of a warp group to 16 bits and stores them as pixels of a dense NHWC tensor.
 
+#include <pufferfish/gpu/kernels/conv/halo_shape.hpp>
 #include <pufferfish/gpu/kernels/gemm/warpgroup.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 
@@ -25,22 +26,22 @@ __device__ inline void transpose_words(std::uint32_t (&words)[4], int q) {
   exchange(1, 3, 2);
 }
 
-/// Destination of the sums of a warp group: a block of 8 x 8 pixels with `columns` channels each. Row r of
-/// the sums is pixel r % 8 of line r / 8 of the block. Pixels outside of the image are not stored.
-template <class T>
+/// Destination of the sums of a warp group: a block of results, with `columns` channels each. Row r of the
+/// sums is the result Layout.result(r). Results that do not exist are not stored.
+template <class T, block_layout Layout>
 struct block_target {
-  T* out;             ///< address of the first channel to store of the block's first pixel
-  const T* bias;      ///< bias of each channel to store, or null
-  int height, width;  ///< number of lines and of pixels in a line that exist; values above 8 count as 8
-  int line, columns;  ///< stride of the image's lines and of its pixels, in elements
-  bool add;           ///< whether the sums are added to the old values
+  T* out;                   ///< address of the first channel to store of the block's first result
+  const T* bias;            ///< bias of each channel to store, or null
+  block_extent extent;      ///< which results exist
+  int image, line, column;  ///< stride of images, lines and columns of results, in elements
+  bool add;                 ///< whether the sums are added to the old values
 
   /// Stores sums + bias, or with `add` old values + sums + bias, computed in float and rounded once. Changes
   /// `sums`. All threads of the warp group must call this function; `thread`: index of the calling thread in
-  /// the group. `out` and both strides must be multiples of 8 elements.
+  /// the group. `out` and all strides must be multiples of 8 elements.
   template <int Columns>
   __device__ void store(group_sums<T, Columns>& sums, int thread) const {
-    const int q = thread % 4, pixel = thread / 4 % 8;
+    const int q = thread % 4;
     if (bias != nullptr) {
 #pragma unroll
       for (int j = 0; j < Columns / 8; ++j) {
@@ -49,9 +50,9 @@ struct block_target {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = thread / warp_threads * 2 + half;
-      const bool inside = row < height && pixel < width;
-      T* const to = out + row * line + pixel * columns;
+      const block_pixel at = Layout.result(group_row(thread, half));
+      const bool inside = extent.contains(at);
+      T* const to = out + at.image * image + at.y * line + at.x * column;
       if (add && inside) {
 #pragma unroll
         for (int j = 0; j < Columns / 8; ++j) {

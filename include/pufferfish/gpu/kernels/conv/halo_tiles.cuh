@@ -2,101 +2,97 @@
 #pragma once
 
 /// \file
-/// Internal: copies blocks of 8 x 8 pixels, with the border that a 3 x 3 kernel reads, to shared memory.
+/// Internal: copies blocks of pixels, with the border that their taps read, to shared memory.
 ///
-/// A tile consists of planes of 8 channels. In a plane, each pixel has 16 bytes, line by line. Any 8
-/// consecutive pixels of a line are therefore a block of 8 x 8 numbers as products of warp groups read it
-/// (warpgroup.cuh). The operand of another tap begins at another pixel of the same tile, so each pixel is
-/// copied once for all taps.
+/// A tile consists of planes of 8 channels. In a plane, each pixel has 16 bytes, in the order of
+/// block_layout. The operand of another tap begins at another pixel of the same tile, so each pixel is copied
+/// once for all taps.
 ///
 /// Copies pass through the L1 cache. If they bypassed the cache, every 16 bytes would be a request of their
 /// own, because channels that are adjacent in device memory are not adjacent in shared memory. On an H100,
 /// copies that bypassed the L1 cache transferred twice as many bytes between the caches, in four times as
 /// many requests.
 
-#include <pufferfish/gpu/kernels/conv/conv_axis.hpp>
-#include <pufferfish/gpu/kernels/conv/halo_plan.hpp>
+#include <pufferfish/gpu/kernels/conv/halo_shape.hpp>
 #include <pufferfish/gpu/kernels/gemm/async_copy.cuh>
 #include <pufferfish/gpu/kernels/gemm/warpgroup.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
-/// Position of a block of pixels: its image, and the line and column of its first pixel.
-struct pixel_block {
-  int image, y, x;
-};
-
-/// Numbers the blocks of 8 x 8 pixels that cover images: `down` x `over` blocks for each image, line by line.
-/// Blocks at the lower and right edges may contain pixels outside of the image. `blocks`: the number of
-/// blocks of all images, which must be below 2^31.
+/// Numbers the blocks of pixels that cover images: `down` x `over` blocks for each image, or each four images
+/// if blocks have 4 x 4 pixels, line by line. Blocks may contain pixels and images that do not exist.
+/// `blocks`: the number of all blocks. It and the number of images must be below 2^31.
 struct block_grid {
-  int blocks;
+  int blocks, images, side;
   divider by_down, by_over;
 
-  /// The grid for `images` images of height x width pixels.
-  static block_grid of(index_t images, int height, int width) {
-    const int down = ceil_div(height, plans::halo_side), over = ceil_div(width, plans::halo_side);
-    return {static_cast<int>(images * (static_cast<index_t>(down) * over)), divider::by(down),
-            divider::by(over)};
+  /// The grid for `images` images of height x width pixels, and blocks of side x side pixels.
+  static block_grid of(index_t images, int height, int width, int side) {
+    const int down = ceil_div(height, side), over = ceil_div(width, side), at_once = 64 / (side * side);
+    return {static_cast<int>((images + at_once - 1) / at_once * (static_cast<index_t>(down) * over)),
+            static_cast<int>(images), side, divider::by(down), divider::by(over)};
   }
 
-  /// Position of block number `block`, 0 <= block < blocks.
-  __device__ pixel_block at(int block) const {
-    const int lines = by_over.quotient(block), image = by_down.quotient(lines);
-    return {image, by_down.remainder(lines, image) * plans::halo_side,
-            by_over.remainder(block, lines) * plans::halo_side};
+  /// First pixel of block number `block` >= 0. Its image does not exist if block >= blocks.
+  __device__ block_pixel at(int block) const {
+    const int lines = by_over.quotient(block), set = by_down.quotient(lines);
+    return {set * (64 / (side * side)), by_down.remainder(lines, set) * side,
+            by_over.remainder(block, lines) * side};
   }
 };
 
-/// Copies tiles of Side x Side pixels of dense NHWC images, `Channels` channels each, to shared memory, by
-/// `Threads` threads. Pixels outside of the image become zeros. T has 16 bits; Channels: 16, 32 or 64.
+/// Copies tiles of pixels of dense NHWC images, `Channels` channels each, to shared memory, by `Threads`
+/// threads. Pixels outside of the image become zeros. T has 16 bits; Channels: 16, 32 or 64.
 ///
 /// \code
-/// pixel_tiles<T, 10, 32, 128> tiles(images, height, width, channels, thread);
-/// tiles.find(image, y, x, true);
+/// pixel_tiles<T, layout, 32, 128> tiles(images, count, height, width, channels, thread);
+/// if (tiles.has_borders) { tiles.clear(tile, 1); }  // and a barrier
+/// tiles.find({image, y, x});
 /// tiles.copy(tile, channel);  // starts the copies; commit_copies and wait_for_copies follow
 /// \endcode
-template <class T, int Side, int Channels, int Threads>
+template <class T, block_layout Layout, int Channels, int Threads>
 class pixel_tiles {
  public:
-  /// Number of pixels and of planes of a tile.
-  static constexpr int pixels = Side * Side, planes = Channels / 8;
-  /// Number of bytes from a plane to the next one. The padding after a plane lets the threads of a quarter of
-  /// a warp, which write adjacent channels and pixels at the same time, use different banks of shared memory.
-  static constexpr int plane = pixels * 16 +
-                               (planes == 2   ? 64
-                                : planes == 4 ? 32
-                                              : 16) -
-                               pixels * 16 %
-                                   (planes == 2   ? 128
-                                    : planes == 4 ? 64
-                                                  : 32);
-  /// Number of bytes of a tile.
-  static constexpr int bytes = planes * plane;
+  /// Number of planes of a tile, number of bytes from a plane to the next one, and number of bytes of a tile.
+  static constexpr int planes = Channels / 8, plane = Layout.plane(Channels), bytes = Layout.bytes(Channels);
+  /// Whether a tile has pixels that are never copied. They must be set to zeros before the first copy.
+  static constexpr bool has_borders = Layout.copied() < Layout.patch;
 
-  /// images: address of the first image; each has height x width pixels of `channels` channels. `thread`:
-  /// index of the calling thread, 0 .. Threads - 1.
-  __device__ pixel_tiles(const T* images, int height, int width, int channels, int thread)
-      : images_(images), height_(height), width_(width), channels_(channels) {
+  /// images: address of the first of `count` images, each of which has height x width pixels of `channels`
+  /// channels. `thread`: index of the calling thread, 0 .. Threads - 1.
+  __device__ pixel_tiles(const T* images, int count, int height, int width, int channels, int thread)
+      : images_(images), count_(count), height_(height), width_(width), channels_(channels), thread_(thread) {
 #pragma unroll
     for (int i = 0; i < copies; ++i) {
-      const int at = thread + i * Threads, pixel = at / planes;
-      places_[i] = pixel / Side << 16 | pixel % Side << 8 | at % planes;
+      const int number = thread + i * Threads;
+      const block_pixel at = Layout.pixel(number / planes);
+      const int to = Layout.place(at) + number % planes * plane;
+      places_[i] = to / 16 << 15 | at.image << 13 | at.y << 8 | at.x << 3 | number % planes;
     }
-    last_ = thread + (copies - 1) * Threads < pixels * planes;
+    last_ = thread + (copies - 1) * Threads < Layout.pixels() * planes;
   }
 
-  /// Chooses the pixels that copy() copies: those of image number `image` from line y and column x on, both
-  /// of which may be negative. With `exists` false, all pixels become zeros.
-  __device__ void find(int image, int y, int x, bool exists) {
-    first_ = images_ + ((static_cast<index_t>(image) * height_ + y) * width_ + x) * channels_;
+  /// Sets `count` tiles at `tiles` to zeros. All threads must call this function.
+  __device__ void clear(unsigned char* tiles, int count) const {
+    for (int at = thread_; at < count * bytes / 16; at += Threads) {
+      reinterpret_cast<element_run<std::uint32_t, 4>*>(tiles)[at] = {};
+    }
+  }
+
+  /// Chooses the pixels that copy() copies. `first`: the image, line and column of the tile's first pixel;
+  /// both of the latter may be negative. Pixels of images that do not exist become zeros, too.
+  __device__ void find(const block_pixel& first) {
+    first_ =
+        images_ + ((static_cast<index_t>(first.image) * height_ + first.y) * width_ + first.x) * channels_;
     inside_ = 0;
 #pragma unroll
     for (int i = 0; i < copies; ++i) {
-      const bool inside = static_cast<unsigned>(y + (places_[i] >> 16)) < static_cast<unsigned>(height_) &&
-                          static_cast<unsigned>(x + (places_[i] >> 8 & 255)) < static_cast<unsigned>(width_);
-      inside_ |= (inside && exists ? 1U : 0U) << i;
+      const block_pixel at = pixel(i);
+      const bool inside = static_cast<unsigned>(first.y + at.y) < static_cast<unsigned>(height_) &&
+                          static_cast<unsigned>(first.x + at.x) < static_cast<unsigned>(width_) &&
+                          first.image + at.image < count_;
+      inside_ |= (inside ? 1U : 0U) << i;
     }
   }
 
@@ -105,24 +101,35 @@ class pixel_tiles {
   __device__ void copy(unsigned char* tile, int channel) const {
 #pragma unroll
     for (int i = 0; i < copies; ++i) {
-      const int y = places_[i] >> 16, x = places_[i] >> 8 & 255, number = places_[i] & 255;
       if (i == copies - 1 && !last_) break;
-      copy_async<16, true>(tile + number * plane + (y * Side + x) * 16,
-                           first_ + (y * width_ + x) * channels_ + channel + number * 8,
-                           (inside_ >> i & 1U) != 0);
+      const block_pixel at = pixel(i);
+      copy_async<16, true>(
+          tile + (places_[i] >> 15) * 16,
+          first_ + ((at.image * height_ + at.y) * width_ + at.x) * channels_ + channel + (places_[i] & 7) * 8,
+          (inside_ >> i & 1U) != 0);
     }
   }
 
  private:
+  // The pixel of copy i of the thread, counted from the tile's first pixel in the image.
+  __device__ block_pixel pixel(int i) const {
+    const int place = places_[i];
+    return {Layout.images() == 1 ? 0 : place >> 13 & 3, (place >> 8 & 31) * Layout.apart,
+            (place >> 3 & 31) * Layout.apart};
+  }
+
   // Number of copies that each thread starts for a tile; threads with high numbers may start one less.
-  static constexpr int copies = ceil_div(pixels * planes, Threads);
+  static constexpr int copies = ceil_div(Layout.pixels() * planes, Threads);
+  static_assert(copies <= 32 && bytes < 1 << 20 && Layout.patch <= 32);
 
   const T* images_;
   const T* first_ = nullptr;
-  int height_, width_, channels_;
-  array_of<int, copies> places_;  // line, column and plane of each copy of the thread
-  unsigned inside_ = 0;           // bit i: whether the pixel of copy i is in the image
-  bool last_;                     // whether the thread has a last copy, too
+  int count_, height_, width_, channels_, thread_;
+  // For each copy of the thread, from the lowest bit on: 3 bits for the plane, 5 each for the pixel's column
+  // and line, 2 for its image, and the number of 16 bytes before its place in the tile.
+  array_of<int, copies> places_;
+  unsigned inside_ = 0;  // bit i: whether the pixel of copy i is in an image
+  bool last_;            // whether the thread has a last copy, too
 };
 
 PUFFERFISH_KERNELS_END

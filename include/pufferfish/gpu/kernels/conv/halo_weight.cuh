@@ -2,13 +2,13 @@
 #pragma once
 
 /// \file
-/// The gradient of the weight of a convolution with 3 x 3 taps, from blocks of pixels that are copied to
-/// shared memory once for all taps. A thread block computes 64 input channels x 16, 32 or 64 output channels
-/// of all nine taps; warp group g computes the three taps of row g. The depth of the products is the 64
-/// pixels of a block.
+/// The gradient of the weight of a convolution, from blocks of pixels that are copied to shared memory once
+/// for all taps. A thread block computes 64 input channels x 16, 32 or 64 output channels of all taps; warp
+/// group g computes the taps of row g. The depth of the products is the 64 output pixels of a block
+/// (block_layout).
 
 #include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
-#include <pufferfish/gpu/kernels/conv/halo_tiles.cuh>
+#include <pufferfish/gpu/kernels/conv/halo_operands.cuh>
 #include <pufferfish/gpu/kernels/conv/slice_sum.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
@@ -33,21 +33,20 @@ struct halo_gradient {
 /// Grid: blockIdx.x is the tile, numbered by output channels first; blockIdx.y is the slice. Slice s has the
 /// blocks of pixels B s / slices .. B (s + 1) / slices - 1, where B is the number of all blocks. Dynamic
 /// shared memory: halo_weight_slots sets of halo_weight_blocks pairs, each of a tile of x with its border and
-/// a tile of dy.
-template <class T, int Columns>
-static __global__ void __launch_bounds__(plans::halo_weight_groups* group_threads, 1)
+/// a tile of dy. `Kind`: the halo_kind of the forward convolution.
+template <class T, int Columns, class Kind>
+static __global__ void __launch_bounds__(Kind::shape.kernel* group_threads, 1)
     halo_weight_gradient(grid_dependency earlier, halo_gradient<T> work) {
   earlier.wait();
 #if !defined(PUFFERFISH_WARP_GROUPS)
   absent_mark();
 #else
-  constexpr int threads = plans::halo_weight_groups * group_threads, slots = plans::halo_weight_slots;
-  constexpr int at_once = plans::halo_weight_blocks;
-  constexpr int side = plans::halo_side + plans::halo_border, rows = plans::halo_weight_rows;
-  using inputs = pixel_tiles<T, side, rows, threads>;
-  using gradients = pixel_tiles<T, plans::halo_side, Columns, threads>;
-  static_assert(inputs::bytes == plans::halo_tile_bytes(rows));
-  static_assert(gradients::bytes == plans::block_tile_bytes(Columns));
+  constexpr halo_shape shape = Kind::shape;
+  constexpr int taps = shape.kernel, threads = taps * group_threads, slots = plans::halo_weight_slots;
+  constexpr int at_once = plans::halo_weight_blocks(shape), rows = plans::halo_weight_rows;
+  constexpr block_layout in = shape.inputs(), out = shape.outputs();
+  using inputs = pixel_tiles<T, in, rows, threads>;
+  using gradients = pixel_tiles<T, out, Columns, threads>;
   const conv_geometry& g = work.geometry;
   const int thread = block_thread(), group = warp_group(), own = thread % group_threads;
   const int column_tiles = g.out_channels / Columns;
@@ -62,18 +61,22 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
 
   unsigned char* const memory = dynamic_shared<unsigned char>();
   constexpr int pair_bytes = inputs::bytes + gradients::bytes, slot_bytes = at_once * pair_bytes;
-  inputs xs(work.in, g.in_height, g.in_width, g.in_channels, thread);
-  gradients dys(work.gradient, g.out_height, g.out_width, g.out_channels, thread);
+  inputs xs(work.in, all.images, g.in_height, g.in_width, g.in_channels, thread);
+  gradients dys(work.gradient, all.images, g.out_height, g.out_width, g.out_channels, thread);
+  if constexpr (inputs::has_borders) {
+    for (int i = 0; i < slots * at_once; ++i) xs.clear(memory + i * pair_bytes, 1);
+    __syncthreads();
+  }
   // Starts the copies of the tiles of a unit, which is halo_weight_blocks blocks of pixels.
   const auto copy = [&](int slot, int unit) {
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
       const int block = first + unit * at_once + i;
-      const pixel_block at = all.at(block < last ? block : 0);
+      const block_pixel at = all.at(block < last ? block : all.blocks);
       unsigned char* const tile = memory + slot * slot_bytes + i * pair_bytes;
-      xs.find(at.image, at.y - g.padding_height, at.x - g.padding_width, block < last);
+      xs.find(in.origin(at, g.padding_height, g.padding_width));
       xs.copy(tile, first_row);
-      dys.find(at.image, at.y, at.x, block < last);
+      dys.find(at);
       dys.copy(tile + inputs::bytes, first_column);
     }
   };
@@ -82,47 +85,47 @@ static __global__ void __launch_bounds__(plans::halo_weight_groups* group_thread
     if (unit < units) copy(unit, unit);
     commit_copies();
   }
-  array_of<group_sums<T, Columns>, 3> sums;
+  array_of<group_sums<T, Columns>, taps> sums;
 #pragma unroll
-  for (int tap = 0; tap < 3; ++tap) sums[tap].clear();
+  for (int tap = 0; tap < taps; ++tap) sums[tap].clear();
   int slot = 0, to = slots - 1;
   for (int unit = 0; unit < units; ++unit) {
     wait_for_copies<slots - 2>();
     publish_to_products();
     __syncthreads();  // the tiles of this unit are complete, and no warp reads the previous ones any more
-    begin_products(sums[0], sums[1], sums[2]);
+    begin_products(sums);
 #pragma unroll
     for (int i = 0; i < at_once; ++i) {
-      // 8 pixels of a line are a block of 8 x 8 numbers whose rows are dense across the depth.
+      // 8 pixels in 8 channels are a block of 8 x 8 numbers whose rows are dense across the depth.
       const unsigned char* const tile = memory + slot * slot_bytes + i * pair_bytes;
-      const block_matrix x(tile + group * side * 16, inputs::plane, side * 16);
-      const block_matrix dy(tile + inputs::bytes, gradients::plane, plans::halo_side * 16);
+      const block_matrix x(tile + in.place({0, group, 0}), inputs::plane, in.core());
+      const block_matrix dy(tile + inputs::bytes, gradients::plane, out.core());
 #pragma unroll
-      for (int line = 0; line < plans::halo_side; line += 2) {
+      for (int eight = 0; eight < 8; eight += 2) {
 #pragma unroll
-        for (int tap = 0; tap < 3; ++tap) {
-          sums[tap].template add<dense::width, dense::width>(x.at((line * side + tap) * 16),
-                                                             dy.at(line * plans::halo_side * 16));
+        for (int tap = 0; tap < taps; ++tap) {
+          sums[tap].template add<dense::width, dense::width>(x.at(eight * in.core() + in.place({0, 0, tap})),
+                                                             dy.at(eight * out.core()));
         }
       }
     }
     end_products();
     if (unit + slots - 1 < units) copy(to, unit + slots - 1);
     commit_copies();
-    wait_for_products(sums[0], sums[1], sums[2]);
+    wait_for_products(sums);
     to = slot;
     slot = slot + 1 == slots ? 0 : slot + 1;
   }
 
-  float* const out = work.out + (work.slices > 1 ? slice * work.size : 0);
-  const int row = first_row + own / warp_threads * 16 + own / 4 % 8, column = first_column + own % 4 * 2;
+  float* const target = work.out + (work.slices > 1 ? slice * work.size : 0);
+  const int column = first_column + own % 4 * 2;
 #pragma unroll
-  for (int tap = 0; tap < 3; ++tap) {
+  for (int tap = 0; tap < taps; ++tap) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float* const to_row =
-          out + (static_cast<index_t>(group * 3 + tap) * g.in_channels + row + half * 8) * g.out_channels +
-          column;
+      const index_t row =
+          static_cast<index_t>(group * taps + tap) * g.in_channels + first_row + group_row(own, half);
+      float* const to_row = target + row * g.out_channels + column;
 #pragma unroll
       for (int j = 0; j < Columns / 8; ++j) {
         element_run<float, 2> run{
@@ -150,25 +153,18 @@ void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const hal
                               dy,
                               plan.slices > 1 ? partials : dw,
                               g,
-                              block_grid::of(g.images, g.out_height, g.out_width),
+                              block_grid::of(g.images, g.out_height, g.out_width, plan.shape.side),
                               size,
                               plan.slices,
                               accumulate && plan.slices == 1};
-  const auto start = [&](auto columns) {
+  with_halo_kind<false>(plan, [&](auto kind, auto columns) {
     launch(site,
            {{static_cast<unsigned>(g.in_channels / plans::halo_weight_rows * (g.out_channels / columns)),
              static_cast<unsigned>(plan.slices)},
-            plans::halo_weight_groups * group_threads,
+            kind.shape.kernel * group_threads,
             static_cast<std::size_t>(plan.shared_bytes)},
-           halo_weight_gradient<T, columns>, work);
-  };
-  if (plan.columns == 16) {
-    start(std::integral_constant<int, 16>());
-  } else if (plan.columns == 32) {
-    start(std::integral_constant<int, 32>());
-  } else {
-    start(std::integral_constant<int, 64>());
-  }
+           halo_weight_gradient<T, columns, decltype(kind)>, work);
+  });
   if (plan.slices == 1) return;
   add_slices_or_push(site, {dw, partials, size, plan.slices, accumulate, g.out_channels}, later);
 }
@@ -176,8 +172,7 @@ void halo_backward_weight(cudaStream_t stream, const conv_geometry& g, const hal
 #define PUFFERFISH_INSTANTIATE(T)                                                                       \
   template void halo_backward_weight<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*, \
                                         const T*, float*, bool, float*, slice_sums*);
-PUFFERFISH_INSTANTIATE(__nv_bfloat16)
-PUFFERFISH_INSTANTIATE(__half)
+PUFFERFISH_DEVICE_TYPES_16(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 
 PUFFERFISH_KERNELS_END

@@ -147,15 +147,6 @@ struct group_sums {
     for (int i = 0; i < size; ++i) values[i] = 0.0F;
   }
 
-  /// Keeps the compiler from moving uses of the values across this point: it does not know that products
-  /// write them until they have been waited for.
-  __device__ void pin() {
-#if !defined(PUFFERFISH_EMULATED_DEVICE)
-#pragma unroll
-    for (int i = 0; i < size; ++i) asm volatile("" : "+f"(values[i])::"memory");
-#endif
-  }
-
   /// Adds the matrix product of `left` (64 x 16) and `right` (16 x Columns) to the sums. Must be called by
   /// all threads of the warp group, between begin_products and end_products. Left, Right: direction of the
   /// rows of each operand's blocks. The order of the additions and the rounding of intermediate sums are not
@@ -240,12 +231,32 @@ struct group_sums {
   }
 };
 
+/// Row of the sums that values[4 j + 2 half] and values[4 j + 2 half + 1] of a thread belong to.
+__device__ constexpr int group_row(int thread, int half) {
+  return thread / warp_threads * 16 + half * 8 + thread / 4 % 8;
+}
+
+/// Keeps the compiler from moving uses of sums, or of an array of sums, across this point: it does not know
+/// that products write them until they have been waited for.
+template <class T, int Columns>
+__device__ inline void pin([[maybe_unused]] group_sums<T, Columns>& sums) {
+#if !defined(PUFFERFISH_EMULATED_DEVICE)
+#pragma unroll
+  for (int i = 0; i < sums.size; ++i) asm volatile("" : "+f"(sums.values[i])::"memory");
+#endif
+}
+template <class Sums, std::size_t Count>
+__device__ inline void pin(Sums (&all)[Count]) {
+#pragma unroll
+  for (Sums& sums : all) pin(sums);
+}
+
 /// Begins products: orders earlier accesses to the registers of these sums and of operands before the
 /// products that follow (PTX ISA: wgmma.fence). All threads of the warp group must call this function.
 template <class... Sums>
 __device__ inline void begin_products([[maybe_unused]] Sums&... sums) {
 #if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
-  (sums.pin(), ...);
+  (pin(sums), ...);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
@@ -263,7 +274,7 @@ template <class... Sums>
 __device__ inline void wait_for_products([[maybe_unused]] Sums&... sums) {
 #if defined(PUFFERFISH_WARP_GROUPS) && !defined(PUFFERFISH_EMULATED_DEVICE)
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-  (sums.pin(), ...);
+  (pin(sums), ...);
 #endif
 }
 
