@@ -10,10 +10,11 @@ messages of its collective. With latency a, one-way delay d, rate R and p ranks,
 s: a stream has W bytes (256 pieces of P = 60 KiB) under way at most, and continues when a piece of the other side has arrived.
 Collectives of n bytes, or of blocks of b bytes:
 
-    sum by a ring             2 (p - 1) t(n / p)      halves of floats (bf16, fp16) the same, n as sent
+    sum by a ring             2 (p - 1) t(n / p)
     sum by doubling           log2 p t(n), two messages more if p is no power of two; the faster of both sums is taken
     gather                    (p - 1) t(b)            lengths of blocks before it: ceil(log2 p) messages
-    two hops                  (p - 1) t(stripe's code) + (p - 1) t(owner's code)
+    sum of 16-bit numbers     2 (t((p - 1) n / p) + (p - 2) a), since messages to all ranks are under way at once; n as sent
+    two hops                  t((p - 1) stripes' codes) + (p - 2) a, then (p - 1) t(owner's code)
 
 A step without a compressor: max(computing, buckets one after the other from when they are ready) + update. With one:
 computing + encoding + collectives + decoding + update, or bucket by bucket. docs/results/scaling.md says what is left out.
@@ -75,15 +76,17 @@ class Wire:
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """`count` times: every rank sends and receives a message of `size` bytes, or those that share a link do together."""
+    """`count` times: every rank sends and receives `size` bytes, or those that share a link do together, in `messages` messages
+    that are under way at once."""
     count: int
     size: float
     inner: bool = False  # within a host
     sharers: int = 1
+    messages: int = 1
 
     def once(self, wires, clock):
         wire = wires[self.inner]
-        start = clock + wire.link.latency + wire.link.idle(self.size, self.sharers)
+        start = clock + self.messages * wire.link.latency + wire.link.idle(self.size, self.sharers)
         return wire.send(start, self.size, self.sharers)
 
     def run(self, wires, clock):
@@ -113,12 +116,17 @@ def recursive_doubling(size, ranks):
 
 def narrow(size, ranks):
     """The exchange of 2-byte values, each rank with each; the sums back. `size` as sent."""
-    return [Rounds(2 * (ranks - 1), size / ranks)]
+    return [Rounds(2 if ranks > 1 else 0, (ranks - 1) * size / ranks, messages=ranks - 1)]
 
 
 def all_gather(size, ranks):
-    """gather_blocks and exchange_blocks of distributed/collectives/block_exchange.hpp: a message for each other rank, one after the other."""
+    """gather_blocks of distributed/collectives/block_exchange.hpp: p - 1 messages, one after the other."""
     return [Rounds(ranks - 1, size)]
+
+
+def blocks(size, ranks):
+    """exchange_blocks of distributed/collectives/block_exchange.hpp: a message of `size` bytes for each other rank."""
+    return [Rounds(1 if ranks > 1 else 0, (ranks - 1) * size, messages=ranks - 1)]
 
 
 def all_lengths(size, ranks):
@@ -151,7 +159,8 @@ def hierarchical_all_gather(size, hosts, local):
 
 def hierarchical_blocks(size, hosts, local):
     """Every rank sends to each: the ranks of a host share its link."""
-    return [Rounds((hosts - 1) * local, local * size, sharers=local), Rounds(local - 1, size, inner=True)]
+    others = (hosts - 1) * local
+    return [Rounds(1 if hosts > 1 else 0, others * local * size, sharers=local, messages=others), Rounds(local - 1, size, inner=True)]
 
 
 def hierarchical_lengths(size, hosts, local):
@@ -219,7 +228,7 @@ def _rounds(cluster, kind, size):
     if cluster.ranks == 1:
         return ()
     flat = {"narrow": narrow, "gather": all_gather, "ring": ring, "recursive doubling": recursive_doubling,
-            "blocks": all_gather, "lengths": all_lengths}
+            "blocks": blocks, "lengths": all_lengths}
     levels = {"narrow": hierarchical_narrow, "gather": hierarchical_all_gather, "ring": hierarchical_ring,
               "recursive doubling": hierarchical_doubling, "blocks": hierarchical_blocks, "lengths": hierarchical_lengths}
 

@@ -22,11 +22,12 @@ d - 15300 KiB / R for each further 15 MiB, if that is above zero. Hosts' time fo
 
 | collective | messages, one after the other | used by |
 |---|---|---|
-| sum of n bytes by a ring | 2 (p - 1) of n / p bytes | gradients, PowerSGD, random-k; of two bytes a value: bf16, fp16 |
+| sum of n bytes by a ring | 2 (p - 1) of n / p bytes | gradients, PowerSGD, random-k |
 | sum of n bytes by recursive doubling | log2 p of n bytes, two more if p is no power of two | the same, where it is faster |
+| sum of 16-bit numbers, n bytes as sent | 2 x (p - 1) of n / p bytes, p - 1 at once | bf16, fp16 |
 | gather of blocks of b bytes | (p - 1) of b bytes | top-k, signs, QSGD, TernGrad, DGC |
 | the same, lengths not known before | ceil(log2 p) of a few bytes first | ATOMO |
-| two hops | (p - 1) of a stripe's code, (p - 1) of the owner's code | Signum by two hops, DoubleSqueeze |
+| two hops | (p - 1) of a stripe's code at once, (p - 1) of the owner's code | Signum by two hops, DoubleSqueeze |
 
 Gradients that overlap with the backward pass (none, bf16, fp16, PacTrain, Powerfish after the switch) travel bucket by bucket: a
 bucket starts when its gradients are complete and the bucket before it has arrived. A compressor adds encoding, its collectives and

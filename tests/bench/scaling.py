@@ -268,8 +268,8 @@ class Delay(unittest.TestCase):
         self.assertEqual(self.exposed("recursive doubling", 8, self.far), 3 * (0.125 + 2.0 + 1.0))
         self.assertEqual(self.exposed("recursive doubling", 7, self.far), 4 * 3.125)
         self.assertEqual(self.exposed("gather", 4, self.far), 3 * 3.125)
-        self.assertEqual(self.exposed("blocks", 4, self.far), 3 * 3.125)
-        self.assertEqual(self.exposed("narrow", 4, self.far), 6 * 2.375)
+        self.assertEqual(self.exposed("blocks", 4, self.far), 3 * 0.125 + 2.0 + 3 * 1.0)  # all at once
+        self.assertEqual(self.exposed("narrow", 4, self.far), 2 * (3 * 0.125 + 2.0 + 3 * 0.25))
 
     def test_no_delay_is_the_old_formula(self):
         for system in systems.systems():
