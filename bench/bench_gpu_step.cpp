@@ -5,8 +5,11 @@
 //   {"work": "machine"}
 //   {"work": "rates", "tiny": false}                 copies within the device, products in each precision
 //   {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": 128, "precision": "tf32", "steps": 20,
-//    "captured": true, "cudnn": false, "overlap": false, "tiny": false}
-//          milliseconds a step, of `steps` in a row; the number of operations in a captured step
+//    "captured": true, "cudnn": false, "overlap": false, "copies": true, "together": true,
+//    "tiny": false}
+//          milliseconds a step, of `steps` in a row; the number of operations in a captured step; copies:
+//          whether operands of products are copied to aligned rows; together: whether all time steps of an
+//          LSTM are one launch (gpu/runtime/product_costs.hpp)
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "convolutions", "batch": 128, "tiny": false}   those of ResNet-18, by each kind of kernels
 //   {"work": "forget"}                               frees the memory of kept steps
@@ -14,8 +17,10 @@
 #include <pufferfish/gpu/kernels/overlap.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -142,9 +147,14 @@ class kept_steps {
     name_ = name;
     const bool overlap = asked.value("overlap", false);
     pf::gpu::kernels::overlap_launches(overlap);  // of direct launches and of a capture
-    std::unique_ptr<device_step>& step = steps_[{which.captured, which.cudnn, overlap}];
+    const bool copies = asked.value("copies", true);
+    const bool together = asked.value("together", true);
+    std::unique_ptr<device_step>& step = steps_[{which.captured, which.cudnn, overlap, copies, together}];
     if (step == nullptr) {
       std::unique_ptr<device_step> made = make_device_step(which);
+      pf::gpu::product_costs& costs = made->context().blas().costs();
+      if (!copies) costs.launch = INFINITY;
+      if (!together) costs.fewest_steps = std::numeric_limits<int>::max();
       for (int i = 0; i < 6; ++i) made->run();  // direct, captured, replayed
       made->context().synchronize();
       step = std::move(made);
@@ -154,8 +164,8 @@ class kept_steps {
   void forget() { steps_.clear(); }
 
  private:
-  // By captured, cudnn, overlap.
-  std::map<std::tuple<bool, bool, bool>, std::unique_ptr<device_step>> steps_;
+  // By captured, cudnn, overlap, copies, together.
+  std::map<std::tuple<bool, bool, bool, bool, bool>, std::unique_ptr<device_step>> steps_;
   std::string name_;
 };
 

@@ -77,15 +77,6 @@ def sweep(measured, a, ranks, rate, kept):
     return table(["system", *map(delay_text, DELAYS)], zip([s.title for s in predictor.systems], *columns))
 
 
-def windows(measured, a, rate):
-    """What a link with delay could carry if messages filled it."""
-    kinds = [(f"{WINDOW >> 10} KiB", a), ("full", with_options(a, window_kib=0.0))]
-    predictors = [Predictor(measured, with_options(of, systems=SWEPT, delay=FAR)) for _, of in kinds]
-    rows = [[s.title, *(milliseconds(p.row(s, ranks, rate)) for ranks in RANKS for p in predictors)]
-            for s in predictors[0].systems]
-    return table(["system", *(f"{ranks} ranks, {kind}" for ranks in RANKS for kind, _ in kinds)], rows)
-
-
 def delays(measured, a, folder):
     kept, ranks, rate = [], 64, 1
     lines = ["## Links with delay", "",
@@ -108,9 +99,8 @@ def delays(measured, a, folder):
                   "--exchange --default-plan"]
     lines += ["bench/compressors --only-codecs", "```", "",
               f"### More and more delay: {ranks} ranks, {rate:g} Gbit/s", "", *sweep(measured, a, ranks, rate, kept),
-              f"### A link that is kept full: {rate:g} Gbit/s, {1e3 * FAR:g} ms", "",
-              f"At most {WINDOW >> 10} KiB of a message are under way: {8e-6 * WINDOW / FAR:.0f} Mbit/s at this delay, whatever the "
-              "link's rate. \"Full\" is `--window-kib 0`: messages that fill the link, which the library's do not.", "", *windows(measured, a, rate)]
+              f"At most {WINDOW >> 20} MiB of a message are under way, {8e-6 * WINDOW / FAR:,.0f} Mbit/s at {1e3 * FAR:g} ms. "
+              "`--window-kib` predicts other limits.", ""]
     keep(kept, folder / "delay.json")
     return lines
 

@@ -7,7 +7,7 @@ messages of its collective. With latency a, one-way delay d, rate R and p ranks,
 
     t(m) = a + d + m / R + s(m),   s(m) = (ceil(m / W) - 1) max(0, d + (P - W) / R)
 
-s: a stream has W bytes (8 pieces of P = 60 KiB) under way at most, and continues when a piece of the other side has arrived.
+s: a stream has W bytes (256 pieces of P = 60 KiB) under way at most, and continues when a piece of the other side has arrived.
 Collectives of n bytes, or of blocks of b bytes:
 
     sum by a ring             2 (p - 1) t(n / p)      halves of floats (bf16, fp16) the same, n as sent
@@ -23,7 +23,7 @@ import functools
 import math
 
 PIECE = 60 << 10  # distributed/collectives/message_stream.hpp cuts messages into pieces of this size: one is worked on while the next comes
-WINDOW = 8 * PIECE  # bytes under way at a time
+WINDOW = 256 * PIECE  # bytes under way at a time
 PARTITION = 4_096_000  # bytes of the largest part into which BytePS cuts tensors
 
 

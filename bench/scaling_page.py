@@ -17,8 +17,8 @@ VARIANTS = [("As measured", {}),
 
 MODEL = """\
 With a message's latency a, the delay d of a link, its rate R and p ranks, a message of m bytes takes a + d + m / R. At most
-480 KiB of a message are under way (eight pieces of 60 KiB, `distributed/collectives/message_stream.hpp`): a longer one waits d - 420 KiB / R for each
-further 480 KiB, if that is above zero. Hosts' time for a byte comes on top.
+15 MiB of a message are under way (256 pieces of 60 KiB, `distributed/collectives/message_stream.hpp`): a longer one waits
+d - 15300 KiB / R for each further 15 MiB, if that is above zero. Hosts' time for a byte comes on top.
 
 | collective | messages, one after the other | used by |
 |---|---|---|

@@ -279,8 +279,8 @@ class Delay(unittest.TestCase):
                 self.assertEqual(one, other, system.title)
 
     def test_window(self):
-        # Three windows of a link that carries one in half a second. Eight pieces go, and the ninth when one of the other side has
-        # come: 2 s and a piece's time after the first.
+        # Three windows of a link that carries one in half a second. The pieces of one go, and the next piece when one of the other
+        # side has come: 2 s and a piece's time after the first.
         rate = 2.0 * WINDOW
         link = Link(rate, 0.0, delay=2.0, window=float(WINDOW))
         once = Rounds(1, 3 * WINDOW).run({False: model.Wire(link)}, 0.0)
@@ -644,7 +644,7 @@ class Files(unittest.TestCase):
     def predictor(self, **options):
         plain = {"batch": None, "latency_us": None, "host_ns": None, "share": None, "compute_scale": 1.0, "topology": "ring",
                  "systems": [*systems.SHORT, "rare"], "local_steps": None, "outer_fragments": 1, "outer_delay": 0, "delay": 0.0,
-                 "window_kib": 480.0, "inner_rate": 100.0, "inner_latency_us": 5.0, "ranks_per_host": 8, "servers": 0,
+                 "window_kib": 15360.0, "inner_rate": 100.0, "inner_latency_us": 5.0, "ranks_per_host": 8, "servers": 0,
                  "algorithm": "best", "update": "early", "plan": "best", "by_bucket": False}
         return report.Predictor(records.Measured([self.write(invented())]), argparse.Namespace(**{**plain, **options}))
 

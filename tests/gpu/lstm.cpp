@@ -11,7 +11,8 @@ namespace {
 struct step_case {
   index_t batch, hidden, gap;
 };
-constexpr step_case cases[] = {{0, 4, 0}, {1, 1, 0}, {3, 5, 2}, {20, 32, 0}, {7, 130, 1}, {2, 700, 4}};
+constexpr step_case cases[] = {{0, 4, 0},   {1, 1, 0},   {3, 5, 2},  {20, 32, 0},
+                               {7, 130, 1}, {7, 130, 2}, {3, 12, 0}, {2, 700, 4}};
 
 }  // namespace
 

@@ -277,7 +277,7 @@ TEST_CASE_TEMPLATE("gpu 16 bits: layer norm and attention", T, pf::gpu::bf16, pf
 
 TEST_CASE_TEMPLATE("gpu 16 bits: steps of an LSTM, tables, positions", T, pf::gpu::bf16, pf::gpu::fp16) {
   pf::gpu_context& ctx = gpu_context();
-  for (const index_t hidden : {5, 32}) {
+  for (const index_t hidden : {5, 12, 32}) {
     const pf::extents<2> wide{6, 4 * hidden}, shape{6, hidden};
     activations<T> gates(24 * hidden, 1), before(6 * hidden, 2), cell(6 * hidden, 3), output(6 * hidden, 4),
         dy(6 * hidden, 5), dh(6 * hidden, 6), dc(6 * hidden, 7), dc_before(6 * hidden, 8);

@@ -122,12 +122,38 @@ TEST_CASE("narrow messages: float sums of rounded numbers, rounded once more") {
   }
 }
 
-TEST_CASE("the ring's scratch is the pieces under way, and two chunks at most") {
+TEST_CASE("messages longer than what may be under way; the ring's scratch is shorter than its chunks") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
-  std::vector<float> values = elements<float>(comm.rank(), 1 << 20), scratch;
+  const auto ranks = static_cast<std::size_t>(comm.size());
+  const std::size_t chunk = 4300000, most = std::size_t{15} << 20;
+  REQUIRE(chunk * sizeof(float) > most);
+  // Small integers, whose sums are exact in every order and type.
+  const auto fill = [&](std::vector<float>& values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(i % 7) + static_cast<float>(comm.rank());
+  };
+  const auto wrong = [&](const std::vector<float>& values) {
+    const auto p = static_cast<float>(ranks);
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      count += values[i] == p * static_cast<float>(i % 7) + p * (p - 1) / 2 ? 0U : 1U;
+    }
+    return count;
+  };
+  std::vector<float> values(2 * chunk), scratch;  // two ranks: of each a chunk
+  fill(values);
   pf::ring_all_reduce(comm, std::span<float>(values), scratch);
-  CHECK(scratch.size() <= 2 * (values.size() / static_cast<std::size_t>(comm.size()) + 1));
-  CHECK(scratch.size() * sizeof(float) <= (std::size_t{512} << 10));
+  CHECK(wrong(values) == 0);
+  CHECK(scratch.size() * sizeof(float) <= most);
+  fill(values);
+  pf::recursive_doubling_all_reduce(comm, std::span<float>(values), scratch);
+  CHECK(wrong(values) == 0);
+  values.resize(4 * chunk);
+  fill(values);
+  std::vector<pf::bfloat16> narrow;
+  pf::narrow_all_reduce(comm, std::span<float>(values), narrow);
+  CHECK(wrong(values) == 0);
+  CHECK(narrow.size() <= values.size() / ranks + 1 + 2 * most / sizeof(pf::bfloat16));
 }
 
 TEST_CASE("messages: in order, in pieces where MPI counts are short, a rank outside the group is refused") {

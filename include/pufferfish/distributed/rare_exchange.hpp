@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include <pufferfish/distributed/exchange/exchange_failure.hpp>
 #include <pufferfish/distributed/exchange/fragment_exchanges.hpp>
 #include <pufferfish/distributed/exchange/outer_values.hpp>
 #include <pufferfish/distributed/rare_exchange_options.hpp>
@@ -55,8 +56,7 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// after the outer step, which waits for the device.
 ///
 /// All ranks make the same calls in the same order; the members say which are local. The callers are one
-/// thread at a time. Memory of the host: theta, v (with a momentum), D and a device's values, each of the
-/// arena's size.
+/// thread at a time. Host memory: theta, v (with a momentum), D and a device's values, of the arena's size.
 template <class T, class Comm, class Device = device::cpu>
 class rare_exchange {
  public:
@@ -263,8 +263,8 @@ class rare_exchange {
       if (collective && !agreed_) agree_on_start();
       work();
       if (std::exchange(changed_, false)) store_->round();
-    } catch (const std::exception& e) {
-      failure_ = e.what();
+    } catch (...) {
+      failure_ = detail::failure_text(std::current_exception());
       throw;
     }
     report_.exposed_ms += detail::milliseconds_since(start);

@@ -20,6 +20,7 @@
 #include <pufferfish/gpu/kernels/conv/low_rank_conv.cuh>
 #include <pufferfish/gpu/kernels/conv/low_rank_conv_gradient.cuh>
 #include <pufferfish/gpu/kernels/copy/elements.cuh>
+#include <pufferfish/gpu/kernels/copy/groups.cuh>
 #include <pufferfish/gpu/kernels/copy/rows.cuh>
 #include <pufferfish/gpu/kernels/copy/transpose.cuh>
 #include <pufferfish/gpu/kernels/elementwise/elementwise.cuh>
@@ -35,6 +36,7 @@
 #include <pufferfish/gpu/kernels/optim/optimizer.cuh>
 #include <pufferfish/gpu/kernels/pooling/pooling.cuh>
 #include <pufferfish/gpu/kernels/recurrent/lstm.cuh>
+#include <pufferfish/gpu/kernels/recurrent/lstm_steps.cuh>
 #include <pufferfish/gpu/kernels/reduce/columns.cuh>
 #include <pufferfish/gpu/kernels/reduce/reductions.cuh>
 #include <pufferfish/gpu/kernels/step.cuh>

@@ -114,7 +114,9 @@ class pair_batches {
   const pair_batch_options& options() const { return options_; }
 
   /// Number of global batches in an epoch, including a smaller last one.
-  index_t steps_per_epoch() const { return (set_->size() + options_.batch - 1) / options_.batch; }
+  index_t steps_per_epoch() const {
+    return set_->size() / options_.batch + (set_->size() % options_.batch > 0 ? 1 : 0);
+  }
 
   /// Largest number of pairs that load() returns on any rank.
   index_t max_local_batch() const {

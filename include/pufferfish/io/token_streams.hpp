@@ -73,7 +73,7 @@ class token_streams {
     if (options.vocabulary > 0) detail::check_tokens("token_streams", ids, options.vocabulary);
     first_ = options.streams * options.rank / options.ranks;
     count_ = options.streams * (options.rank + 1) / options.ranks - first_;
-    const auto room = static_cast<std::size_t>(std::min(options.segment, length_ - 1) * count_);
+    const auto room = static_cast<std::size_t>(longest_segment() * count_);
     inputs_.resize(room);
     targets_.resize(room);
   }
@@ -87,7 +87,11 @@ class token_streams {
   index_t stream_length() const { return length_; }
 
   /// Number of steps of an epoch: ceil((stream_length() - 1) / segment), at least 1.
-  index_t steps_per_epoch() const { return (length_ - 1 + options_.segment - 1) / options_.segment; }
+  index_t steps_per_epoch() const {
+    return (length_ - 1) / options_.segment + ((length_ - 1) % options_.segment > 0 ? 1 : 0);
+  }
+  /// Largest number of tokens of a stream in a step: the segment, but at most stream_length() - 1.
+  index_t longest_segment() const { return std::min(options_.segment, length_ - 1); }
 
   /// Number of tokens predicted in an epoch, by all ranks.
   std::int64_t tokens_per_epoch() const { return static_cast<std::int64_t>(length_ - 1) * options_.streams; }

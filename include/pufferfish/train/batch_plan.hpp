@@ -78,7 +78,9 @@ class batch_plan {
   const loader_options& options() const { return options_; }
 
   /// Number of global batches in an epoch, the last, smaller one included.
-  index_t steps_per_epoch() const { return (images_[0] + options_.batch - 1) / options_.batch; }
+  index_t steps_per_epoch() const {
+    return images_[0] / options_.batch + (images_[0] % options_.batch > 0 ? 1 : 0);
+  }
 
   /// The largest number of samples that any rank gets in a step.
   index_t max_local_batch() const {

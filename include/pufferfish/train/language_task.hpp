@@ -83,7 +83,7 @@ evaluation evaluate_language(context<Device>& ctx, const model<Root, Device>& ne
   const index_t steps = source.local_streams() > 0 ? source.steps_per_epoch() : 0;
   // One pair of results per segment, so that the host reads the device once.
   memory_block<double> results(memory_of<Device>::source(), 2 * steps);
-  detail::segment_place<Device> place(segment * source.local_streams());
+  detail::segment_place<Device> place(source.longest_segment() * source.local_streams());
   for (index_t step = 0; step < steps; ++step) {
     const token_segment part = source.load(step);
     place.bring(ctx, part);
@@ -119,7 +119,7 @@ class language_task {
         dropout_(net.root().options().dropout),
         ranks_(ranks),
         train_(train, {options.streams, options.segment, rank, ranks}),
-        place_(options.segment * train_.local_streams()),
+        place_(train_.longest_segment() * train_.local_streams()),
         state_(net.root().make_state(train_.local_streams())) {
     ops::check_tokens("language_task", train, net.root().options().vocabulary);
     ops::check_tokens("language_task, test text", test, net.root().options().vocabulary);

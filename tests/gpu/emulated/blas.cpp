@@ -156,7 +156,20 @@ bool valid(const product& p, bool reads_c) {
          on_device(p.d, p.m, p.n, p.batch) && (!reads_c || on_device(p.c, p.m, p.n, p.batch));
 }
 
+// Whether every line of the matrix begins at a multiple of 16 bytes, in all products of a batch.
+bool aligned(const matrix& x, std::int64_t batch) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(x.data) |
+                    static_cast<std::uintptr_t>(x.leading | (batch > 1 ? x.stride : 0)) * size_of(x.type);
+  return bits % 16 == 0;
+}
+
+std::size_t misaligned = 0;
+
 }  // namespace
+
+// Number of calls with factors of 16 bits and an operand whose lines begin at no multiple of 16 bytes, for
+// which cuBLAS has no fast kernel.
+extern "C" std::size_t emulated_device_misaligned_products() { return misaligned; }
 
 cublasStatus_t emulated_device::submit(const product& p, const scalars& s, cudaStream_t stream) {
   const std::lock_guard<std::recursive_mutex> locked(emulated_device::device_lock());
@@ -167,6 +180,9 @@ cublasStatus_t emulated_device::submit(const product& p, const scalars& s, cudaS
   }
   if (!valid(p, beta != 0)) return CUBLAS_STATUS_INVALID_VALUE;
   if (p.m == 0 || p.n == 0 || p.batch == 0) return CUBLAS_STATUS_SUCCESS;
+  if (size_of(p.a.type) == 2 && !(aligned(p.a, p.batch) && aligned(p.b, p.batch) && aligned(p.d, p.batch))) {
+    ++misaligned;
+  }
   const cudaError_t error = emulated_device::submit(stream, "product", [=] {
     const double first = s.from_device ? get<double>(s.alpha, s.type, 0) : alpha;
     const double second = s.from_device ? get<double>(s.beta, s.type, 0) : beta;

@@ -22,7 +22,7 @@ namespace emulated_device {
 namespace {
 
 constexpr int most_threads = 1024;
-enum class state : unsigned char { fresh, running, ready, at_barrier, in_warp, returned };
+enum class state : unsigned char { fresh, running, ready, at_barrier, at_grid, in_warp, returned };
 
 struct thread {
   state now;
@@ -41,7 +41,7 @@ struct warp {
 };
 
 // The block at work.
-struct {
+struct block_state {
   const char* name = nullptr;
   const operation* body = nullptr;
   int size = 0;
@@ -53,6 +53,8 @@ struct {
   site barrier;           // where the first of them is
   unsigned barriers = 0;  // passed
   int result[2] = {};     // `agreed` of the last barriers, even and odd
+  bool together = false;  // with all other blocks of the grid
+  int at_grid = 0;        // threads at the barrier of the grid
   int current = -1;       // thread at work
   fibre* on = nullptr;    // its fibre
   thread threads[most_threads];
@@ -94,17 +96,20 @@ bool backwards() { return ((block.disorder >> block.barriers % 16) & 1U) != 0; }
 int in_order(int i) { return backwards() ? block.size - 1 - i : i; }
 
 [[noreturn]] void stuck() {
-  int at_barrier = 0, in_warp = 0, example = 0;
+  int at_barrier = 0, at_grid = 0, in_warp = 0, example = 0;
   for (int t = 0; t < block.size; ++t) {
     at_barrier += block.threads[t].now == state::at_barrier;
+    at_grid += block.threads[t].now == state::at_grid;
     in_warp += block.threads[t].now == state::in_warp;
   }
-  while (block.threads[example].now != (in_warp != 0 ? state::in_warp : state::at_barrier)) ++example;
+  const state shown = in_warp != 0 ? state::in_warp : at_barrier != 0 ? state::at_barrier : state::at_grid;
+  while (block.threads[example].now != shown) ++example;
   take(example);
   char why[200];
   std::snprintf(why, sizeof why,
-                "threads wait forever: of %d, %d are at a barrier, %d in a warp operation, %d have returned",
-                block.size, at_barrier, in_warp, block.returned);
+                "threads wait forever: of %d, %d are at a barrier, %d in a warp operation, %d have returned"
+                ", %d are at the barrier of the grid",
+                block.size, at_barrier, in_warp, block.returned, at_grid);
   misuse(why, block.threads[example].where);
 }
 
@@ -169,7 +174,10 @@ void go_on(bool returned) {
     if (!returned) go_to(idle_fibre());
     return;
   }
-  if (!ready && block.returned < block.size) stuck();
+  if (!ready && block.returned < block.size) {
+    if (block.at_grid == block.size) return go_to(host);  // until the other blocks are there
+    stuck();
+  }
   if (returned) idle.push_back(block.on);
   if (!ready) return go_to(host);
   const int t = block.ready[block.ready_first++ % most_threads];
@@ -194,10 +202,19 @@ void run_threads() {
   }
 }
 
+void check_shared_guard(std::size_t shared_bytes) {
+  for (std::size_t i = 0; i < shared_guard; ++i) {
+    if (shared[shared_bytes + i] != guard_byte)
+      misuse("something wrote past dynamic shared memory", site::current());
+  }
+}
+
+// Runs the block to its end, or to its barrier of the grid.
 void run_block(std::size_t shared_bytes) {
   std::memset(shared, 0xff, shared_bytes);
   std::memset(shared + shared_bytes, guard_byte, shared_guard);
   block.started = block.returned = block.arrived = block.agreed = 0;
+  block.at_grid = 0;
   block.barriers = block.ready_first = block.ready_last = 0;
   for (int t = 0; t < block.size; ++t) {
     block.threads[t].now = state::fresh;
@@ -210,13 +227,31 @@ void run_block(std::size_t shared_bytes) {
   forget_copies();
   block.on = &host;
   go_to(idle_fibre());
-  for (std::size_t i = 0; i < shared_guard; ++i) {
-    if (shared[shared_bytes + i] != guard_byte)
-      misuse("something wrote past dynamic shared memory", site::current());
-  }
+  check_shared_guard(shared_bytes);
+}
+
+// Lets the threads of the block leave the barrier of the grid.
+void resume_block(std::size_t shared_bytes) {
+  block.at_grid = 0;
+  ++block.barriers;
+  for (int i = 0; i < block.size; ++i) push_last(in_order(i));
+  const int t = block.ready[block.ready_first++ % most_threads];
+  take(t);
+  block.on = &host;
+  go_to(*block.threads[t].on);
+  check_shared_guard(shared_bytes);
 }
 
 }  // namespace
+
+void grid_barrier(const site& where) {
+  if (block.current < 0) misuse("a barrier outside of a kernel", where);
+  if (!block.together) misuse("a barrier of the grid in a launch whose blocks do not all run at once", where);
+  if (block.at_grid++ == 0) block.barrier = where;
+  if (block.barrier.line() != where.line()) misuse("threads of a block meet in different barriers", where);
+  block.threads[block.current].where = where;
+  wait(state::at_grid);
+}
 
 votes block_barrier(bool predicate, const site& where) {
   if (block.current < 0) misuse("a barrier outside of a kernel", where);
@@ -298,39 +333,107 @@ unsigned first_disorder() {
 
 }  // namespace
 
-void run_grid(const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes, const operation& body) {
-  static unsigned disorder = first_disorder();
+namespace {
+
+// Numbers of the blocks of a grid in a scrambled order.
+class block_order {
+ public:
+  explicit block_order(dim3 blocks)
+      : blocks_(blocks), plane_(std::uint64_t{blocks.x} * blocks.y), count_(plane_ * blocks.z) {
+    // Any step that has no factor in common with their number visits all blocks.
+    step_ = count_ * 5 / 8 + 1;
+    while (std::gcd(step_, count_) != 1) ++step_;
+    at_ = disorder_ % count_;
+  }
+  std::uint64_t count() const { return count_; }
+  // Makes the next block the one at work, and returns its number.
+  std::uint64_t next() {
+    disorder_ = disorder_ * 1664525U + 1013904223U;
+    at_ = (at_ + step_) % count_;
+    blockIdx = {static_cast<unsigned>(at_ % blocks_.x), static_cast<unsigned>(at_ / blocks_.x % blocks_.y),
+                static_cast<unsigned>(at_ / plane_)};
+    return at_;
+  }
+  static unsigned disorder() { return disorder_ >> 8; }
+
+ private:
+  static unsigned disorder_;
+  dim3 blocks_;
+  std::uint64_t plane_, count_, step_ = 0, at_ = 0;
+};
+unsigned block_order::disorder_ = first_disorder();
+
+// Runs the blocks of a grid by turns, from one barrier of the grid to the next, which all must reach. Static
+// shared memory is common to all of them, so that such kernels must not have any.
+void run_together(block_order& order, std::size_t shared_bytes) {
+  struct suspended {
+    block_state state;
+    std::vector<unsigned char> memory;
+  };
+  std::vector<suspended> others(order.count());
+  for (bool first = true;; first = false) {
+    std::uint64_t waiting = 0;
+    site where = site::current();
+    for (std::uint64_t i = 0; i < order.count(); ++i) {
+      suspended& own = others[order.next()];
+      if (first) {
+        block.disorder = block_order::disorder();
+        run_block(shared_bytes);
+      } else {
+        block = own.state;
+        std::memcpy(shared, own.memory.data(), own.memory.size());
+        resume_block(shared_bytes);
+      }
+      if (block.returned == block.size) continue;
+      ++waiting;
+      where = block.barrier;
+      own.state = block;
+      own.memory.assign(shared, shared + shared_bytes + shared_guard);
+    }
+    if (waiting == 0) return;
+    if (waiting != order.count())
+      misuse("blocks wait forever: a barrier of the grid that not all reach", where);
+  }
+}
+
+}  // namespace
+
+void run_grid(const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes, bool together,
+              const operation& body) {
   block.name = name;
   block.body = &body;
   block.size = static_cast<int>(threads.x * threads.y * threads.z);
+  block.together = together;
   gridDim = blocks;
   blockDim = threads;
-  // Any step that has no factor in common with their number visits all blocks.
-  const std::uint64_t plane = std::uint64_t{blocks.x} * blocks.y, count = plane * blocks.z;
-  std::uint64_t step = count * 5 / 8 + 1;
-  while (std::gcd(step, count) != 1) ++step;
-  std::uint64_t at = disorder % count;
-  for (std::uint64_t i = 0; i < count; ++i) {
-    disorder = disorder * 1664525U + 1013904223U;
-    block.disorder = disorder >> 8;
-    blockIdx = {static_cast<unsigned>(at % blocks.x), static_cast<unsigned>(at / blocks.x % blocks.y),
-                static_cast<unsigned>(at / plane)};
-    run_block(shared_bytes);
-    at = (at + step) % count;
+  block_order order(blocks);
+  if (together) {
+    run_together(order, shared_bytes);
+  } else {
+    for (std::uint64_t i = 0; i < order.count(); ++i) {
+      order.next();
+      block.disorder = block_order::disorder();
+      run_block(shared_bytes);
+    }
   }
   block.name = nullptr;
   block.current = -1;
 }
 
 cudaError_t launch(cudaStream_t stream, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
-                   std::function<void()> body) {
+                   bool together, std::function<void()> body) {
   const bool grid_fits = blocks.x - 1 < 0x7fffffffU && blocks.y - 1 < 65535 && blocks.z - 1 < 65535;
   const bool block_fits = threads.x - 1 < 1024 && threads.y - 1 < 1024 && threads.z - 1 < 64 &&
                           threads.x * threads.y * threads.z <= most_threads;
   if (!grid_fits || !block_fits) return cudaErrorInvalidConfiguration;
   if (shared_bytes > most_shared_bytes) return cudaErrorInvalidValue;
-  return submit(stream, name,
-                [=, body = std::move(body)] { run_grid(name, blocks, threads, shared_bytes, body); });
+  // One block on each multiprocessor, as if it needed all of its shared memory.
+  if (together && std::uint64_t{blocks.x} * blocks.y * blocks.z > multiprocessors) {
+    return cudaErrorCooperativeLaunchTooLarge;
+  }
+  return submit(stream, name, [=, body = std::move(body)] {
+    run_grid(name, blocks, threads, shared_bytes, together, body);
+  });
 }
 
 }  // namespace emulated_device

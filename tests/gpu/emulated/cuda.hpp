@@ -8,7 +8,8 @@
 /// C++ below as ordinary C++; the files beside it stand in for the CUDA runtime and cuBLAS.
 ///
 /// A block's threads are fibres of one host thread, switched at barriers and warp operations only; blocks run
-/// one after the other in a scrambled order. What would hang or be undefined on a device ends the program
+/// one after the other in a scrambled order, those of a cooperative launch by turns between barriers of the
+/// grid. What would hang or be undefined on a device ends the program
 /// with a message: a barrier that not all threads reach, a shuffle from a lane that is not there, a write
 /// past the end of memory. It shows what a kernel computes, and nothing of how fast. What it cannot show:
 /// races that none of its schedules has (PUFFERFISH_EMULATED_ORDER=number chooses others), reads of static
@@ -60,8 +61,12 @@ namespace emulated_device {
 using site = std::source_location;
 
 /// Checks a launch as a device does, then executes `thread` for every thread of it, in the stream's order.
+/// `together`: a cooperative launch, whose blocks run at once and may call grid_barrier().
 cudaError_t launch(cudaStream_t stream, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
-                   std::function<void()> thread);
+                   bool together, std::function<void()> thread);
+
+/// Waits for all threads of the grid. Ends the program if not all of them come.
+void grid_barrier(const site& where = site::current());
 
 /// The block's; filled with NaNs (0xff) before every block.
 void* dynamic_shared_memory();

@@ -21,8 +21,9 @@ std::recursive_mutex& device_lock();
 /// stream is being captured.
 cudaError_t submit(cudaStream_t stream, const char* name, operation work);
 
-/// Executes a grid (blocks.cpp), on the calling host thread.
-void run_grid(const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes, const operation& thread);
+/// Executes a grid (blocks.cpp), on the calling host thread. `together`: blocks may wait for each other.
+void run_grid(const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes, bool together,
+              const operation& thread);
 
 /// Drops the copies that a block's threads have started and not waited for (warp.cpp).
 void forget_copies();

@@ -12,6 +12,7 @@
 
 #include <pufferfish/core/arena.hpp>
 #include <pufferfish/gpu/kernels/gemm/async_copy.cuh>
+#include <pufferfish/gpu/kernels/grid_barrier.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/runtime/memory.hpp>
 #include <pufferfish/gpu/runtime/stream.hpp>
@@ -111,6 +112,22 @@ __global__ void overflow_kernel(float* x, int depth) {
   x[0] = some[depth];
 }
 
+// Blocks below `those` and their threads below `threads` meet; then each block writes the sum of the numbers
+// that all blocks wrote before.
+__global__ void grid_barrier_kernel(grid_dependency earlier, float* sums, unsigned blocks, unsigned those,
+                                    unsigned threads) {
+  earlier.wait();
+  grid_barrier barrier(nullptr);
+  if (sums != nullptr && threadIdx.x == 0) sums[blockIdx.x] = static_cast<float>(blockIdx.x);
+  if (blockIdx.x >= those || threadIdx.x >= threads) return;
+  barrier.wait();
+  float sum = 0.0F;
+  for (unsigned b = 0; b < blocks && sums != nullptr; ++b) sum += sums[b];
+  barrier.wait();
+  if (sums != nullptr && threadIdx.x == 0) sums[blockIdx.x] = sum;
+  barrier.finish();
+}
+
 }  // namespace
 
 TEST_CASE("emulated device: threads that wait for others in vain") {
@@ -124,6 +141,27 @@ TEST_CASE("emulated device: threads that wait for others in vain") {
   CHECK(has(text, "misuse.cpp"));
   CHECK(has(text, "some_return_kernel"));
   CHECK(has(text, "grid 1 x 5 x 1 of 64 x 1 x 1 threads, block (0, "));
+}
+
+TEST_CASE("emulated device: barriers of a grid") {
+  const auto together = [](unsigned blocks, unsigned those) {
+    launch_together(nullptr, {blocks, 64}, grid_barrier_kernel, static_cast<float*>(nullptr), blocks, those,
+                    64U);
+  };
+  floats sums(7);
+  launch_together(nullptr, {7, 64}, grid_barrier_kernel, sums.data, 7U, 7U, 64U);
+  for (const float sum : sums.get()) CHECK(sum == 21.0F);
+  CHECK(has(last_words([&] { together(5, 4); }), "a barrier of the grid that not all reach"));
+  CHECK(
+      has(last_words([] {
+            launch_together(nullptr, {3, 64}, grid_barrier_kernel, static_cast<float*>(nullptr), 3U, 3U, 63U);
+          }),
+          "threads wait forever"));
+  CHECK(has(last_words([] {
+              launch(nullptr, {3, 64}, grid_barrier_kernel, static_cast<float*>(nullptr), 3U, 3U, 64U);
+            }),
+            "do not all run at once"));
+  CHECK_THROWS_AS(together(133, 133), pf::backend_error);
 }
 
 TEST_CASE("emulated device: threads that do not wait for earlier launches") {

@@ -105,6 +105,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = p.warpSize;
       break;
     case cudaDevAttrMemoryPoolsSupported:
+    case cudaDevAttrCooperativeLaunch:
       *value = 1;
       break;
     case cudaDevAttrUnifiedAddressing:

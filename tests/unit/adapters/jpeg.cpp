@@ -143,6 +143,43 @@ TEST_CASE("jpeg decoder: other bytes, empty files and files cut short are refuse
                        doctest::Contains("65500 x 65500 pixels"), io_error);
 }
 
+TEST_CASE("jpeg decoder: damage is found after a harmless message of the header, which hides it") {
+  jpeg_decoder decoder;
+  rgb_image image;
+  const auto plain = encoded(64, 64, 2, TJPF_RGB), inks = encoded(64, 64, 2, TJPF_CMYK);
+  const auto with_junk = [](std::vector<std::uint8_t> file, std::vector<std::uint8_t> junk) {
+    file.insert(file.begin() + 4 + 256 * file[4] + file[5], junk.begin(), junk.end());  // after one segment
+    return file;
+  };
+  auto version = plain, transform = inks, no_transform = inks;
+  version[11] = 9;  // of JFIF
+  const std::string adobe = "Adobe";
+  const auto at = std::search(transform.begin(), transform.end(), adobe.begin(), adobe.end());
+  REQUIRE(at != transform.end());
+  at[11] = 7;
+  no_transform[static_cast<std::size_t>(at - transform.begin()) + 11] = 0;
+  const std::pair<const std::vector<std::uint8_t>&, std::vector<std::uint8_t>> files[] = {
+      {plain, with_junk(plain, {7, 0xe1, 0, 9})},
+      {plain, with_junk(plain, {0xff, 0, 0xc0, 0xff, 0xff, 0, 3})},
+      {plain, version},
+      {inks, transform},
+      {no_transform, with_junk(no_transform, {7})}};
+  for (const auto& [clean, file] : files) {
+    CAPTURE(file.size());
+    decoder.decode(clean, "clean.jpg", {8, 8}, image);
+    const std::vector<std::uint8_t> pixels = image.pixels;
+    decoder.decode(file, "a.jpg", {8, 8}, image);
+    CHECK(image.pixels == pixels);
+    for (std::size_t size = 1; size + 2 < file.size(); size += 1 + size / 9) {
+      CAPTURE(size);
+      CHECK_THROWS_AS(decoder.decode(std::span(file).first(size), "a.jpg", {8, 8}, image), io_error);
+    }
+    auto damaged = file;
+    std::fill_n(damaged.begin() + static_cast<std::ptrdiff_t>(file.size()) * 3 / 4, 40, std::uint8_t{0x55});
+    CHECK_THROWS_AS(decoder.decode(damaged, "a.jpg", {8, 8}, image), io_error);
+  }
+}
+
 struct epoch_images {
   std::vector<float> pixels;
   std::vector<std::int32_t> labels;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include <doctest/doctest.h>
@@ -198,4 +199,7 @@ TEST_CASE("options out of range") {
   CHECK_THROWS_WITH_AS(batches.load(0, 2), "pair_batches: epoch 0, step 2; steps are 0 .. 1", value_error);
   CHECK_THROWS_AS(batches.load(-1, 0), value_error);
   CHECK_THROWS_AS(batches.load(0, -1), value_error);
+  pair_batches whole(set, {.batch = std::numeric_limits<index_t>::max(), .bucket_batches = 2});
+  CHECK(whole.steps_per_epoch() == 1);
+  CHECK(whole.load(0, 0).count == 3);
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <limits>
 #include <numeric>
 #include <type_traits>
 
@@ -97,6 +98,14 @@ TEST_CASE("a rank gets the streams of its share of the global batch") {
 TEST_CASE("the published number of steps") {
   const ids text(2088628);
   CHECK(token_streams(text, {}).steps_per_epoch() == 2984);
+}
+
+TEST_CASE("a segment longer than every stream is the whole stream") {
+  const ids text = counted(41);
+  token_streams source(text, {.streams = 4, .segment = std::numeric_limits<index_t>::max()});
+  REQUIRE(source.steps_per_epoch() == 1);
+  CHECK(source.longest_segment() == 9);
+  CHECK(source.load(0).length == 9);
 }
 
 TEST_CASE("options out of range, texts that are too short") {

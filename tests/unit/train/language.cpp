@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -190,6 +191,9 @@ TEST_CASE("low rank from the start, Adam, and texts that do not fit") {
   wrong[7] = 11;
   CHECK_THROWS_AS(task<float>(net, wrong, f.test, small_task(), 0, 1), value_error);
   CHECK_THROWS_AS(task<float>(net, f.train, wrong, small_task(), 0, 1), value_error);
+  language_task_options whole = small_task();  // segments as long as the streams
+  whole.segment = std::numeric_limits<index_t>::max();
+  CHECK(task<float>(net, f.train, f.test, whole, 0, 1).steps_per_epoch() == 1);
   const std::vector<std::int32_t> empty;
   CHECK_THROWS_AS(task<float>(net, empty, f.test, small_task(), 0, 1), value_error);
 }

@@ -162,6 +162,10 @@ TEST_CASE("loader: places") {
   CHECK(mentions(text_of<value_error>([&] { source.place(0, 3); }), "step 3; steps are 0 .. 2"));
   CHECK_THROWS_AS(source.place(0, -1), value_error);
   CHECK_THROWS_AS(source.place(-1, 0), value_error);
+  loader_options whole;  // one batch of all samples, whatever their number
+  whole.batch = std::numeric_limits<index_t>::max();
+  CHECK(loader(set, whole).steps_per_epoch() == 1);
+  CHECK(loader(set, whole).place(3, 0).count == 10);
 }
 
 /// The padded image as a plain array, from the definitions of zero padding and numpy's "reflect".

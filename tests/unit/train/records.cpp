@@ -2,8 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <pufferfish/compress/low_rank/power_sgd.hpp>
@@ -258,6 +261,74 @@ TEST_CASE("resume: a record of format 1, without data and layers, is refused and
   CHECK_THROWS_WITH_AS(run.resume(folder / "old"), doctest::Contains("does not say on which data"),
                        state_error);
   CHECK_THROWS_WITH_AS(run.resume(folder / "old"), doctest::Contains(PUFFERFISH_VERSION_STRING), state_error);
+}
+
+/// Copies a checkpoint, with the fact `name` replaced by `text` unless `name` is empty. change(tensor,
+/// values) may change the numbers of a tensor.
+template <class Change>
+void copy_checkpoint(const std::string& from, const std::string& to, const std::string& name,
+                     const std::string& text, Change&& change) {
+  const safetensors_file file = safetensors_file::read(from);
+  safetensors_metadata metadata = file.metadata();
+  if (!name.empty()) metadata[name] = text;
+  std::vector<std::vector<std::uint8_t>> bytes;
+  std::vector<tensor_entry> entries;
+  for (const std::string& tensor : file.tensor_names()) {
+    const auto stored = file.tensor(tensor).bytes;
+    std::vector<float> values(stored.size() / sizeof(float));
+    std::memcpy(values.data(), stored.data(), stored.size());
+    change(tensor, values);
+    const auto* const first = reinterpret_cast<const std::uint8_t*>(values.data());
+    bytes.emplace_back(first, first + stored.size());
+    entries.push_back({tensor, file.tensor(tensor).dtype, file.tensor(tensor).shape, bytes.back()});
+  }
+  write_safetensors(to, entries, metadata);
+}
+
+TEST_CASE("resume: a file with one bad fact is refused by its name, and the run goes on as if nothing was") {
+  const image_set train = quadrants(96, 1), test = quadrants(40, 2);  // four steps an epoch
+  const scratch_folder folder;
+  training_observer silent;
+  self comm;
+  training_options options = small_options();
+  options.epochs = 2;
+  options.warmup_epochs = 1;
+  options.switching.statistics_steps = 3;
+  options.rate_plateau = plateau(4.0, 1);
+  options.shrink_rank = shrink_rank_options{};
+  run_of whole(tiny_net<float>(true), comm, train, test, options);
+  whole.run(silent);
+  run_of first(tiny_net<float>(true), comm, train, test, options);
+  for (int i = 0; i < 3; ++i) first.advance(silent);  // two of three measured steps
+  first.save(folder / "point");
+  run_of run(tiny_net<float>(true), comm, train, test, options);
+  run.advance(silent);
+  const std::uint64_t before = parameter_digest(run);
+  const auto is_refused = [&](const std::string& what) {
+    CAPTURE(what);
+    CHECK_THROWS_WITH_AS(run.resume(folder / "bad"), doctest::Contains((folder / "bad").c_str()), io_error);
+    CHECK(run.total_steps() == 1);
+    CHECK(parameter_digest(run) == before);
+  };
+  for (const auto& [name, text] : {std::pair<std::string, std::string>{"training.switch", "decided"},
+                                   {"training.outer", "7 of 8"},
+                                   {"training.plateau", "1 2"},
+                                   {"training.shrink", "conv2 0 1 x"},
+                                   {"training.record", "position 0 5 5 5 0\nseen 0 0 0 0\n"}}) {
+    copy_checkpoint(folder / "point", folder / "bad", name, text, [](const auto&, auto&) {});
+    is_refused(name);
+  }
+  bool changed = false;
+  copy_checkpoint(folder / "point", folder / "bad", "", "",
+                  [&](const std::string& tensor, std::vector<float>& values) {
+                    if (tensor != "switch.statistics.0") return;
+                    values.at(values.size() / 2) = 0.5F;
+                    changed = true;
+                  });
+  REQUIRE(changed);
+  is_refused("switch.statistics");
+  run.run(silent);
+  CHECK(parameter_digest(run) == parameter_digest(whole));
 }
 
 TEST_CASE("a locale with a decimal comma: records and options read and say the same") {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <pufferfish/core/message.hpp>
@@ -73,6 +74,7 @@ class jpeg_decoder {
   /// most_pixels pixels before scaling.
   void decode(std::span<const std::uint8_t> bytes, const std::string& name, scale by, rgb_image& image) {
     const header seen = header_of(bytes, name);
+    if (seen.harmless) bytes = repaired(bytes, seen.colors);
     const int width = TJSCALED(seen.width, by), height = TJSCALED(seen.height, by);
     const bool inks = seen.colors == TJCS_CMYK || seen.colors == TJCS_YCCK;
     std::vector<std::uint8_t>& target = inks ? inks_ : image.pixels;
@@ -81,6 +83,7 @@ class jpeg_decoder {
     if (tjDecompress2(handle_.get(), bytes.data(), static_cast<unsigned long>(bytes.size()), target.data(),
                       width, 0, height, inks ? TJPF_CMYK : TJPF_RGB, TJFLAG_ACCURATEDCT) != 0) {
       check_harmless(name, "cannot be decoded");
+      if (!has_end(bytes)) refuse({name, ": the image is cut off; replace the file or remove it"});
     }
     image.height = height;
     image.width = width;
@@ -88,9 +91,11 @@ class jpeg_decoder {
   }
 
  private:
-  // What tjDecompressHeader3 reports: extents in pixels, chroma subsampling, color space.
+  // What tjDecompressHeader3 reports: extents in pixels, chroma subsampling, color space; and whether
+  // check_harmless has accepted a message about the header.
   struct header {
     int width = 0, height = 0, sampling = 0, colors = 0;
+    bool harmless = false;
   };
   struct closer {
     void operator()(void* handle) const { tjDestroy(handle); }
@@ -102,6 +107,7 @@ class jpeg_decoder {
     if (tjDecompressHeader3(handle_.get(), bytes.data(), static_cast<unsigned long>(bytes.size()),
                             &seen.width, &seen.height, &seen.sampling, &seen.colors) != 0) {
       check_harmless(name, "not a JPEG image");
+      seen.harmless = true;
     }
     // A file that ends before its image begins is not an error there.
     if (seen.width < 1 || seen.height < 1) refuse({name, ": not a JPEG image: it has no pixels"});
@@ -111,8 +117,8 @@ class jpeg_decoder {
     return seen;
   }
 
-  // The decoder reports what it could repair like an error, and the last message tells them apart: of an
-  // image that ends too early or has damaged data some pixels would be wrong.
+  // The decoder reports what it could repair like an error, and its first message, the only one it keeps,
+  // tells them apart: of an image that ends too early or has damaged data some pixels would be wrong.
   void check_harmless(const std::string& name, const char* what) {
     const std::string text = tjGetErrorStr2(handle_.get());
     for (const char* harmless :
@@ -130,6 +136,45 @@ class jpeg_decoder {
     detail::throw_error<io_error>({text});
   }
 
+  // A copy of a file whose header gives no message, so that the decoder can report damaged data: bytes
+  // between segments become padding, and versions and color transforms valid ones. `colors`: color space of
+  // the header.
+  std::span<const std::uint8_t> repaired(std::span<const std::uint8_t> bytes, int colors) {
+    repaired_.assign(bytes.begin(), bytes.end());
+    std::uint8_t* const file = repaired_.data();
+    const auto is_segment = [file](std::size_t at, std::uint8_t marker, std::string_view name) {
+      return file[at + 1] == marker && std::equal(name.begin(), name.end(), file + at + 4);
+    };
+    constexpr std::uint8_t padding = 0xff, app0 = 0xe0, app14 = 0xee, scan = 0xda, end = 0xd9;
+    for (std::size_t at = 2; at + 16 <= repaired_.size();) {
+      const std::uint8_t marker = file[at + 1];
+      if (file[at] != padding) {
+        file[at++] = padding;
+      } else if (marker == 0) {
+        file[at + 1] = padding;
+        at += 2;
+      } else if (marker == padding) {
+        ++at;
+      } else {
+        if (marker == scan || marker == end) break;
+        if (is_segment(at, app0, "JFIF")) file[at + 9] = 1;  // version 1.x
+        // 0 is no transform. The decoder takes all other numbers as these.
+        if (is_segment(at, app14, "Adobe") && file[at + 15] != 0) file[at + 15] = colors == TJCS_YCCK ? 2 : 1;
+        const bool bare = marker == 1 || (marker >= 0xd0 && marker <= 0xd8);  // no length follows
+        at += bare ? 2 : 2 + 256 * std::size_t{file[at + 2]} + file[at + 3];
+      }
+    }
+    return repaired_;
+  }
+  // Whether the last scan of a file is followed by the marker of the image's end.
+  static bool has_end(std::span<const std::uint8_t> bytes) {
+    bool ends = false;
+    for (std::size_t i = 0; i + 1 < bytes.size(); ++i) {
+      if (bytes[i] == 0xff && (bytes[i + 1] == 0xda || bytes[i + 1] == 0xd9)) ends = bytes[i + 1] == 0xd9;
+    }
+    return ends;
+  }
+
   // Programs store CMYK inverted: 255 is no ink. Red is then cyan times black, and so on.
   void take_inks(rgb_image& image, std::size_t pixels) const {
     image.pixels.resize(3 * pixels);
@@ -142,7 +187,8 @@ class jpeg_decoder {
   }
 
   std::unique_ptr<void, closer> handle_;
-  std::vector<std::uint8_t> inks_;  // pixels of a CMYK image before their conversion
+  std::vector<std::uint8_t> inks_;      // pixels of a CMYK image before their conversion
+  std::vector<std::uint8_t> repaired_;  // the last file whose header gave a message
 };
 
 PUFFERFISH_NAMESPACE_END

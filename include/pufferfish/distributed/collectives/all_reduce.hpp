@@ -65,13 +65,13 @@ std::span<T> part_of(std::span<T> all, std::size_t part, std::size_t parts) {
 
 /// Sends `out` to rank `to` while receiving into.size() elements from rank `from`: into = (received + into)
 /// factor. `out` may be `into`, because a piece is sent before the sum replaces it. `scratch`: memory of the
-/// pieces under way, resized to at most eight pieces.
+/// pieces under way, resized to at most the length of `into`, and at most 15 MiB.
 template <class C, class T>
 void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, int from,
                   std::vector<T>& scratch, T factor) {
   const piece_cut<T> sends(out.size()), receives(into.size());
   check_not_given_up(comm);
-  scratch.resize(pieces_under_way * receives.longest());
+  scratch.resize(receives.room());
   const auto slot = [&](std::size_t i) { return receives.slot(std::span<T>(scratch), i); };
   stream_pieces(
       comm, sends.count(), to, [&](std::size_t i) { return sends(out, i); }, receives.count(), from, slot,
@@ -85,10 +85,10 @@ void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, in
 /// x_c+p-1 with ranks modulo p, formed on its way around the ring, multiplied where it is complete, and then
 /// passed on (reduce-scatter and all-gather; Thakur, Rabenseifner, Gropp, IJHPCA 2005). `scratch` keeps the
 /// pieces that are under way. Collective; throws the errors of start_send and start_receive. `values` has the
-/// same length on all ranks. `scratch` is resized to at most eight pieces of 60 KiB, and its contents are
-/// overwritten; it must not be the memory of `values`, and may be reused by later calls. With one rank the
-/// values are only multiplied. Throws timeout_error if an earlier wait of the communicator has timed out.
-/// \code
+/// same length on all ranks. `scratch` is resized to at most the longest chunk, and at most 15 MiB, and its
+/// contents are overwritten; it must not be the memory of `values`, and may be reused by later calls. With
+/// one rank the values are only multiplied. Throws timeout_error if an earlier wait of the communicator has
+/// timed out. \code
 ///   std::vector<float> scratch;
 ///   const float share = 1.0F / static_cast<float>(comm.size());
 ///   ring_all_reduce(comm, std::span<float>(gradients), scratch, share);  // the mean over the ranks
@@ -151,7 +151,7 @@ void recursive_doubling_all_reduce(C& comm, std::span<T> values, std::vector<T>&
 /// included, has been rounded to Wire before the multiplication by `factor`. With Wire float16 elements or
 /// sums of magnitude 65520 and more become infinities. With one rank nothing is rounded, only multiplied.
 /// Requirements on lengths, and errors, are those of ring_all_reduce. `scratch` is resized to n / p elements
-/// and 16 pieces of at most 60 KiB.
+/// more, twice, and at most 15 MiB each time.
 template <class Wire, class C, class T>
 void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
                        std::type_identity_t<T> factor = T(1)) {
@@ -159,7 +159,7 @@ void narrow_all_reduce(C& comm, std::span<T> values, std::vector<Wire>& scratch,
   if (ranks == 1) return detail::scale_values(values, factor);
   const std::span<T> own = detail::part_of(values, me, ranks);
   // scratch: this rank's sum, and pieces under way in both directions. Chunks differ by one element at most.
-  const std::size_t room = detail::pieces_under_way * detail::piece_cut<Wire>(own.size() + 1).longest();
+  const std::size_t room = detail::piece_cut<Wire>(own.size() + 1).room();
   detail::check_not_given_up(comm);
   scratch.resize(own.size() + 2 * room);
   const std::span<Wire> sum = std::span<Wire>(scratch).first(own.size());

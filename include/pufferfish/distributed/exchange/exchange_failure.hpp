@@ -15,6 +15,18 @@
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
 
+/// Text of an exception, which is not null; never empty.
+inline std::string failure_text(const std::exception_ptr& failure) {
+  std::string text;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& e) {
+    text = e.what();
+  } catch (...) {
+  }
+  return text.empty() ? "unknown exception" : text;
+}
+
 /// Keeps the text of an exchange's first failure. A step that failed on one rank may have left out
 /// collectives that other ranks have called; the next step's collectives would be paired with those of the
 /// failed one. All later steps are refused for that reason. Any thread may call the members.
@@ -22,13 +34,7 @@ class exchange_failure {
  public:
   /// Keeps the text of `failure`, which is not null, unless the text of an earlier failure is kept.
   void keep(const std::exception_ptr& failure) {
-    std::string text = "unknown exception";
-    try {
-      std::rethrow_exception(failure);
-    } catch (const std::exception& e) {
-      text = e.what();
-    } catch (...) {
-    }
+    std::string text = failure_text(failure);
     const std::lock_guard lock(mutex_);
     if (text_.empty()) text_ = std::move(text);
   }

@@ -74,24 +74,29 @@ inline cudaError_t allow_shared_memory(const void* function, std::size_t bytes) 
 }
 
 /// Starts a kernel on a stream and returns CUDA's error code. `waits`: the kernel's first parameter is a
-/// grid_dependency, so the kernel may overlap the one before. Allows more than 48 KB of shared memory where
-/// `g` asks for it.
+/// grid_dependency, so the kernel may overlap the one before. `together`: all blocks run at once. Allows more
+/// than 48 KB of shared memory where `g` asks for it.
 inline cudaError_t start_kernel(const void* kernel, const grid& g, cudaStream_t stream, void** arguments,
-                                bool waits) {
+                                bool waits, bool together) {
   if (g.shared_bytes > 48 * 1024) {
     const cudaError_t error = allow_shared_memory(kernel, g.shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attribute{};
+  if (together) {
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  } else {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = g.blocks;
   config.blockDim = g.threads;
   config.dynamicSmemBytes = g.shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = waits && may_overlap(kernel) ? 1 : 0;
+  config.attrs = &attribute;
+  config.numAttrs = together || (waits && may_overlap(kernel)) ? 1 : 0;
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 #endif
@@ -104,7 +109,7 @@ inline cudaError_t start_kernel(const void* kernel, const grid& g, cudaStream_t 
 /// A host that executes kernels itself, as the tests do to run kernels without a device, defines
 /// PUFFERFISH_EMULATED_DEVICE and, in namespace emulated_device,
 ///   cudaError_t launch(cudaStream_t, const char* name, dim3 blocks, dim3 threads, std::size_t shared_bytes,
-///                      body), where body() executes one thread,
+///                      bool together, body), where body() executes one thread,
 ///   void* dynamic_shared_memory(), void check_aligned16(const void*),
 ///   void wait_for_earlier_work(), called by grid_dependency::wait(), and void check_waited(), called at the
 ///                      end of each thread that must have called wait(),
@@ -116,19 +121,19 @@ inline cudaError_t start_kernel(const void* kernel, const grid& g, cudaStream_t 
 ///     void twice(cudaStream_t stream, float* x, index_t size) {
 ///       launch(stream, {blocks_for(size, 256), 256}, twice_kernel, x, size);
 ///     }
-template <class... P>
+template <bool Together = false, class... P>
 void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t<P>... arguments) {
   if (g.blocks.x == 0 || g.blocks.y == 0 || g.blocks.z == 0) return;
 #if defined(PUFFERFISH_EMULATED_DEVICE)
   const cudaError_t error =
-      emulated_device::launch(site.stream, site.function, g.blocks, g.threads, g.shared_bytes, [=] {
+      emulated_device::launch(site.stream, site.function, g.blocks, g.threads, g.shared_bytes, Together, [=] {
         kernel(arguments...);
         if constexpr (waits_itself<P...>) emulated_device::check_waited();
       });
 #else
   void* pointers[sizeof...(P) + 1] = {static_cast<void*>(&arguments)..., nullptr};
-  const cudaError_t error =
-      start_kernel(reinterpret_cast<const void*>(kernel), g, site.stream, pointers, waits_itself<P...>);
+  const cudaError_t error = start_kernel(reinterpret_cast<const void*>(kernel), g, site.stream, pointers,
+                                         waits_itself<P...>, Together);
 #endif
   if (error != cudaSuccess) {
     (void)cudaGetLastError();  // reported here, so not again by the next call
@@ -139,7 +144,14 @@ void launch(launch_site site, grid g, void (*kernel)(P...), std::type_identity_t
 template <class... P>
 void launch(launch_site site, grid g, void (*kernel)(grid_dependency, P...),
             std::type_identity_t<P>... arguments) {
-  launch<grid_dependency, P...>(site, g, kernel, grid_dependency(), arguments...);
+  launch<false, grid_dependency, P...>(site, g, kernel, grid_dependency(), arguments...);
+}
+/// A cooperative launch: all blocks run at once, so that they may wait for each other (grid_barrier.cuh). It
+/// never overlaps earlier work. Throws backend_error, too, if the device has no room for all blocks.
+template <class... P>
+void launch_together(launch_site site, grid g, void (*kernel)(grid_dependency, P...),
+                     std::type_identity_t<P>... arguments) {
+  launch<true, grid_dependency, P...>(site, g, kernel, grid_dependency(), arguments...);
 }
 
 /// The block's dynamic shared memory, aligned to 16 bytes.

@@ -74,6 +74,17 @@ inline index_t shared_memory_of(const context<device::gpu>& ctx) {
   return bytes;
 }
 
+/// Number of thread blocks that run at once in a cooperative launch, one on each multiprocessor of the
+/// context's device; 0 if the device has no such launches. Throws backend_error if CUDA cannot be asked.
+inline int cooperative_blocks_of(const context<device::gpu>& ctx) {
+  int together = 0, multiprocessors = 0;
+  check(cudaDeviceGetAttribute(&together, cudaDevAttrCooperativeLaunch, ctx.device()),
+        "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, ctx.device()),
+        "cudaDeviceGetAttribute");
+  return together != 0 ? multiprocessors : 0;
+}
+
 /// Kernel argument for the rows of each sequence's tokens (token_runs): arrays of first rows and of counts,
 /// which must be in device memory. `runs.total` is not passed on.
 inline kernels::run_arrays arrays_of(const token_runs& runs) {

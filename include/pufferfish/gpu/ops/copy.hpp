@@ -9,6 +9,7 @@
 #include <span>
 
 #include <pufferfish/gpu/kernels/copy/elements.hpp>
+#include <pufferfish/gpu/kernels/copy/groups.hpp>
 #include <pufferfish/gpu/kernels/elementwise/elementwise.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
@@ -29,6 +30,10 @@ struct copy_ops<device::gpu> {
   template <class T>
   static void gather_rows(context<device::gpu>& ctx, const tensor_view<const T, 2>& from,
                           const index_t* places, const tensor_view<T, 2>& to) {
+    if (places == nullptr) {
+      return gpu::kernels::copy_groups<T>(ctx.stream(), 1, to.extent(0), to.extent(1),
+                                          gpu::detail::rows_of(from), 0, gpu::detail::rows_of(to), 0);
+    }
     gpu::kernels::gather_rows<T>(ctx.stream(), gpu::detail::rows_of(from), places, to.extent(0), to.extent(1),
                                  gpu::detail::rows_of(to));
   }

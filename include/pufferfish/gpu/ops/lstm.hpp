@@ -7,6 +7,7 @@
 
 #include <pufferfish/gpu/kernels/gemm/few_rows.hpp>
 #include <pufferfish/gpu/kernels/recurrent/lstm.hpp>
+#include <pufferfish/gpu/kernels/recurrent/lstm_steps.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/ops/recurrent/lstm.hpp>
@@ -18,6 +19,42 @@ namespace ops {
 /// Device implementation of the functions of ops/recurrent/. Each function is one kernel.
 template <>
 struct recurrent_ops<device::gpu> {
+  /// All steps of a forward pass in one cooperative launch. Returns false, and has computed nothing, unless
+  /// elements have 16 bits, there are product_costs::fewest_steps steps, and the device has room for the
+  /// weights in the shared memory of all blocks (kernels::plan_lstm_steps).
+  template <class T>
+  static bool lstm_forward_steps(context<device::gpu>& ctx, const lstm_sequence<T>& s,
+                                 const tensor_view<T, 2>& output) {
+    scratch_frame frame(ctx.scratch());
+    const gpu::kernels::lstm_steps_plan plan = plan_of(ctx, s, false);
+    if (plan.columns == 0) return false;
+    gpu::kernels::lstm_forward_steps<T>(
+        ctx.stream(), plan,
+        {s.steps(), s.batch, s.weight.extent(0), gpu::detail::rows_of(s.weight),
+         gpu::detail::rows_of(s.h_before), gpu::detail::rows_of(s.c_before), gpu::detail::rows_of(s.gates),
+         gpu::detail::rows_of(s.cells), s.cells.extent(0) != s.gates.extent(0), gpu::detail::rows_of(output)},
+        frame.take<T>(plan.exchange), ctx.counters());
+    return true;
+  }
+  /// All steps of a backward pass, under the conditions of lstm_forward_steps.
+  template <class T>
+  static bool lstm_backward_steps(context<device::gpu>& ctx, const lstm_sequence<T>& s,
+                                  const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
+                                  const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dh_before,
+                                  const tensor_view<T, 2>& dc_before) {
+    scratch_frame frame(ctx.scratch());
+    const gpu::kernels::lstm_steps_plan plan = plan_of(ctx, s, true);
+    if (plan.columns == 0) return false;
+    gpu::kernels::lstm_backward_steps<T>(
+        ctx.stream(), plan,
+        {s.steps(), s.batch, s.weight.extent(0), gpu::detail::rows_of(s.weight),
+         gpu::detail::rows_of(s.gates), gpu::detail::rows_of(s.c_before), gpu::detail::rows_of(s.cells),
+         gpu::detail::rows_of(dy), gpu::detail::rows_of(dh_after), gpu::detail::rows_of(dc_after),
+         gpu::detail::rows_of(dh_before), gpu::detail::rows_of(dc_before)},
+        frame.take<T>(plan.exchange), ctx.counters());
+    return true;
+  }
+
   /// Replaces the preactivations in `gates` by activations, and computes the new cell state and output.
   template <class T>
   static void lstm_forward(context<device::gpu>& ctx, const tensor_view<T, 2>& gates,
@@ -39,6 +76,16 @@ struct recurrent_ops<device::gpu> {
                                    gpu::detail::rows_of(before), gpu::detail::rows_of(cell),
                                    gpu::detail::rows_of(dy), gpu::detail::rows_of(dh_after),
                                    gpu::detail::rows_of(dc_after), gpu::detail::rows_of(dc_before));
+  }
+
+ private:
+  template <class T>
+  static gpu::kernels::lstm_steps_plan plan_of(context<device::gpu>& ctx, const lstm_sequence<T>& s,
+                                               bool backward) {
+    if (sizeof(T) != 2 || s.steps() < ctx.blas().costs().fewest_steps) return {};
+    return gpu::kernels::plan_lstm_steps(s.batch, s.weight.extent(0), backward,
+                                         gpu::detail::cooperative_blocks_of(ctx),
+                                         gpu::detail::shared_memory_of(ctx));
   }
 };
 

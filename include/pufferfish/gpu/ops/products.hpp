@@ -3,7 +3,9 @@
 
 /// \file
 /// Matrix products, and the operations of ops/linear/, on a device. cuBLAS multiplies views whose rows or
-/// columns are contiguous, transposed or not, without a copy.
+/// columns are contiguous, transposed or not. Operands of 16 bits whose rows begin at no multiple of 16 bytes
+/// are copied to aligned rows first if that is estimated to be faster (gpu/ops/aligned_product.hpp). The
+/// copies are in scratch memory.
 ///
 /// All operands are views of memory of the context's device. Calls enqueue their work in the context's stream
 /// and return before it has finished. Products may be captured into graphs.
@@ -11,8 +13,10 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/gpu/kernels/reduce/reductions.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
+#include <pufferfish/gpu/ops/aligned_product.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/runtime/context.hpp>
+#include <pufferfish/ops/linear/column_blocks.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
 #include <pufferfish/ops/linear/linear.hpp>
 
@@ -85,18 +89,7 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
 template <class T>
 void multiply(context<device::gpu>& ctx, const tensor_view<const T, 2>& a, const tensor_view<const T, 2>& b,
               const tensor_view<T, 2>& c, bool add = false, const T* bias = nullptr) {
-  detail::blas_product p = detail::product_of<T, T>(ctx, a, b, c, add);
-  if (c.empty()) return;
-  if (bias != nullptr && p.k > 0) {
-    p.bias = bias;
-    if (ctx.blas().multiply_with_bias(p)) return;
-    p.bias = nullptr;
-  }
-  if (bias != nullptr || (p.k == 0 && !add)) {
-    kernels::fill_rows<T>(ctx.stream(), bias, c.data(), c.extent(0), c.extent(1), p.c_step, add);
-    p.add = true;
-  }
-  if (p.k > 0) ctx.blas().multiply(p);
+  detail::run_products<T, T>(ctx, detail::product_of<T, T>(ctx, a, b, c, add), {}, bias);
 }
 
 /// c = a b, or with `add` c += a b, where c has the type of parameters (float for 16-bit factors). Gradients
@@ -106,26 +99,21 @@ template <class T>
 void multiply_wide(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                    const tensor_view<const T, 2>& b, const tensor_view<parameter_t<T>, 2>& c, bool add) {
   using C = parameter_t<T>;
-  const detail::blas_product p = detail::product_of<T, C>(ctx, a, b, c, add);
-  if (c.empty()) return;
-  if (p.k > 0) return ctx.blas().multiply(p);
-  if (!add) kernels::fill_rows<C>(ctx.stream(), nullptr, c.data(), c.extent(0), c.extent(1), p.c_step);
+  detail::run_products<T, C>(ctx, detail::product_of<T, C>(ctx, a, b, c, add), {});
 }
 
 /// Computes `count` products c = a b, or with `add` c += a b: the operands of product i begin i a_step, i
-/// b_step and i c_step elements after a, b and c. The results of different products must not overlap. Shapes
-/// and strides are those of multiply. With K = 0 and without `add`, one launch per product clears c. Throws
-/// the errors of multiply, and shape_error for more than 2^31 - 1 products.
-template <class T>
+/// b_step and i c_step elements after a, b and c. A step of 0 for a or b uses the same operand in all
+/// products. The results of different products must not overlap. C: T, or the type of parameters. `bias`: N
+/// elements for each product, one after the other, which are added to every row of its result; nullptr: no
+/// bias. Shapes and strides are those of multiply. Throws the errors of multiply, and shape_error for more
+/// than 2^31 - 1 products.
+template <class T, class C = T>
 void multiply_batch(context<device::gpu>& ctx, index_t count, const tensor_view<const T, 2>& a,
                     index_t a_step, const tensor_view<const T, 2>& b, index_t b_step,
-                    const tensor_view<T, 2>& c, index_t c_step, bool add = false) {
-  const detail::blas_product p = detail::product_of<T, T>(ctx, a, b, c, add);
-  if (c.empty() || count == 0) return;
-  if (p.k > 0) return ctx.blas().multiply_batch(p, count, b_step, a_step, c_step);
-  for (index_t i = 0; i < count && !add; ++i) {
-    kernels::fill_rows<T>(ctx.stream(), nullptr, c.data() + i * c_step, c.extent(0), c.extent(1), p.c_step);
-  }
+                    const tensor_view<C, 2>& c, index_t c_step, bool add = false, const C* bias = nullptr) {
+  detail::run_products<T, C>(ctx, detail::product_of<T, C>(ctx, a, b, c, add),
+                             {count, b_step, a_step, c_step}, bias);
 }
 
 }  // namespace gpu
@@ -152,6 +140,21 @@ struct linear_ops<device::gpu> {
   static void product(context<device::gpu>& ctx, const tensor_view<const T, 2>& a,
                       const tensor_view<const T, 2>& b, const tensor_view<T, 2>& c, bool add, const T* bias) {
     gpu::multiply<T>(ctx, a, b, c, add, bias);
+  }
+
+  /// The products c_g = a_g b_g + bias_g of all groups g. Throws the errors of multiply_batch.
+  template <class T>
+  static void products(context<device::gpu>& ctx, index_t groups, const column_blocks<const T>& a,
+                       const column_blocks<const T>& b, const column_blocks<T>& c, const T* bias) {
+    gpu::multiply_batch<T>(ctx, groups, a.first, a.step, b.first, b.step, c.first, c.step, false, bias);
+  }
+  /// The gradients dw_g = x_g^T dy_g of all groups g, or with `accumulate` dw_g += x_g^T dy_g.
+  template <class T>
+  static void weight_gradients(context<device::gpu>& ctx, index_t groups, const column_blocks<const T>& x,
+                               const column_blocks<const T>& dy, const column_blocks<parameter_t<T>>& dw,
+                               bool accumulate) {
+    gpu::multiply_batch<T, parameter_t<T>>(ctx, groups, transpose(x.first), x.step, dy.first, dy.step,
+                                           dw.first, dw.step, accumulate);
   }
 
   /// Gradient of a weight: dw = x^T dy, or with `accumulate` dw += x^T dy. Throws the errors of multiply.

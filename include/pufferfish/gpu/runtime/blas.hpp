@@ -22,6 +22,7 @@
 #include <pufferfish/core/scalar.hpp>
 #include <pufferfish/gpu/runtime/error.hpp>
 #include <pufferfish/gpu/runtime/memory.hpp>
+#include <pufferfish/gpu/runtime/product_costs.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
@@ -141,6 +142,10 @@ class blas {
   /// cuBLAS's handle, for other calls in the same stream. It stays owned by this object; a caller must
   /// restore every setting that it changes.
   cublasHandle_t handle() const { return handle_; }
+
+  /// Estimates from which the functions of gpu/ops/products.hpp decide whether to copy operands. May be
+  /// changed for another device; a captured step keeps the decisions of its capture.
+  product_costs& costs() { return costs_; }
 
   /// Computes a product; p.bias is ignored. Throws shape_error if an extent or a stride exceeds 2^31 - 1, and
   /// backend_error.
@@ -300,6 +305,7 @@ class blas {
   }
 
   cudaStream_t stream_;
+  product_costs costs_;
   memory_block<std::byte> workspace_;
   cublasHandle_t handle_ = nullptr;
   cublasLtHandle_t lt_ = nullptr;

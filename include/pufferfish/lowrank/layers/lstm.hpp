@@ -73,10 +73,8 @@ class low_rank_gates {
   void forward(context<Device>& ctx, const tensor_view<const T, 2>& x, const T* bias,
                const tensor_view<T, 2>& kept, const tensor_view<T, 2>& z) const {
     ops::strided_product<T>(ctx, x, stored(down_), kept);
-    for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::strided_product<T>(ctx, of_gate<const T>(kept, gate, rank_), of_gate(stored(up_), gate, hidden_),
-                              of_gate(z, gate, hidden_), false, bias + gate * hidden_);
-    }
+    ops::strided_products<T>(ctx, lstm_gates, gates<const T>(kept, rank_), gates(stored(up_), hidden_),
+                             gates(z, hidden_), bias);
   }
 
   /// Whether passes over `steps` single steps of `batch` rows use the product up * down, because that is
@@ -97,20 +95,23 @@ class low_rank_gates {
    public:
     forward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps,
                   const tensor_view<T, 2>& merged)
-        : merged_(!merged.is_null()),
-          first_(ctx, frame, merged_ ? side.merge(ctx, merged) : side.stored(side.down_), steps) {
-      if (merged_) return;
-      up_.emplace(ctx, frame, of_gate(side.stored(side.up_), 0, side.hidden_), steps, lstm_gates,
+        : merged_(merged),
+          first_(ctx, frame, merges() ? side.merge(ctx, merged) : side.stored(side.down_), steps) {
+      if (merges()) return;
+      up_.emplace(ctx, frame, gates(side.stored(side.up_), side.hidden_).first, steps, lstm_gates,
                   side.hidden_);
     }
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
                     const tensor_view<T, 2>& z) const {
-      first_.multiply(ctx, x, merged_ ? z : kept, merged_);
+      first_.multiply(ctx, x, merges() ? z : kept, merges());
       if (up_) up_->multiply(ctx, kept, z, true);
     }
+    tensor_view<const T, 2> matrix() const { return merged_; }
 
    private:
-    bool merged_;
+    bool merges() const { return !merged_.is_null(); }
+
+    tensor_view<const T, 2> merged_;
     operand first_;  // down, or up * down
     std::optional<operand> up_;
   };
@@ -126,9 +127,10 @@ class low_rank_gates {
     backward_steps(context<Device>& ctx, scratch_frame& frame, const low_rank_gates& side, index_t steps,
                    const tensor_view<const T, 2>& merged)
         : side_(&side),
+          merged_(merged),
           last_(ctx, frame, transpose(merged.is_null() ? side.stored(side.down_) : merged), steps) {
       if (!merged.is_null()) return;
-      up_.emplace(ctx, frame, transpose(of_gate(side.stored(side.up_), 0, side.hidden_)), steps, lstm_gates,
+      up_.emplace(ctx, frame, transpose(gates(side.stored(side.up_), side.hidden_).first), steps, lstm_gates,
                   side.hidden_);
     }
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept,
@@ -136,6 +138,7 @@ class low_rank_gates {
       if (up_) up_->multiply(ctx, dz, dkept, false);
       if (!dx.is_null()) last_.multiply(ctx, up_ ? dkept : dz, dx, false);
     }
+    tensor_view<const T, 2> matrix() const { return merged_; }
     void finish(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>& kept,
                 const tensor_view<const T, 2>& dz, const tensor_view<T, 2>& dkept) const {
       if (up_) return;
@@ -145,6 +148,7 @@ class low_rank_gates {
 
    private:
     const low_rank_gates* side_;
+    tensor_view<const T, 2> merged_;
     operand last_;  // down, or up * down
     std::optional<operand> up_;
   };
@@ -155,10 +159,8 @@ class low_rank_gates {
   void backward_weight(context<Device>& ctx, const tensor_view<const T, 2>& x,
                        const tensor_view<const T, 2>& kept, const tensor_view<const T, 2>& dz,
                        const tensor_view<const T, 2>& dkept) const {
-    for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::strided_weight_gradient<T>(ctx, of_gate(kept, gate, rank_), of_gate(dz, gate, hidden_),
-                                      of_gate(gradient(up_), gate, hidden_), up_.accumulate());
-    }
+    ops::strided_weight_gradients<T>(ctx, lstm_gates, gates(kept, rank_), gates(dz, hidden_),
+                                     gates(gradient(up_), hidden_), up_.accumulate());
     ctx.gradient_written(up_);
     ops::strided_weight_gradient<T>(ctx, x, dkept, gradient(down_), down_.accumulate());
     ctx.gradient_written(down_);
@@ -167,10 +169,8 @@ class low_rank_gates {
   template <class Device>
   void backward_kept(context<Device>& ctx, const tensor_view<const T, 2>& dz,
                      const tensor_view<T, 2>& dkept) const {
-    for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::strided_product<T>(ctx, of_gate(dz, gate, hidden_), transpose(of_gate(stored(up_), gate, hidden_)),
-                              of_gate(dkept, gate, rank_));
-    }
+    ops::strided_products<T>(ctx, lstm_gates, gates(dz, hidden_), transpose(gates(stored(up_), hidden_)),
+                             gates(dkept, rank_));
   }
   /// dx = dkept down^T for all rows.
   template <class Device>
@@ -195,10 +195,8 @@ class low_rank_gates {
   /// Writes up * down of all gates as one matrix, [in][4 hidden], to `result`, and returns it.
   template <class Device>
   tensor_view<const T, 2> merge(context<Device>& ctx, const tensor_view<T, 2>& result) const {
-    for (index_t gate = 0; gate < lstm_gates; ++gate) {
-      ops::strided_product<T>(ctx, of_gate(stored(down_), gate, rank_), of_gate(stored(up_), gate, hidden_),
-                              of_gate(result, gate, hidden_));
-    }
+    ops::strided_products<T>(ctx, lstm_gates, gates(stored(down_), rank_), gates(stored(up_), hidden_),
+                             gates(result, hidden_));
     return result;
   }
   static logical_layout checked(const char* name, index_t in, index_t hidden, index_t rank) {
@@ -209,10 +207,10 @@ class low_rank_gates {
     const double bound = std::sqrt(6.0 / static_cast<double>(fans));
     fill_uniform(p.values(), -bound, bound, random);
   }
-  /// Gate `gate` of a matrix that stores the gates side by side, `width` columns each.
+  /// The gates of a matrix that stores them side by side, `width` columns each.
   template <class U>
-  static tensor_view<U, 2> of_gate(const tensor_view<U, 2>& all, index_t gate, index_t width) {
-    return all.slice(1, gate * width, width);
+  static ops::column_blocks<U> gates(const tensor_view<U, 2>& all, index_t width) {
+    return ops::column_blocks<U>::of(all, width);
   }
   template <class Parameter>
   static auto gate_view(Parameter& p, index_t gate, index_t rows, index_t cols) {

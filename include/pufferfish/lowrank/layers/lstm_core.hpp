@@ -19,6 +19,8 @@
 ///       // Of forward_steps: z += side(x) for the rows of one step. Its constructor writes the product of
 ///       // the factors to `merged` [in x 4 hidden] unless that is null.
 ///       void operator()(context&, x, kept, z) const;
+///       // Of both: the matrix of single steps [in x 4 hidden]; a null view if they use two factors.
+///       tensor_view<const T, 2> matrix() const;
 ///       // Of backward_steps: computes dx = side'(dz) and dkept, the gradient of kept, for one step.
 ///       void operator()(context&, dz, dkept, dx) const;
 ///       // Of backward_steps: computes kept and dkept for all rows if the calls did not.
@@ -215,7 +217,9 @@ class lstm_core : public recurrent_layer<T> {
     input_side_.forward(ctx, size.rows_of(x), bias_.template as<T>(), kept.input, kept.gates);
     const typename Side::template forward_steps<Device> add_hidden(ctx, frame, hidden_side_, size.steps,
                                                                    kept.merged);
-    for (index_t t = 0; t < size.steps; ++t) {
+    const bool computed =
+        ops::lstm_forward_steps<T>(ctx, kept.sequence(size, add_hidden.matrix()), size.rows_of(y));
+    for (index_t t = 0; t < size.steps && !computed; ++t) {
       const tensor_view<const T, 2> h = t == 0 ? kept.h_before : size.step_of(y, t - 1);
       if (!h.is_null()) add_hidden(ctx, h, size.at(kept.hidden, t), size.at(kept.gates, t));
       ops::lstm_forward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : kept.cell(size, t - 1),
@@ -237,9 +241,11 @@ class lstm_core : public recurrent_layer<T> {
     const kept_values& kept = views.kept;
     const lstm_shapes size{views.x.extent(0), views.x.extent(1), this->hidden_size()};
     scratch_frame frame(ctx.scratch());
-    const extents<2> state_shape{size.batch, size.hidden};
-    const tensor_view<T, 2> dh = frame.take<T>(state_shape), dc = frame.take<T>(state_shape);
-    const tensor_view<T, 2> dkept = frame.take<T>(extents<2>{size.rows(), hidden_side_.kept_width()});
+    const auto take = [&frame](index_t rows, index_t columns) {
+      return take_rows<T, Device>(rows, columns, [&](index_t count) { return frame.take<T>(count); });
+    };
+    const tensor_view<T, 2> dh = take(size.batch, size.hidden), dc = take(size.batch, size.hidden);
+    const tensor_view<T, 2> dkept = take(size.rows(), hidden_side_.kept_width());
     if (!from_after.is_null()) {
       ops::copy_rows<T>(ctx, from_after.h, dh);
       ops::copy_rows<T>(ctx, from_after.c, dc);
@@ -250,9 +256,14 @@ class lstm_core : public recurrent_layer<T> {
     const bool wanted = !to_before.is_null();
     const typename Side::template backward_steps<Device> through_hidden(ctx, frame, hidden_side_, size.steps,
                                                                         kept.merged);
-    for (index_t t = size.steps; t-- > 0;) {
-      const bool last = t + 1 == size.steps && from_after.is_null();
-      const tensor_view<const T, 2> nothing;
+    const tensor_view<const T, 2> nothing;
+    const bool given = !from_after.is_null();
+    const tensor_view<T, 2> none;
+    const bool computed = ops::lstm_backward_steps<T>(
+        ctx, kept.sequence(size, through_hidden.matrix()), size.rows_of(dy), given ? dh : nothing,
+        given ? dc : nothing, wanted ? dh : none, wanted ? dc : none);
+    for (index_t t = computed ? 0 : size.steps; t-- > 0;) {
+      const bool last = t + 1 == size.steps && !given;
       ops::lstm_backward<T>(ctx, size.at(kept.gates, t), t == 0 ? kept.c_before : kept.cell(size, t - 1),
                             kept.cell(size, t), size.step_of(dy, t), last ? nothing : dh, last ? nothing : dc,
                             dc);
@@ -269,7 +280,7 @@ class lstm_core : public recurrent_layer<T> {
     backward_hidden_weight(ctx, size, views, through_hidden, dz, dkept);
     ops::column_sums<T>(ctx, dz, bias_.gradient_data(), bias_.accumulate());
     ctx.gradient_written(bias_);
-    const tensor_view<T, 2> dinput = frame.take<T>(extents<2>{size.rows(), input_side_.kept_width()});
+    const tensor_view<T, 2> dinput = take(size.rows(), input_side_.kept_width());
     input_side_.backward_kept(ctx, dz, dinput);
     input_side_.backward_weight(ctx, size.rows_of(views.x), kept.input, dz, dinput);
     if (!dx.is_null()) input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx));
@@ -287,10 +298,10 @@ class lstm_core : public recurrent_layer<T> {
     scratch_frame frame(ctx.scratch());
     tensor_view<const T, 2> h = y.slice(0, 0, rows);
     if (state) {
-      const tensor_view<T, 2> all = frame.take<T>(y.shape());
-      ops::copy_elements<T>(ctx, views.kept.h_before.data(), all.data(), views.kept.h_before.size());
-      ops::copy_elements<T>(ctx, y.data(), all.data() + views.kept.h_before.size(),
-                            y.size() - views.kept.h_before.size());
+      const tensor_view<T, 2> all =
+          take_rows<T, Device>(size.rows(), size.hidden, [&](index_t count) { return frame.take<T>(count); });
+      ops::copy_rows<T>(ctx, views.kept.h_before, all.slice(0, 0, size.batch));
+      ops::copy_rows<T>(ctx, y.slice(0, 0, rows - size.batch), all.slice(0, size.batch, rows - size.batch));
       h = all;
     }
     const auto own = [&](const auto& all) { return all.slice(0, first, rows); };

@@ -5,6 +5,9 @@
 /// Internal: the shapes of an LSTM's sequences, and the values that its forward pass keeps for the backward
 /// pass.
 
+#include <algorithm>
+#include <type_traits>
+
 #include <pufferfish/core/context.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/ops/recurrent/lstm.hpp>
@@ -35,6 +38,15 @@ struct lstm_shapes {
   }
 };
 
+/// Allocates a matrix in memory that take(count) returns. On a device, its rows of 16-bit elements begin at
+/// multiples of 16 bytes, which the fast kernels for products need.
+template <class T, class Device, class Take>
+tensor_view<T, 2> take_rows(index_t rows, index_t columns, Take take) {
+  constexpr index_t run = !std::is_same_v<Device, device::cpu> && sizeof(T) == 2 ? 8 : 1;
+  const index_t stride = (columns + run - 1) / run * run;
+  return {take(rows * stride), {rows, columns}, {stride, 1}};
+}
+
 /// Values that a forward pass keeps for its backward pass; rows are ordered by step, then by sequence.
 template <class T>
 struct lstm_kept {
@@ -55,8 +67,9 @@ struct lstm_kept {
                         const widths& width) {
     const bool training = ctx.training();
     const auto block = [&](index_t rows, index_t columns) {
-      const extents<2> shape{rows, columns};
-      return training ? ctx.tape().template push<T>(shape) : frame.take<T>(shape);
+      return take_rows<T, Device>(rows, columns, [&](index_t count) {
+        return training ? ctx.tape().template push<T>(count) : frame.take<T>(count);
+      });
     };
     lstm_kept kept;
     if (state) {
@@ -74,8 +87,13 @@ struct lstm_kept {
   template <class Device>
   void give_back(context<Device>& ctx) const {
     for (const tensor_view<T, 2>& block : {merged, gates, cells, hidden, input, c_before, h_before}) {
-      if (!block.is_null()) ctx.tape().template pop<T>(block.size());
+      if (!block.is_null()) ctx.tape().template pop<T>(block.extent(0) * block.stride(0));
     }
+  }
+
+  /// The operands of all time steps; `weight`: matrix of the hidden side, hidden x 4 hidden, or null.
+  ops::lstm_sequence<T> sequence(const lstm_shapes& size, const tensor_view<const T, 2>& weight) const {
+    return {std::max<index_t>(size.batch, 1), weight, h_before, c_before, gates, cells};
   }
 
   /// Rows of `cells` after step `step`. If the cells of one step only are kept, those rows, for any `step`.

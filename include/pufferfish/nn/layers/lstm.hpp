@@ -67,13 +67,15 @@ class dense_gates {
    public:
     forward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps,
                   const tensor_view<T, 2>&)
-        : weight_(ctx, frame, side.stored(), steps) {}
+        : matrix_(side.stored()), weight_(ctx, frame, matrix_, steps) {}
+    tensor_view<const T, 2> matrix() const { return matrix_; }
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& x, const tensor_view<T, 2>&,
                     const tensor_view<T, 2>& z) const {
       weight_.multiply(ctx, x, z, true);
     }
 
    private:
+    tensor_view<const T, 2> matrix_;
     ops::step_operand<T, Device> weight_;
   };
 
@@ -83,7 +85,8 @@ class dense_gates {
    public:
     backward_steps(context<Device>& ctx, scratch_frame& frame, const dense_gates& side, index_t steps,
                    const tensor_view<const T, 2>&)
-        : weight_(ctx, frame, transpose(side.stored()), steps) {}
+        : matrix_(side.stored()), weight_(ctx, frame, transpose(matrix_), steps) {}
+    tensor_view<const T, 2> matrix() const { return matrix_; }
     void operator()(context<Device>& ctx, const tensor_view<const T, 2>& dz, const tensor_view<T, 2>&,
                     const tensor_view<T, 2>& dx) const {
       if (!dx.is_null()) weight_.multiply(ctx, dz, dx, false);
@@ -92,6 +95,7 @@ class dense_gates {
                 const tensor_view<const T, 2>&, const tensor_view<T, 2>&) const {}
 
    private:
+    tensor_view<const T, 2> matrix_;
     ops::step_operand<T, Device> weight_;
   };
 

@@ -6,6 +6,7 @@
 /// in which a network computes: wide_product, and its form for bfloat16 on the CPU.
 
 #include <pufferfish/ops/copy/rows.hpp>
+#include <pufferfish/ops/linear/column_blocks.hpp>
 #include <pufferfish/ops/linear/narrow_product.hpp>
 #include <pufferfish/ops/linear/pair_product.hpp>
 #include <pufferfish/ops/linear/wide_product.hpp>
@@ -68,6 +69,36 @@ void strided_weight_gradient(context<Device>& ctx, const tensor_view<const T, 2>
     if (accumulate) copy_rows<float>(ctx, dw, sums);
     detail::pair_weight_gradient(ctx, x, dy, sums, accumulate);
     copy_rows<float>(ctx, sums, dw);
+  }
+}
+
+/// Computes strided_product for each of `groups` groups: c_g = a_g b_g + bias_g. bias: N elements for each
+/// group, one group after the other, or nullptr. No c_g overlaps another one or an operand. A device computes
+/// all products in one launch. Throws shape_error if the shapes do not fit.
+template <class T, class Device>
+void strided_products(context<Device>& ctx, index_t groups, const column_blocks<const T>& a,
+                      const column_blocks<const T>& b, const column_blocks<T>& c, const T* bias = nullptr) {
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::products(ctx, groups, a, b, c, bias);
+  } else {
+    const index_t columns = c.first.extent(1);
+    for (index_t g = 0; g < groups; ++g) {
+      strided_product<T>(ctx, a[g], b[g], c[g], false, bias == nullptr ? nullptr : bias + g * columns);
+    }
+  }
+}
+
+/// Computes strided_weight_gradient for each of `groups` groups: dw_g = x_g^T dy_g, or with `accumulate`
+/// dw_g += x_g^T dy_g. No dw_g overlaps another one. A device computes all products in one launch. Throws
+/// shape_error if the shapes do not fit.
+template <class T, class Device>
+void strided_weight_gradients(context<Device>& ctx, index_t groups, const column_blocks<const T>& x,
+                              const column_blocks<const T>& dy, const column_blocks<parameter_t<T>>& dw,
+                              bool accumulate) {
+  if constexpr (!is_cpu<Device>) {
+    linear_ops<Device>::weight_gradients(ctx, groups, x, dy, dw, accumulate);
+  } else {
+    for (index_t g = 0; g < groups; ++g) strided_weight_gradient<T>(ctx, x[g], dy[g], dw[g], accumulate);
   }
 }
 

@@ -35,6 +35,21 @@ PUFFERFISH_NAMESPACE_BEGIN
 inline constexpr index_t lstm_gates = 4;
 
 namespace ops {
+
+/// Operands of all time steps of an LSTM layer. Rows of gates and cells are ordered by step, then by
+/// sequence; rows are contiguous.
+template <class T>
+struct lstm_sequence {
+  index_t batch;                               ///< number of sequences, not 0
+  tensor_view<const T, 2> weight;              ///< of the previous output, hidden x 4 hidden; may be null
+  tensor_view<const T, 2> h_before, c_before;  ///< the initial state, batch x hidden; null views: zeros
+  tensor_view<T, 2> gates;                     ///< steps batch x 4 hidden
+  /// The cell state after each step, steps batch x hidden. A forward pass may have batch rows for all steps.
+  tensor_view<T, 2> cells;
+
+  index_t steps() const { return gates.extent(0) / batch; }
+};
+
 namespace reference {
 
 /// The definition of one time step. With the preactivations z_i, z_f, z_g and z_o in `gates`: i =
@@ -199,6 +214,38 @@ void lstm_backward(context<Device>& ctx, const tensor_view<T, 2>& gates,
   }
 }
 PUFFERFISH_SEPARATE_OPERATION(sequence, lstm_backward);
+
+/// Computes all time steps of a forward pass at once, where the device has such a kernel. Each step adds
+/// h weight to its rows of `gates`, where h is the output of the step before, and calls lstm_forward. On
+/// entry `gates` has the preactivations without these products. output: steps batch x hidden. Returns false
+/// if nothing was computed: always on the CPU, for a null weight, and without steps. No operands overlap.
+template <class T, class Device>
+bool lstm_forward_steps(context<Device>& ctx, const lstm_sequence<T>& sequence,
+                        const tensor_view<T, 2>& output) {
+  if constexpr (!is_cpu<Device>) {
+    if (sequence.weight.is_null() || sequence.gates.empty()) return false;
+    return recurrent_ops<Device>::lstm_forward_steps(ctx, sequence, output);
+  }
+  return false;
+}
+
+/// Computes all time steps of a backward pass at once, where the device has such a kernel: for each step from
+/// the last one on, lstm_backward, then dh = dz weight^T. dy: steps batch x hidden; dh_after, dc_after:
+/// gradient of the state after the last step, batch x hidden, null views: zeros; dh_before, dc_before:
+/// gradient of the initial state, null views: not computed; they may be dh_after and dc_after. Returns false
+/// under the conditions of lstm_forward_steps.
+template <class T, class Device>
+bool lstm_backward_steps(context<Device>& ctx, const lstm_sequence<T>& sequence,
+                         const tensor_view<const T, 2>& dy, const tensor_view<const T, 2>& dh_after,
+                         const tensor_view<const T, 2>& dc_after, const tensor_view<T, 2>& dh_before,
+                         const tensor_view<T, 2>& dc_before) {
+  if constexpr (!is_cpu<Device>) {
+    if (sequence.weight.is_null() || sequence.gates.empty()) return false;
+    return recurrent_ops<Device>::lstm_backward_steps(ctx, sequence, dy, dh_after, dc_after, dh_before,
+                                                      dc_before);
+  }
+  return false;
+}
 
 }  // namespace ops
 PUFFERFISH_NAMESPACE_END

@@ -111,6 +111,10 @@ void resume_run(Data& r, const std::string& path) {
   const auto fact = [&](const char* name) { return shared_fact(*r.comm, file, name); };
   const std::string statistics = fact(switch_type::statistics_fact);
   training_record record = training_record::from_text(text, path);
+  if (record.step > r.task.steps_per_epoch()) {
+    throw_error<io_error>(
+        {path, ": its record is at step ", record.step, " of an epoch of ", r.task.steps_per_epoch()});
+  }
   // A file of save_alone, or of `rare` with another number of ranks, has only parameters and rank 0's
   // optimizer.
   const bool whole = record.saved_by < 0 && (!r.options.rare || fact("training.ranks") == ranks_text(r));
@@ -127,11 +131,32 @@ void resume_run(Data& r, const std::string& path) {
   auto beside = states_of(r, restored, room.states(), measured, r.options.rare.has_value());
   on_root(*r.comm, [&] {
     if (whole) beside.check_ranks(*file);
-    file->restore(loaded, room.list(whole ? beside.list() : beside.list_optimizer()));
+    const auto states = room.list(whole ? beside.list() : beside.list_optimizer());
+    file->restore(loaded, states);
+    for (const named_state<T>& state : states) {
+      if (state.name.starts_with("switch.statistics."))
+        unpack<T>({state.values.begin(), state.values.end()}, path);
+    }
     return std::string();
   });
   pruning_type pruning(r.options);
   pruning.restore(*r.comm, loaded.store(), room.mask);
+  // All texts of the file are read before the run is changed.
+  const std::string clock = fact(switch_type::clock_fact);
+  r.switching.check_clock(clock, path);
+  const std::uint64_t outer_steps = steps_from(fact(r.bound.outer.fact), path);
+  std::optional<plateau> rate_plateau = r.rate_plateau;
+  const std::string waited = fact("training.plateau");
+  if (rate_plateau) {
+    try {
+      rate_plateau->set_state(waited);
+    } catch (const value_error& e) {
+      throw_error<io_error>({path, ": ", e.what()});
+    }
+  }
+  run_shrink shrink = r.bound.shrink;
+  shrink.restore(fact(shrink.fact), path);
+  r.steps.set_state(fact("training.steps"), path);
   r.unbind();
   r.bound.pruning = pruning;
   r.net = std::move(loaded);
@@ -144,17 +169,16 @@ void resume_run(Data& r, const std::string& path) {
   r.tune_first = r.tune_first && !plan && !beside.has_compressed();
   beside.spread(whole);
   if (whole) r.bound.outer.set_momentum(room.outer_momentum);
-  r.bound.outer.set_steps(steps_from(fact(r.bound.outer.fact), path));
-  r.switching.restore(fact(switch_type::clock_fact), statistics, path, r.net, std::move(measured));
+  r.bound.outer.set_steps(outer_steps);
+  r.switching.restore(clock, statistics, path, r.net, std::move(measured));
   r.bound.optimizer->set_steps(record.optimizer_steps);
   r.bound.exchange->set_steps(record.optimizer_steps);  // neither number counts skipped steps
-  if (r.rate_plateau) r.rate_plateau->set_state(fact("training.plateau"));
-  r.bound.shrink.restore(fact(r.bound.shrink.fact), path);
+  r.rate_plateau = rate_plateau;
+  r.bound.shrink = std::move(shrink);
   r.record = record;
   if (r.comm->rank() != 0) r.record.seen = {};
   r.found_skipped = 0;
   r.ctx.tape().clear();
-  r.steps.set_state(fact("training.steps"), path);
   r.start_steps();
 }
 

@@ -235,6 +235,10 @@ class run_switch {
     switch_statistics<model_type>(options_).prepare(line, source, net, numbers);
     return numbers;
   }
+  /// Throws io_error, naming `source`, unless `clock` is a state of the clock that save() stores.
+  void check_clock(const std::string& clock, const std::string& source) const {
+    switch_clock(clock_).set_state(clock, source);
+  }
   /// Restores the state that save() has stored. `net` must be at its final address.
   void restore(const std::string& clock, const std::string& line, const std::string& source,
                const model_type& net, std::vector<T> numbers) {

@@ -4,12 +4,15 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <pufferfish/core/error.hpp>
+#include <pufferfish/distributed/exchange/exchange_failure.hpp>
 #include <pufferfish/distributed/exchange/job_thread.hpp>
 
 #include "../../support/child_process.hpp"
@@ -97,4 +100,17 @@ TEST_CASE("job_thread: in a forked process waiting is an error, and its end does
   jobs->add(1);
   jobs->await(2);
   CHECK(done == 2);
+}
+
+TEST_CASE("exchange_failure: the first failure is kept, also one whose exception has no text") {
+  pf::detail::exchange_failure failure;
+  failure.require_none();
+  for (const std::exception_ptr& thrown :
+       {std::make_exception_ptr(std::runtime_error("")), std::make_exception_ptr(7)}) {
+    pf::detail::exchange_failure fresh;
+    fresh.keep(thrown);
+    CHECK_THROWS_WITH_AS(fresh.require_none(), doctest::Contains("(unknown exception)"), pf::state_error);
+    fresh.keep(std::make_exception_ptr(std::runtime_error("later")));
+    CHECK_THROWS_WITH_AS(fresh.require_none(), doctest::Contains("(unknown exception)"), pf::state_error);
+  }
 }

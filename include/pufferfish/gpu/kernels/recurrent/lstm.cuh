@@ -5,8 +5,8 @@
 /// Kernels of <pufferfish/gpu/kernels/recurrent/lstm.hpp>. The forward and the backward pass each read and
 /// write memory once.
 ///
-/// Gate k of element (b, j) of the state is at column k hidden + j of row b. Vectors are used if `hidden` is
-/// whole vectors and all matrices are aligned.
+/// Gate k of element (b, j) of the state is at column k hidden + j of row b. Accesses have 16 or 8 bytes if
+/// `hidden` and all rows are multiples of them (1500 elements of 16 bits: 8 bytes), else one element.
 
 #include <pufferfish/gpu/kernels/copy/rows.cuh>
 #include <pufferfish/gpu/kernels/recurrent/lstm.hpp>
@@ -105,14 +105,29 @@ static __global__ void lstm_backward_kernel(grid_dependency earlier, index_t bat
   });
 }
 
+/// Calls f with the number of columns of an access, for rows of `hidden` columns: 16 or 8 bytes if the rows
+/// of all matrices begin and end at multiples of them, else 1.
+template <class T, class F, class... Rows>
+void with_row_width(index_t hidden, F f, const Rows&... rows) {
+  const auto bits_of = [](const auto& matrix) {
+    const auto bytes = static_cast<std::uintptr_t>(matrix.stride) * sizeof(T);
+    return matrix.data == nullptr ? std::uintptr_t{0} : reinterpret_cast<std::uintptr_t>(matrix.data) | bytes;
+  };
+  const std::uintptr_t bits = ((static_cast<std::uintptr_t>(hidden) * sizeof(T)) | ... | bits_of(rows));
+  if (bits % 16 == 0) return f(std::integral_constant<int, vector_width<T>>());
+  if (bits % 8 == 0) return f(std::integral_constant<int, vector_width<T> / 2>());
+  f(std::integral_constant<int, 1>());
+}
+
 template <class T>
 void lstm_forward(cudaStream_t stream, index_t batch, index_t hidden, row_array<T> gates,
                   row_array<const T> before, row_array<T> cell, row_array<T> output) {
   const launch_site site(stream, "lstm_forward");
-  with_width<T>(rows_in_vectors<T>(hidden, gates, before, cell, output), [&](auto width) {
+  const auto start = [&](auto width) {
     launch(site, place_grid(batch, hidden, width), lstm_forward_kernel<T, width>, batch, hidden, gates,
            before, cell, output);
-  });
+  };
+  with_row_width<T>(hidden, start, gates, before, cell, output);
 }
 
 template <class T>
@@ -120,11 +135,11 @@ void lstm_backward(cudaStream_t stream, index_t batch, index_t hidden, row_array
                    row_array<const T> before, row_array<const T> cell, row_array<const T> dy,
                    row_array<const T> dh_after, row_array<const T> dc_after, row_array<T> dc_before) {
   const launch_site site(stream, "lstm_backward");
-  const bool vectors = rows_in_vectors<T>(hidden, gates, before, cell, dy, dh_after, dc_after, dc_before);
-  with_width<T>(vectors, [&](auto width) {
+  const auto start = [&](auto width) {
     launch(site, place_grid(batch, hidden, width), lstm_backward_kernel<T, width>, batch, hidden, gates,
            before, cell, dy, dh_after, dc_after, dc_before);
-  });
+  };
+  with_row_width<T>(hidden, start, gates, before, cell, dy, dh_after, dc_after, dc_before);
 }
 
 #define PUFFERFISH_INSTANTIATE(T)                                                                  \

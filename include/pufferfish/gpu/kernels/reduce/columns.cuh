@@ -23,6 +23,7 @@
 /// rows part_begin(rows, parts, p) .. part_begin(rows, parts, p + 1) - 1. The sum of a group of parts
 /// replaces that of its first part.
 
+#include <pufferfish/gpu/kernels/gemm/tile_layout.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/kernels/reduce/block_merge.cuh>
 #include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
@@ -44,13 +45,16 @@ struct lanes {
 template <class T, int Width>
 using row_values = lanes<accumulate_t<T>, Width>;
 
-/// Loads Width elements of T and converts them: one element, or a multiple of 16 bytes from an aligned
-/// address.
+/// Loads Width elements of T and converts them: one element, less than 16 bytes from a multiple of their
+/// size, or a multiple of 16 bytes from an aligned address.
 template <int Width, class T>
 __device__ inline row_values<T, Width> load_row(const T* from) {
   row_values<T, Width> result;
   if constexpr (Width == 1) {
     result[0] = static_cast<accumulate_t<T>>(*from);
+  } else if constexpr (Width < vector_width<T>) {
+    const auto all = *reinterpret_cast<const element_run<T, Width>*>(from);
+    for (int k = 0; k < Width; ++k) result[k] = static_cast<accumulate_t<T>>(all.values[k]);
   } else {
     static_assert(Width % vector_width<T> == 0);
     for (int first = 0; first < Width; first += vector_width<T>) {
@@ -130,12 +134,16 @@ __device__ inline int for_run(index_t& row, index_t end, index_t step, Load load
   return count;
 }
 
-/// Rounds Width values to T and stores them: one element, or a multiple of 16 bytes to an aligned address in
-/// device memory.
+/// Rounds Width values to T and stores them in device memory: one element, less than 16 bytes at a multiple
+/// of their size, or a multiple of 16 bytes at an aligned address.
 template <int Width, class T>
 __device__ inline void store_row(T* to, const lanes<accumulate_t<T>, Width>& values) {
   if constexpr (Width == 1) {
     *to = static_cast<T>(values[0]);
+  } else if constexpr (Width < vector_width<T>) {
+    element_run<T, Width> all;
+    for (int k = 0; k < Width; ++k) all.values[k] = static_cast<T>(values[k]);
+    store_global(to, all);
   } else {
     static_assert(Width % vector_width<T> == 0);
     for (int first = 0; first < Width; first += vector_width<T>) {
