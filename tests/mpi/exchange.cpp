@@ -299,6 +299,30 @@ TEST_CASE("ranks at different steps are told so, before anything is mixed") {
   CHECK(exchange.steps() == 8);
 }
 
+TEST_CASE("ranks that start from different values are told the parameter, unless their steps are local") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  pf::network<float> net = make_net();
+  const auto& stored = net.store().parameters();
+  const auto entry =
+      std::find_if(stored.begin(), stored.end(), [](const auto& e) { return e.name == "bn1.weight"; });
+  REQUIRE(entry != stored.end());  // the same on all ranks
+  if (comm.rank() == comm.size() - 1) entry->thing->data()[3] += 1e-3F;
+  pf::cpu_context ctx;
+  fill_with_rank(net, comm);
+  pf::exchange_options options = small_buckets();
+  {
+    pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, options);
+    CHECK_THROWS_WITH_AS(exchange.begin(ctx), doctest::Contains("values of bn1.weight: digest 0x"),
+                         pf::state_error);
+    for (float value : gradients_of(net)) REQUIRE(value == static_cast<float>(comm.rank() + 1));
+  }
+  options.local = true;
+  pf::gradient_exchange<float, pf::mpi::communicator> local(net.store(), comm, options);
+  local.begin(ctx);
+  local.finish(ctx);
+}
+
 TEST_CASE("ranks of which one sends nothing are told so, before one waits") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   if (comm.size() == 1) return;
