@@ -498,6 +498,10 @@ TEST_CASE("what cannot be on one rank is refused on all, naming the rank") {
   check_refused_everywhere<pf::value_error>(comm, "gradient_exchange: a wire of bf16, but a compressor", [&] {
     exchange(net.store(), comm, bad_wire, pf::new_compressor<float>(net.store(), pf::power_sgd_options{}));
   });
+  pf::power_sgd_options bad_rank;
+  if (last) bad_rank.rank = 0;
+  check_refused_everywhere<pf::value_error>(comm, "power_sgd: rank 0",
+                                            [&] { exchange(net.store(), comm, small_buckets(), bad_rank); });
   pf::tune_options measure;
   if (last) measure.repeats = 0;
   check_refused_everywhere<pf::value_error>(comm, "tune: at least", [&] { pf::tune(comm, measure); });

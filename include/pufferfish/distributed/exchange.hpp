@@ -6,6 +6,7 @@
 /// still runs; or through a compressor, after it.
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -73,27 +74,20 @@ class gradient_exchange {
 
  public:
   /// The store and the communicator must outlive the object. Collective: throws state_error on all ranks if
-  /// their buckets, options or compressors differ, naming the first difference; value_error on all ranks for
-  /// invalid options or an invalid plan, naming the rank that has them; backend_error on all ranks if MPI
-  /// does not support exchange_memory::device, naming the ranks.
+  /// their buckets, options or compressors differ, naming the first difference; value_error on
+  /// all ranks for invalid options or an invalid plan, naming the rank that has them; backend_error on all
+  /// ranks if MPI does not support exchange_memory::device, naming the ranks.
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options = {},
                     std::optional<any_compressor<T>> compressor = {})
-      : store_(&store),
-        comm_(&comm),
-        generation_(store.generation()),
-        local_(options.local),
-        driver_(store, comm, options, std::move(compressor), failure_),
-        ready_(store, driver_.buckets()) {
-    detail::check_communicator<Comm>();
-    agree_on_lines(comm, "gradient exchange", driver_.option_lines());
-    driver_.start();
-  }
+      : gradient_exchange(store, comm, options, [&] { return std::move(compressor); }) {}
   /// Makes an exchange whose compressor new_compressor(store, compressor options) constructs. Errors are
-  /// those of the other constructor and of new_compressor.
+  /// those of the other constructor; those of new_compressor are thrown on all ranks.
   template <compressor_options<T> Options>
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options,
                     const Options& compressor)
-      : gradient_exchange(store, comm, options, new_compressor(store, compressor)) {}
+      : gradient_exchange(store, comm, options, [&]() -> std::optional<any_compressor<T>> {
+          return new_compressor(store, compressor);
+        }) {}
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;
 
@@ -211,6 +205,19 @@ class gradient_exchange {
 
  private:
   using clock = std::chrono::steady_clock;
+
+  // Every constructor calls the same collectives, so that ranks with different arguments get an error.
+  template <std::invocable Make>
+  gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options, Make&& make)
+      : store_(&store),
+        comm_(&comm),
+        generation_(store.generation()),
+        local_(options.local),
+        driver_(store, comm, options, detail::all_or_none(comm, "gradient_exchange", make), failure_),
+        ready_(store, driver_.buckets()) {
+    agree_on_lines(comm, "gradient exchange", driver_.option_lines());
+    driver_.start();
+  }
 
   // The number of steps and, for gradients on the CPU, a digest of the values of each parameter. Ranks that
   // start from different values would never agree again. Local steps make them differ.
