@@ -20,14 +20,14 @@ namespace pf = pufferfish;
 
 namespace {
 
-pf::network<float> make_net() {
+pf::network<float> make_net(pf::index_t classes = 5) {
   pf::Sequential<float> layers;
   layers.add("conv1", pf::Conv<float>(pf::conv_shape::square(3, 8, 3, 1, 1), true));
   layers.add("bn1", pf::BatchNorm<float>(8));
   layers.add("relu1", pf::ReLU<float>());
   layers.add("conv2", pf::Conv<float>(pf::conv_shape::square(8, 12, 3, 2, 1), true));
   layers.add("pool", pf::GlobalAvgPool<float>());
-  layers.add("fc", pf::Linear<float>(12, 5));
+  layers.add("fc", pf::Linear<float>(12, classes));
   pf::network<float> net{pf::any_layer<float>(std::move(layers))};
   net.initialize(4);
   return net;
@@ -469,6 +469,21 @@ TEST_CASE("ranks with other buckets are told so") {
   } else {
     CHECK_NOTHROW(exchange(net.store(), comm, options));
   }
+}
+
+TEST_CASE("ranks with other networks are told the first parameter that differs, with its shapes") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  pf::network<float> net = make_net(comm.rank() == 0 ? 6 : 5);
+  std::string text = "nothing was thrown";
+  try {
+    pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, small_buckets());
+  } catch (const pf::state_error& e) {
+    text = e.what();
+  }
+  CAPTURE(text);
+  CHECK(text.find("parameter fc.bias [6]") != std::string::npos);
+  CHECK(text.find("parameter fc.bias [5]") != std::string::npos);
 }
 
 /// Calls `f` on all ranks, of which only the last has something that cannot be: that rank must throw what it

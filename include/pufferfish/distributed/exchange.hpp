@@ -74,7 +74,7 @@ class gradient_exchange {
 
  public:
   /// The store and the communicator must outlive the object. Collective: throws state_error on all ranks if
-  /// their buckets, options or compressors differ, naming the first difference; value_error on
+  /// their parameters, buckets, options or compressors differ, naming the first difference; value_error on
   /// all ranks for invalid options or an invalid plan, naming the rank that has them; backend_error on all
   /// ranks if MPI does not support exchange_memory::device, naming the ranks.
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options = {},
@@ -215,8 +215,17 @@ class gradient_exchange {
         local_(options.local),
         driver_(store, comm, options, detail::all_or_none(comm, "gradient_exchange", make), failure_),
         ready_(store, driver_.buckets()) {
-    agree_on_lines(comm, "gradient exchange", driver_.option_lines());
+    agree_on_lines(comm, "gradient exchange", layout_lines() + driver_.option_lines());
     driver_.start();
+  }
+
+  // A line for each parameter, with its shape.
+  std::string layout_lines() const {
+    std::string lines;
+    for (const auto& entry : store_->parameters()) {
+      lines += "parameter " + entry.name + " " + to_string(entry.thing->layout()) + "\n";
+    }
+    return lines;
   }
 
   // The number of steps and, for gradients on the CPU, a digest of the values of each parameter. Ranks that
