@@ -20,14 +20,14 @@ namespace pf = pufferfish;
 
 namespace {
 
-pf::network<float> make_net() {
+pf::network<float> make_net(pf::index_t classes = 5) {
   pf::Sequential<float> layers;
   layers.add("conv1", pf::Conv<float>(pf::conv_shape::square(3, 8, 3, 1, 1), true));
   layers.add("bn1", pf::BatchNorm<float>(8));
   layers.add("relu1", pf::ReLU<float>());
   layers.add("conv2", pf::Conv<float>(pf::conv_shape::square(8, 12, 3, 2, 1), true));
   layers.add("pool", pf::GlobalAvgPool<float>());
-  layers.add("fc", pf::Linear<float>(12, 5));
+  layers.add("fc", pf::Linear<float>(12, classes));
   pf::network<float> net{pf::any_layer<float>(std::move(layers))};
   net.initialize(4);
   return net;
@@ -299,6 +299,30 @@ TEST_CASE("ranks at different steps are told so, before anything is mixed") {
   CHECK(exchange.steps() == 8);
 }
 
+TEST_CASE("ranks that start from different values are told the parameter, unless their steps are local") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  pf::network<float> net = make_net();
+  const auto& stored = net.store().parameters();
+  const auto entry =
+      std::find_if(stored.begin(), stored.end(), [](const auto& e) { return e.name == "bn1.weight"; });
+  REQUIRE(entry != stored.end());  // the same on all ranks
+  if (comm.rank() == comm.size() - 1) entry->thing->data()[3] += 1e-3F;
+  pf::cpu_context ctx;
+  fill_with_rank(net, comm);
+  pf::exchange_options options = small_buckets();
+  {
+    pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, options);
+    CHECK_THROWS_WITH_AS(exchange.begin(ctx), doctest::Contains("values of bn1.weight: digest 0x"),
+                         pf::state_error);
+    for (float value : gradients_of(net)) REQUIRE(value == static_cast<float>(comm.rank() + 1));
+  }
+  options.local = true;
+  pf::gradient_exchange<float, pf::mpi::communicator> local(net.store(), comm, options);
+  local.begin(ctx);
+  local.finish(ctx);
+}
+
 TEST_CASE("ranks of which one sends nothing are told so, before one waits") {
   pf::mpi::communicator comm(MPI_COMM_WORLD);
   if (comm.size() == 1) return;
@@ -447,6 +471,21 @@ TEST_CASE("ranks with other buckets are told so") {
   }
 }
 
+TEST_CASE("ranks with other networks are told the first parameter that differs, with its shapes") {
+  pf::mpi::communicator comm(MPI_COMM_WORLD);
+  if (comm.size() == 1) return;
+  pf::network<float> net = make_net(comm.rank() == 0 ? 6 : 5);
+  std::string text = "nothing was thrown";
+  try {
+    pf::gradient_exchange<float, pf::mpi::communicator> exchange(net.store(), comm, small_buckets());
+  } catch (const pf::state_error& e) {
+    text = e.what();
+  }
+  CAPTURE(text);
+  CHECK(text.find("parameter fc.bias [6]") != std::string::npos);
+  CHECK(text.find("parameter fc.bias [5]") != std::string::npos);
+}
+
 /// Calls `f` on all ranks, of which only the last has something that cannot be: that rank must throw what it
 /// throws alone, and every other one value_error with the same text and the rank.
 template <class Error, class F>
@@ -474,6 +513,10 @@ TEST_CASE("what cannot be on one rank is refused on all, naming the rank") {
   check_refused_everywhere<pf::value_error>(comm, "gradient_exchange: a wire of bf16, but a compressor", [&] {
     exchange(net.store(), comm, bad_wire, pf::new_compressor<float>(net.store(), pf::power_sgd_options{}));
   });
+  pf::power_sgd_options bad_rank;
+  if (last) bad_rank.rank = 0;
+  check_refused_everywhere<pf::value_error>(comm, "power_sgd: rank 0",
+                                            [&] { exchange(net.store(), comm, small_buckets(), bad_rank); });
   pf::tune_options measure;
   if (last) measure.repeats = 0;
   check_refused_everywhere<pf::value_error>(comm, "tune: at least", [&] { pf::tune(comm, measure); });

@@ -6,14 +6,18 @@
 /// still runs; or through a compressor, after it.
 
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include <pufferfish/core/hash.hpp>
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/distributed/exchange/bucket_counter.hpp>
 #include <pufferfish/distributed/exchange/exchange_driver.hpp>
@@ -70,26 +74,20 @@ class gradient_exchange {
 
  public:
   /// The store and the communicator must outlive the object. Collective: throws state_error on all ranks if
-  /// their buckets, options or compressors differ, naming the first difference; value_error on all ranks for
-  /// invalid options or an invalid plan, naming the rank that has them; backend_error on all ranks if MPI
-  /// does not support exchange_memory::device, naming the ranks.
+  /// their parameters, buckets, options or compressors differ, naming the first difference; value_error on
+  /// all ranks for invalid options or an invalid plan, naming the rank that has them; backend_error on all
+  /// ranks if MPI does not support exchange_memory::device, naming the ranks.
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options = {},
                     std::optional<any_compressor<T>> compressor = {})
-      : store_(&store),
-        comm_(&comm),
-        generation_(store.generation()),
-        driver_(store, comm, options, std::move(compressor), failure_),
-        ready_(store, driver_.buckets()) {
-    detail::check_communicator<Comm>();
-    agree_on_lines(comm, "gradient exchange", driver_.option_lines());
-    driver_.start();
-  }
+      : gradient_exchange(store, comm, options, [&] { return std::move(compressor); }) {}
   /// Makes an exchange whose compressor new_compressor(store, compressor options) constructs. Errors are
-  /// those of the other constructor and of new_compressor.
+  /// those of the other constructor; those of new_compressor are thrown on all ranks.
   template <compressor_options<T> Options>
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options,
                     const Options& compressor)
-      : gradient_exchange(store, comm, options, new_compressor(store, compressor)) {}
+      : gradient_exchange(store, comm, options, [&]() -> std::optional<any_compressor<T>> {
+          return new_compressor(store, compressor);
+        }) {}
   gradient_exchange(const gradient_exchange&) = delete;
   gradient_exchange& operator=(const gradient_exchange&) = delete;
 
@@ -125,8 +123,9 @@ class gradient_exchange {
 
   /// Starts a step: gradients that become ready are exchanged from now on. Forgets the writes of an abandoned
   /// step. Throws state_error if the network has changed its arenas, the last begin had no finish, an earlier
-  /// step has failed, or parameters are at different passes of micro_batches; and on all ranks if their
-  /// numbers of steps differ, which the first begin, and the first after set_steps, compares.
+  /// step has failed, or parameters are at different passes of micro_batches; and on all ranks, naming the
+  /// first difference, if their numbers of steps differ or (on the CPU, without exchange_options::local) the
+  /// values of their parameters. The first begin, and the first after set_steps, compares both.
   void begin(context<Device>& ctx) {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
@@ -137,7 +136,7 @@ class gradient_exchange {
     const bool captured = driver_.is_captured(ctx);
     driver_.prepare(ctx, captured);
     if (!steps_agreed_) {
-      agree_on_lines(*comm_, "gradient exchange", "steps done: " + std::to_string(steps()) + "\n");
+      agree_on_lines(*comm_, "gradient exchange", state_lines());
       steps_agreed_ = true;
     }
     // restart() may throw. The driver must be unchanged then.
@@ -207,6 +206,41 @@ class gradient_exchange {
  private:
   using clock = std::chrono::steady_clock;
 
+  // Every constructor calls the same collectives, so that ranks with different arguments get an error.
+  template <std::invocable Make>
+  gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options, Make&& make)
+      : store_(&store),
+        comm_(&comm),
+        generation_(store.generation()),
+        local_(options.local),
+        driver_(store, comm, options, detail::all_or_none(comm, "gradient_exchange", make), failure_),
+        ready_(store, driver_.buckets()) {
+    agree_on_lines(comm, "gradient exchange", layout_lines() + driver_.option_lines());
+    driver_.start();
+  }
+
+  // A line for each parameter, with its shape.
+  std::string layout_lines() const {
+    std::string lines;
+    for (const auto& entry : store_->parameters()) {
+      lines += "parameter " + entry.name + " " + to_string(entry.thing->layout()) + "\n";
+    }
+    return lines;
+  }
+
+  // The number of steps and, for gradients on the CPU, a digest of the values of each parameter. Ranks that
+  // start from different values would never agree again. Local steps make them differ.
+  std::string state_lines() const {
+    std::string lines = "steps done: " + std::to_string(steps()) + "\n";
+    if (!std::is_same_v<Device, device::cpu> || local_ || comm_->size() == 1) return lines;
+    for (const auto& entry : store_->parameters()) {
+      if (entry.thing->is_moved_from()) continue;  // gradients without values
+      const std::span<const T> all(entry.thing->data(), static_cast<std::size_t>(entry.thing->size()));
+      lines += "values of " + entry.name + ": digest " + detail::hexadecimal(digest(all)) + "\n";
+    }
+    return lines;
+  }
+
   // Throws state_error if only a part of a step is captured into a graph.
   void check_capture(const context<Device>& ctx) const {
     if (driver_.is_captured(ctx) != captured_) detail::refuse_half_capture();
@@ -246,6 +280,7 @@ class gradient_exchange {
   parameter_store<T>* store_;
   Comm* comm_;
   std::uint64_t generation_;
+  bool local_;
   detail::exchange_failure failure_;
   driver driver_;
   detail::bucket_counter<T> ready_;

@@ -248,8 +248,8 @@ void check_biases(const Dense& dense, const std::string& name, const std::vector
   for (std::size_t i = 0; i < biases.size(); ++i) {
     const index_t expected = outputs[i % count];
     if (biases[i].view.is_null() || biases[i].view.extent(0) == expected) continue;
-    throw_error<shape_error>({name, ": layer_traits give a bias ", biases[i].name, " of ",
-                              biases[i].view.shape(), " for ", expected, " outputs"});
+    throw_error<shape_error>({name, ": layer_traits give a bias ", biases[i].view.shape(), " (",
+                              biases[i].name, ") for ", expected, " outputs"});
   }
 }
 

@@ -5,10 +5,12 @@
 /// `image_source`: where the labelled images of a training run come from. `images_in_memory` serves an
 /// image_set; adapters/jpeg.hpp serves folders of JPEG files; a program may derive its own.
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -67,17 +69,19 @@ class image_source {
   virtual std::unique_ptr<image_batches<T, Device>> batches(loader_options options) const = 0;
 };
 
-/// The images of an image_set, which must outlive the object unchanged.
+/// The images of an image_set. A named set is used in place: it must outlive the object unchanged. A
+/// temporary one is moved into the object.
 /// describe() hashes all pixels. batches() copies the set to the device; each call makes a new copy.
 template <class T, class Device = device::cpu>
 class images_in_memory final : public image_source<T, Device> {
  public:
   /// Throws value_error for an empty set and for labels out of range, shape_error for numbers of pixels or
   /// labels that do not fit.
-  explicit images_in_memory(const image_set& set) : set_(&set) {
-    detail::check_image_set(set, "images_in_memory");
-  }
-  explicit images_in_memory(image_set&&) = delete;
+  explicit images_in_memory(const image_set& set)
+      : images_in_memory(std::shared_ptr<const image_set>(std::shared_ptr<void>(), &set)) {}
+  /// Takes over the set. Throws the errors of the other constructor.
+  explicit images_in_memory(image_set&& set)
+      : images_in_memory(std::make_shared<const image_set>(std::move(set))) {}
 
   extents<4> images() const override { return {set_->count, set_->height, set_->width, set_->channels}; }
   index_t classes() const override { return set_->classes; }
@@ -117,6 +121,10 @@ class images_in_memory final : public image_source<T, Device> {
   }
 
  private:
+  explicit images_in_memory(std::shared_ptr<const image_set> set) : set_(std::move(set)) {
+    detail::check_image_set(*set_, "images_in_memory");
+  }
+
   // The batches of a loader, as image_batches.
   class served final : public image_batches<T, Device> {
    public:
@@ -132,7 +140,15 @@ class images_in_memory final : public image_source<T, Device> {
     typename detail::device_parts<Device>::image_source loader_;
   };
 
-  const image_set* set_;
+  std::shared_ptr<const image_set> set_;  // owns nothing if the set is the caller's
 };
+
+namespace detail {
+
+/// An image_set as an argument that may be named or temporary (images_in_memory).
+template <class Set>
+concept image_set_argument = std::derived_from<std::remove_cvref_t<Set>, image_set>;
+
+}  // namespace detail
 
 PUFFERFISH_NAMESPACE_END

@@ -39,13 +39,15 @@ class image_task {
   using model_type = network<T, Device>;
   using source_type = image_source<T, Device>;
 
-  /// The sets must outlive the object. Throws shape_error if images do not fit the network; for an invalid
-  /// set, batch, rank or padding, the errors of loader's constructor, on a device those of
-  /// gpu::image_loader's. Local.
-  image_task(const model_type& net, const image_set& train, const image_set& test,
-             const training_options& options, int rank, int ranks)
-      : image_task(net, std::make_shared<images_in_memory<T, Device>>(train),
-                   std::make_shared<images_in_memory<T, Device>>(test), options, rank, ranks) {}
+  /// Named sets must outlive the object; temporary ones are moved into it. Throws shape_error if images do
+  /// not fit the network; for an invalid set, batch, rank or padding, the errors of loader's constructor, on
+  /// a device those of gpu::image_loader's. Local.
+  template <detail::image_set_argument Train, detail::image_set_argument Test>
+  image_task(const model_type& net, Train&& train, Test&& test, const training_options& options, int rank,
+             int ranks)
+      : image_task(net, std::make_shared<images_in_memory<T, Device>>(std::forward<Train>(train)),
+                   std::make_shared<images_in_memory<T, Device>>(std::forward<Test>(test)), options, rank,
+                   ranks) {}
 
   /// Makes a task whose images come from any source. Throws shape_error if images do not fit the network, and
   /// the errors of the sources.

@@ -26,16 +26,20 @@ class procedure : public training_run<image_task<T, Device>, Comm> {
  public:
   using machine_options = typename base::machine_options;
 
-  /// Prepares the training of a dense network. The sets must outlive the object. If the images of a rank do
-  /// not fit the network, that rank throws shape_error and all others throw value_error. Also throws the
-  /// errors of training_run.
-  procedure(network<T, Device> net, Comm& comm, const image_set& train, const image_set& test,
-            const training_options& options, const machine_options& machine = {})
-      : procedure(
-            detail::all_or_none(
-                comm, "procedure",
-                [&] { return image_task<T, Device>(net, train, test, options, comm.rank(), comm.size()); }),
-            std::move(net), comm, options, machine) {}
+  /// Prepares the training of a dense network on two sets of type image_set. Named sets must outlive the
+  /// object; temporary ones, such as load_mnist_layout(folder, true) as an argument, are moved into it. If
+  /// the images of a rank do not fit the network, that rank throws shape_error and all others throw
+  /// value_error. Also throws the errors of training_run.
+  template <detail::image_set_argument Train, detail::image_set_argument Test>
+  procedure(network<T, Device> net, Comm& comm, Train&& train, Test&& test, const training_options& options,
+            const machine_options& machine = {})
+      : procedure(detail::all_or_none(comm, "procedure",
+                                      [&] {
+                                        return image_task<T, Device>(net, std::forward<Train>(train),
+                                                                     std::forward<Test>(test), options,
+                                                                     comm.rank(), comm.size());
+                                      }),
+                  std::move(net), comm, options, machine) {}
 
   /// Prepares the training with images from any source. Throws the errors of the other constructor and of the
   /// sources.

@@ -414,8 +414,8 @@ TEST_CASE("svd_factorize of every kind: contradicting traits are refused, and th
       wrong = dense;
       const std::size_t size = wrong.biases[i].size();
       wrong.biases[i].push_back(0.0);
-      CHECK(contains(refused<shape_error>(wrong, existing), "it: layer_traits give a bias bias of [" +
-                                                                std::to_string(size + 1) + "] for " +
+      CHECK(contains(refused<shape_error>(wrong, existing), "it: layer_traits give a bias [" +
+                                                                std::to_string(size + 1) + "] (bias) for " +
                                                                 std::to_string(size) + " outputs"));
     }
     wrong = dense;

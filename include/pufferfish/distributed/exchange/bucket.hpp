@@ -86,7 +86,8 @@ std::span<T> span_of(std::span<T> arena, const gradient_bucket& bucket) {
 inline std::string to_text(const std::vector<gradient_bucket>& buckets) {
   std::string text;
   for (const gradient_bucket& b : buckets) {
-    text += detail::message({b.offset, " ", b.size, " ", b.first, " ", b.count, "\n"});
+    text += detail::message({"bucket of ", b.size, " gradients from ", b.offset, ", ", b.count,
+                             " parameters from ", b.first, "\n"});
   }
   return text;
 }

@@ -247,8 +247,9 @@ class Sequential {
     detail::check_not_moved(*this);
     extents<4> shape = input;
     for (const child& c : children_) {
+      const extents<4> next = shape_after(c, shape);
       c.layer.trace(tracer, shape, detail::join_name(prefix, c.name));
-      shape = c.layer.output_shape(shape);
+      shape = next;
     }
   }
   /// Initializes all layers. Each one draws from the child of `random` with the layer's name.
@@ -263,8 +264,9 @@ class Sequential {
     index_t total = 0;
     extents<4> shape = input;
     for (const child& c : children_) {
+      const extents<4> next = shape_after(c, shape);
       total += c.layer.macs(shape);
-      shape = c.layer.output_shape(shape);
+      shape = next;
     }
     return total;
   }

@@ -163,9 +163,16 @@ struct conv_shape {
       return layer;
     }
   }
-  // Throws the shape_error of output(), with the extents of the input and the description of this shape.
-  [[noreturn]] PUFFERFISH_COLD void misfit(const std::string& layer, const extents<4>& input) const {
-    detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) does not fit ", describe()});
+  // Throws the shape_error of output(), with the extents of the input and the reason.
+  [[noreturn]] PUFFERFISH_COLD void misfit(std::string layer, const extents<4>& input) const {
+    if (layer.find(describe()) == std::string::npos) layer += ", " + describe();
+    if (input[3] != in_channels) {
+      detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) does not fit: it has ", input[3],
+                                        " channels, not ", in_channels,
+                                        input[1] == in_channels ? "; NCHW images must be permuted" : ""});
+    }
+    detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) does not fit: an image of ",
+                                      input[1], "x", input[2], " is smaller than the kernel"});
   }
 };
 
