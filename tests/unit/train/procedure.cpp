@@ -279,6 +279,17 @@ TEST_CASE("pruned runs: exact zeros through training and the switch, fewer bytes
   }
 }
 
+TEST_CASE("temporary image sets are moved into the run, which gives the same bits as named ones") {
+  const image_set train = quadrants(50, 1), test = quadrants(40, 2);
+  self comm;
+  training_observer nobody;
+  run_of named(tiny_net<float>(true), comm, train, test, small_options());
+  run_of moved(tiny_net<float>(true), comm, quadrants(50, 1), quadrants(40, 2), small_options());
+  named.run(nobody);
+  moved.run(nobody);
+  CHECK(parameter_digest(moved) == parameter_digest(named));
+}
+
 TEST_CASE("pruning: what does not go with it is refused") {
   const image_set train = quadrants(50, 1), test = quadrants(40, 2);
   self comm;
