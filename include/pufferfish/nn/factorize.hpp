@@ -297,13 +297,17 @@ std::vector<layer_rank> planned_ranks(const model<Root, Device>& net, const fact
   return result;
 }
 
-/// Throws rank_error, with the smallest values that can be reached, if the network cannot meet the limits of
-/// policy.budget on parameters or bytes at any ranks. Limits on multiply-adds and milliseconds need
-/// measurements and are not checked. For runs that factorize later. Also throws the errors of select. Does
-/// nothing without policy.budget, or with policy.ranks.
+/// For runs that factorize later: throws the errors of select, such as a first_layer that the network does
+/// not have; and rank_error, with the smallest values that can be reached, if the network cannot meet the
+/// limits of policy.budget on parameters or bytes at any ranks. Limits on multiply-adds and milliseconds need
+/// measurements and are not checked. Does nothing with policy.ranks.
 template <class Root, class Device>
 void check_reachable(const model<Root, Device>& net, factorize_policy policy) {
-  if (!policy.budget || policy.ranks) return;
+  if (policy.ranks) return;
+  if (!policy.budget) {
+    select(detail::find_slots(net).layers, policy);
+    return;
+  }
   for (auto* const limit :
        {&policy.budget->macs, &policy.budget->mac_fraction, &policy.budget->milliseconds}) {
     limit->reset();

@@ -187,6 +187,12 @@ struct run_options {
   /// exclude each other.
   void validate() const {
     switching.validate();
+    detail::check_range(epochs >= 0, "epochs", epochs);
+    detail::check_range(divergence_steps >= 0, "divergence_steps", divergence_steps);
+    detail::check_range(std::isfinite(learning_rate), "learning_rate", learning_rate);
+    detail::check_range(std::isfinite(switch_rate_factor), "switch_rate_factor", switch_rate_factor);
+    detail::check_range(clip_norm >= 0.0 && std::isfinite(clip_norm), "clip_norm", clip_norm);
+    detail::check_range(scale_sparsity >= 0.0 && scale_sparsity < 1e300, "scale_sparsity", scale_sparsity);
     if (rare) rare->validate();
     if (rare && exchange.nonfinite != nonfinite_policy::ignore) {
       detail::throw_error<value_error>(
@@ -197,9 +203,6 @@ struct run_options {
       detail::throw_error<value_error>({"rare exchanges with soft projections every ",
                                         switching.project_every,
                                         " steps: every rank would continue with rank 0's local steps"});
-    }
-    if (!(scale_sparsity >= 0.0 && std::isfinite(scale_sparsity))) {
-      detail::throw_error<value_error>({"scale_sparsity ", scale_sparsity, " is negative or not finite"});
     }
     if (shrink_rank) static_cast<void>(rank_shrinker(*shrink_rank));
     if (shrink_rank && (pruning || mode == training_mode::dense)) {

@@ -13,6 +13,15 @@
 #include <pufferfish/prune/mask.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Throws value_error with the name of a run's option and its value unless the value is valid.
+template <class V>
+void check_range(bool valid, const char* name, const V& value) {
+  if (!valid) throw_error<value_error>({"run_options: ", name, " ", value, " is out of its range"});
+}
+
+}  // namespace detail
 
 /// Rule for the weights to prune: those of smallest magnitude (prune_by_magnitude), or those whose removal
 /// keeps the flow of gradients best (prune_by_grasp; needs a task with grasp_gradient, such as image_task).

@@ -310,6 +310,24 @@ TEST_CASE("network: modify raises the generation and keeps the values") {
   CHECK(net.generation() == generation + 2);
 }
 
+TEST_CASE("network: summary and MACs of images that do not fit name the layer and the extent") {
+  const network<float> net = make_net<float>();
+  const auto refused = [&](const extents<4>& input, const char* layer, const char* reason) {
+    CHECK_THROWS_WITH_AS(net.macs(input), doctest::Contains(layer), shape_error);
+    CHECK_THROWS_WITH_AS(net.summary(input), doctest::Contains(layer), shape_error);
+    CHECK_THROWS_WITH_AS(net.macs(input), doctest::Contains(reason), shape_error);
+  };
+  refused({2, 6, 5, 4}, "stem: ", "it has 4 channels, not 3");
+  refused({2, 3, 6, 5}, "stem: ", "it has 5 channels, not 3; NCHW images must be permuted");
+  Sequential<float> layers;
+  layers.add("first", Conv<float>(conv_shape::square(3, 4, 3, 1, 1)));
+  layers.add("second", Conv<float>(conv_shape::square(4, 4, 5, 1, 0)));
+  const network<float> narrow{any_layer<float>(std::move(layers))};
+  CHECK_THROWS_WITH_AS(narrow.macs({1, 4, 6, 3}), doctest::Contains("second: "), shape_error);
+  CHECK_THROWS_WITH_AS(narrow.summary({1, 4, 6, 3}),
+                       doctest::Contains("an image of 4x6 is smaller than the kernel"), shape_error);
+}
+
 TEST_CASE("network: summary and MACs") {
   const network<float> net = make_net<float>();
   const std::vector<layer_summary> rows = net.summary(image);

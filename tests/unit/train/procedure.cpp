@@ -279,6 +279,36 @@ TEST_CASE("pruned runs: exact zeros through training and the switch, fewer bytes
   }
 }
 
+TEST_CASE("options out of their ranges are refused before the first step") {
+  const image_set train = quadrants(50, 1), test = quadrants(40, 2);
+  self comm;
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto refused = [&](auto change, const char* text) {
+    training_options options = small_options();
+    change(options);
+    CHECK_THROWS_WITH_AS(run_of(tiny_net<float>(true), comm, train, test, options), doctest::Contains(text),
+                         value_error);
+  };
+  refused([](training_options& o) { o.epochs = -1; }, "epochs -1 ");
+  refused([](training_options& o) { o.divergence_steps = -2; }, "divergence_steps -2 ");
+  refused([&](training_options& o) { o.learning_rate = nan; }, "learning_rate nan ");
+  refused([](training_options& o) { o.switch_rate_factor = HUGE_VAL; }, "switch_rate_factor inf ");
+  refused([](training_options& o) { o.clip_norm = -1.0; }, "clip_norm -1 ");
+  refused([&](training_options& o) { o.clip_norm = nan; }, "clip_norm nan ");
+  refused([](training_options& o) { o.factorize.first_layer = 99; }, "first_layer 99");
+}
+
+TEST_CASE("temporary image sets are moved into the run, which gives the same bits as named ones") {
+  const image_set train = quadrants(50, 1), test = quadrants(40, 2);
+  self comm;
+  training_observer nobody;
+  run_of named(tiny_net<float>(true), comm, train, test, small_options());
+  run_of moved(tiny_net<float>(true), comm, quadrants(50, 1), quadrants(40, 2), small_options());
+  named.run(nobody);
+  moved.run(nobody);
+  CHECK(parameter_digest(moved) == parameter_digest(named));
+}
+
 TEST_CASE("pruning: what does not go with it is refused") {
   const image_set train = quadrants(50, 1), test = quadrants(40, 2);
   self comm;
