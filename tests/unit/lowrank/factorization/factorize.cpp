@@ -118,7 +118,7 @@ TEST_CASE("svd_factors of attention: biases that do not fit are named") {
   LowRankAttention<double> layer({16, 2, 8, 8}, 4, true);
   const std::vector<double> before = values_of(layer);
   CHECK(contains(error_text([&] { svd_factorize(dense, layer, {"a"}); }),
-                 "a: layer_traits give a bias output of [15] for 16"));
+                 "a: layer_traits give a bias [15] (output) for 16"));
   CHECK(values_of(layer) == before);
 }
 
