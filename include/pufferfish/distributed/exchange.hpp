@@ -124,8 +124,9 @@ class gradient_exchange {
   /// Starts a step: gradients that become ready are exchanged from now on. Forgets the writes of an abandoned
   /// step. Throws state_error if the network has changed its arenas, the last begin had no finish, an earlier
   /// step has failed, or parameters are at different passes of micro_batches; and on all ranks, naming the
-  /// first difference, if their numbers of steps differ or (on the CPU, without exchange_options::local) the
-  /// values of their parameters. The first begin, and the first after set_steps, compares both.
+  /// first difference, if their numbers of steps differ, or before the first step the values of their
+  /// parameters (compared on the CPU only, and not with exchange_options::local). The first begin, and the
+  /// first after set_steps, compares.
   void begin(context<Device>& ctx) {
     if (store_->generation() != generation_) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
@@ -228,11 +229,12 @@ class gradient_exchange {
     return lines;
   }
 
-  // The number of steps and, for gradients on the CPU, a digest of the values of each parameter. Ranks that
-  // start from different values would never agree again. Local steps make them differ.
+  // The number of steps and, before the first step, for gradients on the CPU, a digest of the values of each
+  // parameter. Ranks that start from different values would never agree again. Local steps make them differ;
+  // and an exchange that replaces another one during training leaves differences to the program.
   std::string state_lines() const {
     std::string lines = "steps done: " + std::to_string(steps()) + "\n";
-    if (!std::is_same_v<Device, device::cpu> || local_ || comm_->size() == 1) return lines;
+    if (!std::is_same_v<Device, device::cpu> || steps() > 0 || local_ || comm_->size() == 1) return lines;
     for (const auto& entry : store_->parameters()) {
       if (entry.thing->is_moved_from()) continue;  // gradients without values
       const std::span<const T> all(entry.thing->data(), static_cast<std::size_t>(entry.thing->size()));
