@@ -164,7 +164,9 @@ TEST_CASE("jpeg decoder: damage is found after a harmless message of the header,
       {plain, version},
       {inks, transform},
       {no_transform, with_junk(no_transform, {7})}};
-  for (const auto& [clean, file] : files) {
+  for (const auto& pair : files) {  // clang 14 captures no structured binding in CAPTURE
+    const auto& clean = pair.first;
+    const auto& file = pair.second;
     CAPTURE(file.size());
     decoder.decode(clean, "clean.jpg", {8, 8}, image);
     const std::vector<std::uint8_t> pixels = image.pixels;
