@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <pufferfish/core/scalar.hpp>
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/core/view.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -141,6 +142,7 @@ void fill_uniform(std::span<T> values, double low, double high, random_stream ra
     values[i] = static_cast<T>(low + (high - low) * random.uniform(i));
   }
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, fill_uniform);
 
 /// Sets values[i] = deviation random.normal(i), rounded to T: normal with mean 0 and the given standard
 /// deviation. For a 16-bit T the number is rounded to float first.
@@ -150,5 +152,6 @@ void fill_normal(std::span<T> values, double deviation, random_stream random) {
     values[i] = static_cast<T>(static_cast<parameter_t<T>>(deviation * random.normal(i)));
   }
 }
+PUFFERFISH_SEPARATE_FUNCTION(dense, fill_normal);
 
 PUFFERFISH_NAMESPACE_END

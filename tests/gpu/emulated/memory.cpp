@@ -30,13 +30,16 @@ struct allocation {
   std::size_t bytes = 0;
   unsigned char* pages = nullptr;  // without the two guard pages
   std::size_t page_bytes = 0;
-  bool freed = false;
   int device = 0;
 };
 
-// By address. What was freed stays, to explain faults.
-std::map<std::uintptr_t, allocation>& device_memory() {
-  static auto* all = new std::map<std::uintptr_t, allocation>;
+using allocations = std::map<std::uintptr_t, allocation>;  // by address
+allocations& device_memory() {
+  static auto* all = new allocations;
+  return *all;
+}
+allocations& freed_memory() {  // to explain faults
+  static auto* all = new allocations;
   return *all;
 }
 std::map<std::uintptr_t, std::size_t>& pinned_memory() {
@@ -83,16 +86,17 @@ void fill_with_nans(const allocation& a) {
 }
 
 void protect(const allocation& a, bool open) {
-  if (!a.freed) mprotect(a.pages, a.page_bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+  mprotect(a.pages, a.page_bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 void explain_fault(int, siginfo_t* info, void*) {
   const std::uintptr_t at = number_of(info->si_addr);
-  const auto from_pages = [](const allocation& a) { return number_of(a.pages) - page_size(); };
-  const auto* found = static_cast<const std::pair<const std::uintptr_t, allocation>*>(nullptr);
-  for (const auto& candidate : device_memory()) {
-    const allocation& a = candidate.second;
-    if (at >= from_pages(a) && at < from_pages(a) + a.page_bytes + 2 * page_size()) found = &candidate;
+  const allocations::value_type* found = nullptr;
+  for (const allocations* memory : {&freed_memory(), &device_memory()}) {
+    for (const auto& candidate : *memory) {
+      const std::uintptr_t from = number_of(candidate.second.pages) - page_size();
+      if (at >= from && at < from + candidate.second.page_bytes + 2 * page_size()) found = &candidate;
+    }
   }
   if (found == nullptr) {
     std::fprintf(stderr,
@@ -103,7 +107,7 @@ void explain_fault(int, siginfo_t* info, void*) {
     std::fprintf(stderr, "emulated device: %s: address %p is byte %td of %zu bytes of device memory%s\n",
                  accesses == 0 ? "the host touched device memory" : "an access outside of device memory",
                  info->si_addr, static_cast<std::ptrdiff_t>(at - found->first), a.bytes,
-                 a.freed ? " that were freed" : "");
+                 freed_memory().count(found->first) != 0 ? " that were freed" : "");
   }
   print_position();
   sigaction(SIGSEGV, &outer_handler, nullptr);  // the access is repeated: now it ends the program
@@ -169,7 +173,7 @@ void* allocate_device(std::size_t bytes) {
   if (mapped == MAP_FAILED) return nullptr;
   unsigned char* pages = static_cast<unsigned char*>(mapped) + page;
   unsigned char* memory = pages + (page_bytes - rounded);
-  const allocation a{bytes, pages, page_bytes, false, current_device()};
+  const allocation a{bytes, pages, page_bytes, current_device()};
   protect(a, true);
   fill_with_nans(a);
   std::memset(pages, guard_byte, static_cast<std::size_t>(memory - pages));
@@ -197,14 +201,14 @@ bool is_device(const void* memory) {
 
 bool free_device(void* memory) {
   const auto found = device_memory().find(number_of(memory));
-  if (found == device_memory().end() || found->second.freed) return false;
+  if (found == device_memory().end()) return false;
+  const allocation a = found->second;
   {
     const access open;
-    check_guards(found->first, found->second);
+    check_guards(found->first, a);
   }
-  allocation& a = found->second;
   used_bytes -= a.bytes;
-  a.freed = true;
+  freed_memory().insert(device_memory().extract(found));
   // Keeps the addresses and returns the pages to the system.
   mmap(a.pages, a.page_bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return true;
@@ -212,9 +216,7 @@ bool free_device(void* memory) {
 
 void check_guards() {
   const access open;
-  for (const auto& [start, a] : device_memory()) {
-    if (!a.freed) check_guards(start, a);
-  }
+  for (const auto& [start, a] : device_memory()) check_guards(start, a);
 }
 
 void* allocate_pinned(std::size_t bytes) {
@@ -239,7 +241,7 @@ kind kind_of(const void* memory, std::size_t bytes) {
   const auto after = device_memory().upper_bound(at);
   if (after != device_memory().begin()) {
     const auto& [start, a] = *std::prev(after);
-    if (!a.freed && at < start + a.bytes) {
+    if (at < start + a.bytes) {
       if (bytes <= start + a.bytes - at) return kind::device;
       std::fprintf(stderr, "emulated device: %zu bytes from byte %zu of %zu bytes of device memory\n", bytes,
                    static_cast<std::size_t>(at - start), a.bytes);

@@ -6,6 +6,7 @@
 /// the fast operations of conv.hpp with these functions. The extents of all tensors must fit the shape
 /// (conv_shape::output); the functions do not check them. Results must not overlap inputs.
 
+#include <pufferfish/core/separate.hpp>
 #include <pufferfish/core/tensor.hpp>
 #include <pufferfish/ops/conv/conv_shape.hpp>
 
@@ -60,6 +61,7 @@ void conv_forward(const conv_shape& shape, const tensor_view<const T, 4>& x, con
     });
   }
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, conv_forward);
 
 /// Gradient of the input: dx[n,iy,ix,first(o)+i] = sum over oy, ox, ky, kx and o of dy[n,oy,ox,o]
 /// w[o,i,ky,kx], with names as in conv_forward. dx: dense NHWC, overwritten; w: OIHW view with any strides.
@@ -78,6 +80,7 @@ void conv_backward_input(const conv_shape& shape, const tensor_view<const T, 4>&
     });
   }
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, conv_backward_input);
 
 /// Gradient of the weight: dw[o,i,ky,kx] = sum over n, oy and ox of dy[n,oy,ox,o] x[n,iy,ix,first(o)+i], or
 /// with `accumulate` dw += this sum, with names as in conv_forward. dw: OIHW view with any strides.
@@ -105,6 +108,7 @@ void conv_backward_weight(const conv_shape& shape, const tensor_view<const T, 4>
     }
   }
 }
+PUFFERFISH_SEPARATE_FUNCTION(conv, conv_backward_weight);
 
 }  // namespace ops::reference
 PUFFERFISH_NAMESPACE_END
