@@ -271,28 +271,14 @@ void halo_backward_input(cudaStream_t stream, const conv_geometry& g, const halo
                          const gradient_sum_input<T>& norm) {
   const int spacing = plan.shape.spacing();
   const bool phases = plan.shape.has_phases();
-  run_halo<T, true, false>(stream, plan,
-                           {dy,
-                            w,
-                            nullptr,
-                            nullptr,
-                            nullptr,
-                            dx,
-                            block_grid::of(g.images, ceil_div(g.in_height, spacing),
-                                           ceil_div(g.in_width, spacing), plan.shape.side),
-                            g.out_height,
-                            g.out_width,
-                            g.out_channels,
-                            g.in_height,
-                            g.in_width,
-                            g.in_channels,
-                            0,
-                            phases ? 0 : 2 - g.padding_height,
-                            phases ? 0 : 2 - g.padding_width,
-                            add,
-                            {},
-                            norm},
-                           sums);
+  run_halo<T, true, false>(
+      stream, plan,
+      {dy, w, nullptr, nullptr, nullptr, dx,
+       block_grid::of(g.images, ceil_div(g.in_height, spacing), ceil_div(g.in_width, spacing),
+                      plan.shape.side),
+       g.out_height, g.out_width, g.out_channels, g.in_height, g.in_width, g.in_channels, 0,
+       phases ? 0 : 2 - g.padding_height, phases ? 0 : 2 - g.padding_width, add, norm},
+      sums);
 }
 
 template <class T>
