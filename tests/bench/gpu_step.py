@@ -95,9 +95,9 @@ class Steps(unittest.TestCase):
 
     def test_launches_of_a_step(self):
         # Kernels, copies and fills of a captured step of the published network. With 128 images, nine batch norms have
-        # more rows than one launch normalizes; the convolutions before all of them compute their moments. The program
-        # ends before it would run them.
-        for batch, most in [(2, 148), (128, 158)]:
+        # more rows than one launch normalizes; the convolutions before all of them compute their moments, and those
+        # after six of them the sums for their gradients. The program ends before it would run them.
+        for batch, most, sums in [(2, 148, 0), (128, 152, 3)]:
             asked = {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": batch, "precision": "bf16", "steps": 1}
             done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, check=True, env={**os.environ, "PUFFERFISH_EMULATED_GRAPHS": "only"})
@@ -106,6 +106,8 @@ class Steps(unittest.TestCase):
             self.assertLessEqual(int(count), most, done.stderr)
             self.assertGreater(int(count), most - 10, "a lower limit is possible")
             self.assertNotIn("norm_use_batch", done.stderr)
+            launches = [line.split() for line in done.stderr.splitlines()]
+            self.assertEqual([int(words[0]) for words in launches if words[1:] == ["norm_gradient_sums"]], [sums] if sums else [])
 
     def test_no_time_left(self):
         done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--python", "",

@@ -31,6 +31,7 @@
 #include <pufferfish/gpu/kernels/loss/loss.cuh>
 #include <pufferfish/gpu/kernels/loss/token_loss.cuh>
 #include <pufferfish/gpu/kernels/norm/batch_norm.cuh>
+#include <pufferfish/gpu/kernels/norm/batch_norm_gradient.cuh>
 #include <pufferfish/gpu/kernels/norm/block_norm.cuh>
 #include <pufferfish/gpu/kernels/norm/layer_norm.cuh>
 #include <pufferfish/gpu/kernels/optim/optimizer.cuh>

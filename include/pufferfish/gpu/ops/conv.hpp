@@ -5,7 +5,7 @@
 /// Convolutions on a device, dense and of low rank. cuBLAS computes convolutions that are matrix products
 /// (1x1 kernels). Other convolutions of one group are computed by the context's convolution library, if there
 /// is one that supports them, else by kernels of this library, which gather patches while they multiply. The
-/// kernels for several groups are simple and without tiles (gpu/kernels/conv/grouped_conv.hpp).
+/// kernels for several groups are simple (gpu/kernels/conv/grouped_conv.hpp).
 ///
 /// Operands are in memory of the context's device. Functions enqueue their work in the context's stream and
 /// return before it has finished; they may be captured into graphs. Which built-in kernel computes a
@@ -90,17 +90,6 @@ inline void context<device::gpu>::use(gpu::conv_library* library) {
 namespace gpu {
 namespace detail {
 
-/// Whether kernels for elements of T multiply on tensor cores: always for 16-bit types, and for float in
-/// math_mode::tf32.
-template <class T>
-bool by_tensor_cores(const context<device::gpu>& ctx) {
-  return sizeof(T) == 2 || ctx.math() == math_mode::tf32;
-}
-
-/// Number of elements in a vector load or store of 16 bytes.
-template <class T>
-inline constexpr int vector_of = static_cast<int>(16 / sizeof(T));
-
 /// Calls call(library, request) if the context has a convolution library. Returns whether the library has
 /// computed the convolution.
 template <class T, class Call>
@@ -158,11 +147,12 @@ struct conv_ops<device::gpu> {
     });
   }
 
-  /// dx = the gradient of the input, or with `add` dx += this gradient.
+  /// dx = the gradient of the input, or with `add` dx += this gradient. Kernels for one group and 16 bits,
+  /// without slices and phases, collect sums (collect_gradient_sums).
   template <class T>
   static void conv_backward_input(context<device::gpu>& ctx, const conv_shape& shape,
                                   const tensor_view<const T, 4>& dy, const T* w, const tensor_view<T, 4>& dx,
-                                  bool add) {
+                                  bool add, gradient_sums<T>* sums) {
     if (shape.is_pointwise()) {
       return gpu::multiply<T>(ctx, detail::as_rows(dy), transpose(detail::as_matrix(shape, w)),
                               detail::as_rows(dx), add);
@@ -180,17 +170,25 @@ struct conv_ops<device::gpu> {
     if (gpu::detail::done_by_warp_groups<T>(
             gpu::kernels::plan_halo_backward_input(geometry),
             [&](const auto& plan) {
-              gpu::kernels::halo_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(),
-                                                   add);
+              const auto compute = [&](const auto& to, const auto& norm) {
+                gpu::kernels::halo_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(),
+                                                     add, to, norm);
+              };
+              gpu::detail::collect_gradient_sums<T>(ctx, dx, sums, gpu::kernels::halo_gradient_sums_fit(plan),
+                                                    compute);
             },
             dy.data(), w, dx.data())) {
       return;
     }
     const auto plan = gpu::kernels::plan_conv_backward_input(geometry, gpu::detail::by_tensor_cores<T>(ctx),
                                                              gpu::detail::vector_of<T>);
-    scratch_frame frame(ctx.scratch());
-    gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
-                                         frame.take<float>(plan.scratch));
+    const auto compute = [&](const auto& to, const auto& norm) {
+      scratch_frame frame(ctx.scratch());
+      gpu::kernels::conv_backward_input<T>(ctx.stream(), geometry, plan, dy.data(), w, dx.data(), add,
+                                           frame.take<float>(plan.scratch), to, norm);
+    };
+    gpu::detail::collect_gradient_sums<T>(ctx, dx, sums, gpu::kernels::gradient_sums_fit<T>(geometry, plan),
+                                          compute);
   }
 
   /// Gradient of the weight.

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: decides which convolutions on a device are computed by kernels of warp groups
-/// (gpu/kernels/conv/halo_conv.hpp).
+/// Internal: decides which convolutions on a device are computed on tensor cores, and which by kernels of
+/// warp groups (gpu/kernels/conv/halo_conv.hpp).
 
 #include <cstdint>
 
@@ -12,6 +12,17 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu::detail {
+
+/// Whether kernels for elements of T multiply on tensor cores: always for 16-bit types, and for float in
+/// math_mode::tf32.
+template <class T>
+bool by_tensor_cores(const context<device::gpu>& ctx) {
+  return sizeof(T) == 2 || ctx.math() == math_mode::tf32;
+}
+
+/// Number of elements in a vector load or store of 16 bytes.
+template <class T>
+inline constexpr int vector_of = static_cast<int>(16 / sizeof(T));
 
 /// Whether kernels of warp groups compute a convolution of elements of T: the plan fits, the device has warp
 /// groups, and all addresses are multiples of 16.

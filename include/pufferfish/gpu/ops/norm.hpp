@@ -5,7 +5,8 @@
 /// The operations of ops/norm/ on a device. Operands are in memory of the context's device; the functions
 /// launch kernels in the context's stream and do not wait. The statistics of a batch need one pass over
 /// memory, unless the convolution before has computed its moments; the normalization with its epilogue
-/// another pass, and the gradient two; few rows are read once. A failed launch throws backend_error.
+/// another pass, and the gradient two, or one if a convolution has collected its sums; few rows are read
+/// once. A failed launch throws backend_error.
 
 #include <cstdint>
 
@@ -89,15 +90,16 @@ struct norm_ops<device::gpu> {
   }
 
   /// Computes the gradients of the parameters and, unless dx is a null view, of x: in one launch if there are
-  /// few rows (block_norm_fits); else the kernels read x and dy a second time for dx. The pass that writes dx
-  /// also writes the gradient of the addend.
+  /// few rows (block_norm_fits) or if dx is wanted and `sums` are known; else the kernels read x and dy a
+  /// second time for dx. The pass that writes dx also writes the gradient of the addend.
   template <class T>
   static void batch_norm_backward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x,
                                   const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
                                   const parameter_t<T>* inv_std, const parameter_t<T>* weight,
                                   const sum_target<parameter_t<T>>& dweight,
                                   const sum_target<parameter_t<T>>& dbias, const tensor_view<T, 2>& dx,
-                                  const relu_mask<T>& mask, const tensor_view<T, 2>& addend_gradient) {
+                                  const relu_mask<T>& mask, const tensor_view<T, 2>& addend_gradient,
+                                  const double* sums) {
     const index_t rows = x.extent(0), channels = x.extent(1);
     const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, rows, channels};
     const T* gradient = dy.flat().data();
@@ -105,15 +107,18 @@ struct norm_ops<device::gpu> {
     T* const to = dx.is_null() ? nullptr : dx.flat().data();
     T* const other = addend_gradient.is_null() ? nullptr : addend_gradient.flat().data();
     if (to == nullptr && other != nullptr) masked_copy<T>(ctx, dy, mask, addend_gradient);
+    const gpu::kernels::norm_parameter_gradients gradients{dweight.data, dbias.data, dweight.add, dbias.add};
+    if (sums != nullptr && to != nullptr) {
+      return gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, nullptr, to, other,
+                                                  {sums, gradients});
+    }
     if (gpu::kernels::block_norm_fits<T>(m, gradient, to, other)) {
-      return gpu::kernels::block_norm_backward<T>(
-          ctx.stream(), m, gradient, words, {dweight.data, dbias.data, dweight.add, dbias.add}, to, other);
+      return gpu::kernels::block_norm_backward<T>(ctx.stream(), m, gradient, words, gradients, to, other);
     }
     scratch_frame frame(ctx.scratch());
     const auto work = gpu::detail::column_workspace_of(ctx, frame, rows, channels, 2);
     parameter_t<T>* coefficients = dx.is_null() ? nullptr : frame.take<parameter_t<T>>(3 * channels);
-    gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, work,
-                                        {dweight.data, dbias.data, dweight.add, dbias.add}, coefficients);
+    gpu::kernels::norm_gradient_sums<T>(ctx.stream(), m, gradient, words, work, gradients, coefficients);
     if (dx.is_null()) return;
     gpu::kernels::norm_input_gradient<T>(ctx.stream(), m, gradient, words, coefficients, to, other);
   }

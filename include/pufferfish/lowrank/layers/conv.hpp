@@ -133,7 +133,7 @@ class low_rank_conv {
   /// (context::begin_step).
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    run_backward(ctx, dy, dx, false);
+    run_backward(ctx, dy, dx, false, nullptr);
   }
 
   /// Computes the gradients of backward, but adds the gradient of x to dx, for an x that several layers read.
@@ -141,7 +141,16 @@ class low_rank_conv {
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
-    run_backward(ctx, dy, dx, true);
+    run_backward(ctx, dy, dx, true, nullptr);
+  }
+
+  /// Computes the gradients of backward or, if `add` is true, of backward_add. A device may also collect
+  /// `sums` over dx for the batch norm whose output is x (gradient_sums). Shapes, aliasing and errors are
+  /// those of backward and backward_add.
+  template <class Device>
+  void backward_summing(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                        bool add, ops::gradient_sums<T>& sums) const {
+    run_backward(ctx, dy, dx, add, &sums);
   }
 
   /// Computes forward(ctx, x, y) with a newly allocated y. Throws shape_error; state_error for a moved-from
@@ -188,7 +197,7 @@ class low_rank_conv {
  private:
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
-                    bool add) const {
+                    bool add, ops::gradient_sums<T>* sums) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     check_backward(*this, x.shape(), dy, dx);
     scratch_frame frame(ctx.scratch());
@@ -209,7 +218,8 @@ class low_rank_conv {
       ctx.gradient_written(bias_);
     }
     ctx.gradient_written(down_);
-    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.template as<T>(), dx, add);
+    if (!dx.is_null())
+      ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.template as<T>(), dx, add, sums);
   }
 
   // t stays a null view if the tape does not keep it: the product then stores t in scratch memory.

@@ -31,6 +31,8 @@
 ///                            const ops::relu_mask<T>&) const;    // required with forward_fused
 ///       // ... or with a fifth argument, const view& addend_gradient: receives dy under the mask, may be dy
 ///       void backward_add(context<Device>&, const const_view& dy, const view& dx) const;
+///       void backward_summing(context<Device>&, const const_view& dy, const view& dx, bool add,
+///                             ops::gradient_sums<T>&) const;
 ///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
 ///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place;
 ///       static constexpr bool gradient_over_input, input_may_move;
@@ -41,8 +43,8 @@
 ///       any_layer<T, Device> twin(const rank_list& ranks, std::optional<bool> bias) const;
 ///     };
 ///
-/// A container has layer_abilities abilities() const instead of these constants. If it fuses or
-/// adds gradients, it has forward_fused and backward_fused(context, dy, dx, backward_fusion).
+/// A container has layer_abilities abilities() const instead of these constants. If it fuses, adds gradients
+/// or passes gradient sums on, it has forward_fused and backward_fused(context, dy, dx, backward_fusion).
 /// forward_with_epilogue must call moments->start() before it takes scratch; on a device it need not.
 ///
 /// Activations are NHWC and dense, otherwise any_layer throws; a vector is N x 1 x 1 x C. In training, x must
@@ -130,7 +132,7 @@ class any_layer {
   }
   /// Backward pass with the operations of `fusion`: dy counts as 0 where its mask blocks it (ability
   /// `fuses`), and is written to `addend_gradient` like this; with `add`, the gradient of x is added to dx
-  /// (ability `adds_gradient`). Otherwise the contract of backward.
+  /// (ability `adds_gradient`). Gradient sums: see backward_fusion. Otherwise the contract of backward.
   void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                       const backward_fusion<T>& fusion) const {
     self().backward_fused(ctx, dy, dx, fusion);

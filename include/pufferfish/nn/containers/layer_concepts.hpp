@@ -71,6 +71,12 @@ concept adding_layer = requires(const L& layer, context<Device>& ctx, const laye
                                 const layer_view_t<T, L>& dx) {
   layer.backward_add(ctx, dy, dx);
 };
+/// A layer whose backward pass can also collect sums over dx for a batch norm before the layer.
+template <class T, class L, class Device>
+concept summing_layer = requires(const L& layer, context<Device>& ctx, const layer_view_t<const T, L>& dy,
+                                 const layer_view_t<T, L>& dx, ops::gradient_sums<T>& sums) {
+  layer.backward_summing(ctx, dy, dx, true, sums);
+};
 /// A layer that can write the output of a forward pass again, from its record.
 template <class T, class L, class Device>
 concept recomputing_layer = requires(const L& layer, context<Device>& ctx, const forward_record<T>& record,
@@ -106,9 +112,11 @@ layer_abilities abilities_of([[maybe_unused]] const L& layer) {
     result.gives_moments = epilogue_layer<T, L, Device> && !fusing_layer<T, L, Device>;
     result.fuses_in_inference = result.fuses || epilogue_layer<T, L, Device>;
     result.adds_gradient = adding_layer<T, L, Device>;
+    result.gives_gradient_sums = summing_layer<T, L, Device>;
     result.recomputes = recomputing_layer<T, L, Device>;
     if constexpr (requires { L::is_relu; }) result.is_relu = L::is_relu;
     if constexpr (requires { L::takes_moments; }) result.takes_moments = L::takes_moments;
+    if constexpr (requires { L::takes_gradient_sums; }) result.takes_gradient_sums = L::takes_gradient_sums;
     if constexpr (requires { L::output_in_place; }) result.output_in_place = L::output_in_place;
     if constexpr (requires { L::gradient_in_place; }) result.gradient_in_place = L::gradient_in_place;
     if constexpr (requires { L::reads_input; }) result.reads_input = L::reads_input;

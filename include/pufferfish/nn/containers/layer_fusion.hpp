@@ -7,6 +7,7 @@
 /// lists the members by which a layer offers them.
 
 #include <pufferfish/ops/elementwise/relu_mask.hpp>
+#include <pufferfish/ops/norm/gradient_sums.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -30,6 +31,11 @@ struct layer_abilities {
   bool takes_moments = false;
   /// Whether the layer has backward_add, which adds the gradient of x to dx instead of overwriting dx.
   bool adds_gradient = false;
+  /// Whether the layer has backward_summing, which can also collect sums over dx for a batch norm before it.
+  bool gives_gradient_sums = false;
+  /// Whether the layer's backward_masked uses sums over dy that the layer after it has collected, and its
+  /// forward_fused fills the record that this needs.
+  bool takes_gradient_sums = false;
   /// Whether y may be x in the layer's forward pass, provided that no pass reads x later.
   bool output_in_place = false;
   /// Whether dx may be dy in the layer's backward pass.
@@ -52,14 +58,16 @@ struct layer_abilities {
   bool fuses_when(bool training) const { return training ? fuses : fuses_in_inference; }
 };
 
-/// Data of a forward pass in training that recompute() needs. Valid until the backward pass of the layer.
-/// `statistics` points to the tape (mean and inverse deviation of each channel in a batch norm); `x` is the
-/// input of that pass, `relu` whether a ReLU followed in the same pass.
+/// Data of a forward pass in training that recompute() or gradient sums need. Valid until the backward pass
+/// of the layer. `statistics` points to the tape (mean and inverse deviation of each channel in a batch
+/// norm); `x` is the input of that pass, `relu` whether a ReLU followed in the same pass, and `mask` its
+/// mask.
 template <class T>
 struct forward_record {
   tensor_view<const T, 4> x;
   const parameter_t<T>* statistics = nullptr;
   bool relu = false;
+  ops::relu_mask<T> mask;
 };
 
 /// Operations added to the forward pass of a layer that fuses: y = relu(layer(x) + addend), each optional.
@@ -69,7 +77,9 @@ struct forward_fusion {
   bool relu = false;
   ops::relu_mask<T> mask;  ///< receives which elements pass the ReLU, for the backward pass; null: not wanted
   const ops::moment_parts<T>* moments = nullptr;  ///< moments of x; nullptr: the layer computes them
-  forward_record<T>* record = nullptr;  ///< receives data for recompute(); nullptr: not wanted (`recomputes`)
+  /// Receives data for recompute() or gradient sums; nullptr: not wanted (`recomputes`,
+  /// `takes_gradient_sums`).
+  forward_record<T>* record = nullptr;
 };
 
 /// Operations added to the backward pass of a layer.
@@ -80,6 +90,21 @@ struct backward_fusion {
   /// Receives dy under `mask`, the gradient of the addend of forward_fusion (needs `fuses`). It may be dy,
   /// and overlaps nothing else that the layer reads or writes. A null view: not wanted. Needs a mask.
   tensor_view<T, 4> addend_gradient = {};
+  /// May receive sums over dx for the batch norm whose output is x; nullptr: not wanted (needs
+  /// `gives_gradient_sums`).
+  ops::gradient_sums<T>* sums_of_dx = nullptr;
+  /// Sums over dy under `mask` (gradient_sums::collected()); nullptr: the layer computes them.
+  const double* sums_of_dy = nullptr;
+
+  /// Of the operations that a container is asked for, those of one of its layers: `add` and sums_of_dx of the
+  /// first layer, the others of the last one.
+  backward_fusion of_layer(bool first, bool last) const {
+    backward_fusion own;
+    if (last) own = {mask, false, addend_gradient, nullptr, sums_of_dy};
+    if (first) own.add = add;
+    if (first) own.sums_of_dx = sums_of_dx;
+    return own;
+  }
 };
 
 PUFFERFISH_NAMESPACE_END

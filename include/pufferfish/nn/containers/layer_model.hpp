@@ -157,13 +157,18 @@ struct layer_model final : layer_interface<T, Device> {
       return layer.backward_fused(ctx, dy, dx, fusion);
     }
     if constexpr (masking_layer<T, L, Device>) {
-      if (!fusion.mask.is_null()) {
+      if (!fusion.mask.is_null() || fusion.sums_of_dy != nullptr) {
         if (!fusion.add || dx.is_null()) return masked_backward(ctx, dy, dx, fusion);
         check_dense(layer, "dx", dx);
         scratch_frame frame(ctx.scratch());
         const tensor_view<T, 4> part = frame.template take<T>(dx.shape());
         masked_backward(ctx, dy, part, fusion);
         return ops::add<T>(ctx, std::as_const(part).flat(), dx.flat());
+      }
+    }
+    if constexpr (summing_layer<T, L, Device>) {
+      if (fusion.sums_of_dx != nullptr && !dx.is_null()) {
+        return layer.backward_summing(ctx, view("dy", dy), gradient(dx), fusion.add, *fusion.sums_of_dx);
       }
     }
     if constexpr (adding_layer<T, L, Device>) {
@@ -290,7 +295,9 @@ struct layer_model final : layer_interface<T, Device> {
   void masked_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
                        const backward_fusion<T>& fusion) const {
     const tensor_view<T, 4>& other = fusion.addend_gradient;
-    if constexpr (requires { layer.backward_masked(ctx, dy, dx, fusion.mask, other); }) {
+    if constexpr (requires { layer.backward_masked(ctx, dy, dx, fusion.mask, other, fusion.sums_of_dy); }) {
+      layer.backward_masked(ctx, dy, dx, fusion.mask, other, fusion.sums_of_dy);
+    } else if constexpr (requires { layer.backward_masked(ctx, dy, dx, fusion.mask, other); }) {
       layer.backward_masked(ctx, dy, dx, fusion.mask, other);
     } else {
       if (!other.is_null()) ops::masked_copy<T>(ctx, rows_of(dy), fusion.mask, rows_of(other));

@@ -78,6 +78,12 @@ class Residual {
   /// tape memory of the size of y. Throws shape_error, also if the branch changes the shape of x and the
   /// shortcut has no layers, and the errors of the layers.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
+    forward_fused(ctx, x, y, {});
+  }
+  /// forward; the branch's last layer fills outer.record (ability takes_gradient_sums). The other members of
+  /// `outer` are not used.
+  void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                     const forward_fusion<T>& outer) const {
     detail::check_dense(*this, "x", x);
     detail::check_dense(*this, "y", y);
     detail::check_not_moved(branch_);
@@ -85,7 +91,7 @@ class Residual {
       detail::throw_error<shape_error>({describe(), ": the shortcut is the identity, but y ", y.shape(),
                                         " is not shaped as x ", x.shape()});
     }
-    if (fuses(ctx.training())) return forward_in_branch(ctx, x, y);
+    if (fuses(ctx.training())) return forward_in_branch(ctx, x, y, outer.record);
     scratch_frame frame(ctx.scratch());
     if (ctx.training() && keeps_output(branch_)) {
       const tensor_view<T, 4> own = ctx.tape().template push<T>(y.shape());
@@ -107,9 +113,15 @@ class Residual {
   /// null view, or dy if abilities().gradient_in_place, and overlaps nothing else. Throws shape_error, and
   /// state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
+    backward_fused(ctx, dy, dx, {});
+  }
+  /// backward; the branch's last layer uses outer.sums_of_dy (ability takes_gradient_sums), and its first one
+  /// collects outer.sums_of_dx (gives_gradient_sums). The other members of `outer` are not used.
+  void backward_fused(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                      const backward_fusion<T>& outer) const {
     detail::check_dense(*this, "dy", dy);
     detail::check_dense_if_wanted(*this, "dx", dx);
-    if (fuses(true)) return backward_in_branch(ctx, dy, dx);
+    if (fuses(true)) return backward_in_branch(ctx, dy, dx, outer);
     const auto x_shape = ctx.tape().template pop_value<extents<4>>(*this);
     const auto y = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     check_gradients(x_shape, y.shape(), dy, dx);
@@ -138,6 +150,8 @@ class Residual {
     const layer_abilities branch = branch_.abilities();
     layer_abilities result;
     result.gradient_in_place = fuses(true) && passes_gradient_on();
+    result.gives_gradient_sums = fuses(true) && passes_gradient_on() && branch.gives_gradient_sums;
+    result.takes_gradient_sums = fuses(true) && branch.takes_gradient_sums;
     result.reads_input = branch.reads_input || (!shortcut_.empty() && shortcut_.abilities().reads_input);
     result.reads_output = !fuses(true) && relu_;
     return result;
@@ -215,9 +229,10 @@ class Residual {
 
   // The forward pass of a block whose branch fuses: the branch's last layer adds the shortcut and applies the
   // ReLU.
-  void forward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& x,
-                         const tensor_view<T, 4>& y) const {
+  void forward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
+                         forward_record<T>* record) const {
     forward_fusion<T> fusion;
+    fusion.record = record;
     fusion.relu = relu_;
     if (relu_ && ctx.training())
       fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));
@@ -230,22 +245,25 @@ class Residual {
   // The branch's last layer takes dy under the mask. With an identity shortcut and a branch that can add to
   // dx, dx starts as the masked dy; otherwise the shortcut's gradient is added after the branch's.
   void backward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& dy,
-                          const tensor_view<T, 4>& dx) const {
+                          const tensor_view<T, 4>& dx, const backward_fusion<T>& outer) const {
     const auto [x_shape, mask] = ctx.tape().template pop_value<kept>(*this);
+    backward_fusion<T> fusion{mask};
+    fusion.sums_of_dy = outer.sums_of_dy;
     // With a shortcut, the branch is the first to read dy, and checks its shape.
     check_gradients(x_shape, shortcut_.empty() ? x_shape : dy.shape(), dy, dx);
     if (!shortcut_.empty()) {
-      branch_.backward_fused(ctx, dy, dx, {mask, false});
+      branch_.backward_fused(ctx, dy, dx, fusion);
       backward_shortcut(ctx, dy, dx, mask, x_shape);
       if (keeps_output(shortcut_)) ctx.tape().template pop<T>(dy.shape());
     } else if (dx.is_null() || !branch_.abilities().adds_gradient) {
-      branch_.backward_fused(ctx, dy, dx, {mask, false});
+      branch_.backward_fused(ctx, dy, dx, fusion);
       if (!dx.is_null()) add_masked(ctx, dy, mask, dx);
-    } else if (mask.is_null()) {
-      copy_masked(ctx, dy, mask, dx);
-      branch_.backward_fused(ctx, dy, dx, {mask, true});
     } else {
-      branch_.backward_fused(ctx, dy, dx, {mask, true, dx});
+      if (mask.is_null()) copy_masked(ctx, dy, mask, dx);
+      fusion.add = true;
+      fusion.addend_gradient = mask.is_null() ? tensor_view<T, 4>() : dx;
+      fusion.sums_of_dx = outer.sums_of_dx;
+      branch_.backward_fused(ctx, dy, dx, fusion);
     }
     if (relu_) ctx.tape().template pop<mask_word>(mask_size(dy.shape()));
   }

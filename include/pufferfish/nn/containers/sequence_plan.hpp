@@ -5,6 +5,7 @@
 /// Internal: which layers of a Sequential share a pass, and where the tensors between them are stored.
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -83,6 +84,23 @@ class sequence_plan {
     return !writer.relu && !is_recomputed(writer) && reader.begin < size() &&
            leader(writer).abilities().gives_moments && leader(reader).abilities().takes_moments;
   }
+
+  /// Whether the backward pass of the second group collects sums over its dx for the first group, on a
+  /// device.
+  bool sums_pass(const group& norm, const group& reader) const {
+    return !std::is_same_v<Device, device::cpu> && norm.begin < norm.end && reader.begin < reader.end &&
+           leader(norm).abilities().takes_gradient_sums && leader(reader).abilities().gives_gradient_sums;
+  }
+  /// The sums that the backward pass of `reader` collects for the group before it, with memory from `frame`;
+  /// none unless sums_pass.
+  std::optional<ops::gradient_sums<T>> sums_for(const group& reader, const output_state* outputs,
+                                                scratch_frame& frame) const {
+    if (!sums_pass(ending_at(reader.begin), reader)) return std::nullopt;
+    const forward_record<T>& record = outputs[reader.begin].record;
+    return ops::gradient_sums<T>(frame, rows_of(record.x), record.statistics, record.mask);
+  }
+  /// Whether the backward pass needs the record of an inner group.
+  bool needs_record(const group& g) const { return is_recomputed(g) || sums_pass(g, starting_at(g.end)); }
 
   /// Chooses the memory of each layer's output: the tape if the output is needed in the backward pass.
   /// Otherwise the memory of the next output, if the layer between works in place, or one of two blocks in

@@ -4,6 +4,7 @@
 /// \file
 /// `Sequential`: named layers, one after the other.
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,9 +24,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// and so do gradients, unless they can overwrite an output that has had its last reader.
 ///
 /// Neighbours share passes over memory if their abilities allow it (layer_abilities). A batch norm
-/// takes the moments of its input from the layer before and applies the ReLU after it: only the
-/// ReLU's output is then written, and the ReLU's backward pass is part of the batch norm's. In
-/// inference, convolutions apply the ReLU after them, too.
+/// takes the moments of its input from the layer before and applies the ReLU after it: only the ReLU's output
+/// is then written, and the ReLU's backward pass is part of the batch norm's. On a device, the convolution
+/// after it collects sums for that pass. In inference, convolutions apply the ReLU after them, too.
 ///
 /// A Sequential is a value: copies are deep. It can be a layer of another container, and the root of a
 /// network. Without layers it copies x to y.
@@ -125,6 +126,8 @@ class Sequential {
     result.fuses = last.fuses;
     result.fuses_in_inference = last.fuses_in_inference;
     result.adds_gradient = first.adds_gradient;
+    result.gives_gradient_sums = first.gives_gradient_sums;
+    result.takes_gradient_sums = last.takes_gradient_sums;
     result.gradient_over_input = first.gradient_over_input;
     result.reads_input = first.reads_input;
     result.reads_output = plan.reads_output(plan.ending_at(size()));
@@ -159,7 +162,7 @@ class Sequential {
     const auto fusion_of = [&](const group& g) {
       forward_fusion<T> own;
       if (g.end == size()) own = fusion;
-      if (ctx.training() && plan.is_recomputed(g)) own.record = &outputs[g.end].record;
+      if (ctx.training() && plan.needs_record(g)) own.record = &outputs[g.end].record;
       return own;
     };
     tensor_view<const T, 4> input = x;
@@ -206,16 +209,18 @@ class Sequential {
     const detail::inner_places<T> places =
         plan.place_gradients(frame, notes, shapes, outputs, over_dy ? dx.data() : nullptr);
     tensor_view<const T, 4> gradient = dy;
+    std::optional<ops::gradient_sums<T>> sums;  // over `gradient`
     for (group g = plan.ending_at(size()); g.end > 0; g = plan.ending_at(g.begin)) {
-      backward_fusion<T> own;
-      if (g.end == size()) own = {fusion.mask, false, fusion.addend_gradient};
-      if (g.begin == 0) own.add = fusion.add;
+      backward_fusion<T> own = fusion.of_layer(g.begin == 0, g.end == size());
       if (g.relu) own.mask = ctx.tape().template pop_value<ops::relu_mask<T>>(*this);
       const tensor_view<T, 4> next = g.begin == 0 ? dx : tensor_view<T, 4>(places[g.begin], shapes[g.begin]);
       if (plan.reads_recomputed(g)) {
         plan.leader(plan.ending_at(g.begin)).recompute(ctx, outputs[g.begin].record, next);
         ctx.tape().replace_value(tensor_view<const T, 4>(next));  // the layer's view of its input is on top
       }
+      if (sums) own.sums_of_dy = sums->collected();
+      sums = plan.sums_for(g, outputs, frame);
+      if (sums) own.sums_of_dx = &*sums;
       plan.leader(g).backward_fused(ctx, gradient, next, own);
       if (g.relu) ctx.tape().template pop<mask_word>(mask_size(shapes[g.end]));
       gradient = next;

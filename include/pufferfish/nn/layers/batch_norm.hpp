@@ -40,6 +40,7 @@ class BatchNorm {
  public:
   using value_type = T;
   static constexpr bool takes_moments = true;
+  static constexpr bool takes_gradient_sums = true;
   static constexpr bool gradient_in_place = true;
   static constexpr bool gradient_over_input = true;
   static constexpr bool reads_output = false;
@@ -111,7 +112,7 @@ class BatchNorm {
     parameter_t<T>* statistics = ctx.training() ? ctx.tape().template push<parameter_t<T>>(2 * size)
                                                 : frame.take<parameter_t<T>>(2 * size);
     if (ctx.training()) ctx.tape().push_value(*this, x);
-    if (fusion.record != nullptr) *fusion.record = {x, statistics, fusion.relu};
+    if (fusion.record != nullptr) *fusion.record = {x, statistics, fusion.relu, fusion.mask};
     if (x.empty()) {
       ops::fill<parameter_t<T>>(ctx, {statistics, static_cast<std::size_t>(2 * size)}, {});
       return;
@@ -157,10 +158,12 @@ class BatchNorm {
 
   /// backward with dy taken as 0 where the mask, filled by forward_fused, blocks it. The gradient of an
   /// addend is dy under that mask. It is written to `addend_gradient`, shaped as dy, unless that is a null
-  /// view; `addend_gradient` may be dy and overlaps nothing else.
+  /// view; `addend_gradient` may be dy and overlaps nothing else. `sums`: those of gradient_sums over dy and
+  /// the mask, from which a device computes the gradients; nullptr: not known.
   template <class Device>
   void backward_masked(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
-                       const ops::relu_mask<T>& mask, const tensor_view<T, 4>& addend_gradient = {}) const {
+                       const ops::relu_mask<T>& mask, const tensor_view<T, 4>& addend_gradient = {},
+                       const double* sums = nullptr) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     const index_t size = channels();
     const parameter_t<T>* statistics = ctx.tape().template pop<parameter_t<T>>(2 * size);
@@ -172,7 +175,7 @@ class BatchNorm {
                                 {weight_.gradient_data(), weight_.accumulate()},
                                 {bias_.gradient_data(), bias_.accumulate()},
                                 dx.is_null() ? tensor_view<T, 2>() : rows(dx), mask,
-                                passes_on ? rows(addend_gradient) : tensor_view<T, 2>());
+                                passes_on ? rows(addend_gradient) : tensor_view<T, 2>(), sums);
     ctx.gradient_written(bias_);
     ctx.gradient_written(weight_);
   }

@@ -85,7 +85,7 @@ class Conv {
   /// state_error without a forward pass in training mode.
   template <class Device>
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    run_backward(ctx, dy, dx, false);
+    run_backward(ctx, dy, dx, false, nullptr);
   }
 
   /// Computes the gradients of backward, but adds the gradient of x to dx. dx must not be x. Shapes and
@@ -93,7 +93,16 @@ class Conv {
   template <class Device>
   void backward_add(context<Device>& ctx, const tensor_view<const T, 4>& dy,
                     const tensor_view<T, 4>& dx) const {
-    run_backward(ctx, dy, dx, true);
+    run_backward(ctx, dy, dx, true, nullptr);
+  }
+
+  /// Computes the gradients of backward or, if `add` is true, of backward_add. A device may also collect
+  /// `sums` over dx for the batch norm whose output is x (gradient_sums). Shapes, aliasing and errors are
+  /// those of backward and backward_add.
+  template <class Device>
+  void backward_summing(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
+                        bool add, ops::gradient_sums<T>& sums) const {
+    run_backward(ctx, dy, dx, add, &sums);
   }
 
   /// Draws weight and bias from U(+-1/sqrt(in / groups * height * width)), PyTorch's default.
@@ -136,7 +145,7 @@ class Conv {
   // Weight gradient first, then the bias, then dx, so that an exchange can send the gradients early.
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx,
-                    bool add) const {
+                    bool add, ops::gradient_sums<T>* sums) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     detail::check_backward(*this, x.shape(), dy, dx);
     ctx.rows()(weight_, row_kind::output_gradient, ops::detail::as_rows(dy));
@@ -147,7 +156,7 @@ class Conv {
       ctx.gradient_written(bias_);
     }
     // Last: dx may be x.
-    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.template as<T>(), dx, add);
+    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.template as<T>(), dx, add, sums);
   }
 
   // Layout of the weight. Throws shape_error for an invalid geometry.

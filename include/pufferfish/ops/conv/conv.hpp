@@ -42,6 +42,7 @@
 #include <pufferfish/ops/conv/reference_conv.hpp>
 #include <pufferfish/ops/conv/run_conv.hpp>
 #include <pufferfish/ops/device_ops.hpp>
+#include <pufferfish/ops/norm/gradient_sums.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
@@ -118,15 +119,16 @@ PUFFERFISH_SEPARATE_OPERATION(conv, conv_forward);
 
 /// Gradient of the input: computes dx from dy (formula: reference::conv_backward_input). dx is overwritten
 /// or, with `add`, added to. dy: NHWC with the extents of y; dx: NHWC with the extents of x; both dense; w:
-/// HWIO storage as in conv_forward. dx must not overlap dy or w. Throws shape_error under the conditions of
-/// conv_forward.
+/// HWIO storage as in conv_forward. dx must not overlap dy or w. A device may collect `sums` over dx for the
+/// batch norm whose output is x. Throws shape_error under the conditions of conv_forward.
 template <class T, class Device>
 void conv_backward_input(context<Device>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& dy,
-                         const T* w, const tensor_view<T, 4>& dx, bool add = false) {
+                         const T* w, const tensor_view<T, 4>& dx, bool add = false,
+                         gradient_sums<T>* sums = nullptr) {
   detail::check_conv("conv_backward_input", shape, dx.shape(), dy.shape());
   if (dx.empty()) return;
   if constexpr (!is_cpu<Device>) {
-    conv_ops<Device>::conv_backward_input(ctx, shape, dy, w, dx, add);
+    conv_ops<Device>::conv_backward_input(ctx, shape, dy, w, dx, add, sums);
   } else if (shape.is_pointwise()) {
     linear_backward_input<T>(ctx, detail::as_rows(dy), detail::as_matrix(shape, w), detail::as_rows(dx), add);
   } else if constexpr (detail::is_narrow<T>) {

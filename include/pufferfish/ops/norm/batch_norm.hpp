@@ -59,8 +59,7 @@ void split_moments(const wide_rows<T>& rows, const T* x, index_t count, double* 
 }  // namespace detail
 
 /// mean_c = sum_m x_mc / M, variance_c = sum_m (x_mc - mean_c)^2 / M (the biased one), without cancellation;
-/// see block_moments. x: M x C dense, M > 0, else the assertion fails; mean, variance: C elements,
-/// overwritten.
+/// see block_moments. x: M x C dense, M > 0 (asserted); mean, variance: C elements, overwritten.
 template <class T>
 void batch_norm_statistics(context<device::cpu>& ctx, const tensor_view<const T, 2>& x, double* mean,
                            double* variance) {
@@ -325,20 +324,21 @@ void norm_gradients(context<device::cpu>& ctx, const tensor_view<const T, 2>& x,
 /// wanted; it may be dy or x and overlaps nothing else. x, dy, dx: M x C dense. mean, inv_std: as passed to
 /// batch_norm_apply. mask: as written by batch_norm_apply if a ReLU was applied; dy is then the gradient of
 /// the ReLU's output. addend_gradient: receives the gradient of an addend, dy under the mask; a null view:
-/// not wanted. It needs a mask, is M x C dense, may be dy, and overlaps nothing else.
+/// not wanted. It needs a mask, is M x C dense, may be dy, and overlaps nothing else. sums: for a device,
+/// gradient_sums::collected() over dy, or nullptr.
 template <class T, class Device>
 void batch_norm_backward(context<Device>& ctx, const tensor_view<const T, 2>& x,
                          const tensor_view<const T, 2>& dy, const parameter_t<T>* mean,
                          const parameter_t<T>* inv_std, const parameter_t<T>* weight,
                          const sum_target<parameter_t<T>>& dweight, const sum_target<parameter_t<T>>& dbias,
                          const tensor_view<T, 2>& dx, const relu_mask<T>& mask = {},
-                         const tensor_view<T, 2>& addend_gradient = {}) {
+                         const tensor_view<T, 2>& addend_gradient = {}, const double* sums = nullptr) {
   PUFFERFISH_ASSERT(x.shape() == dy.shape(), "batch_norm_backward: shapes differ");
   PUFFERFISH_ASSERT(addend_gradient.is_null() || (!mask.is_null() && addend_gradient.shape() == dy.shape()),
                     "batch_norm_backward: the gradient of the addend needs a mask and the shape of dy");
   if constexpr (!is_cpu<Device>) {
     norm_ops<Device>::batch_norm_backward(ctx, x, dy, mean, inv_std, weight, dweight, dbias, dx, mask,
-                                          addend_gradient);
+                                          addend_gradient, sums);
   } else {
     if (!addend_gradient.is_null()) masked_copy<T>(ctx, dy, mask, addend_gradient);
     detail::norm_gradients<T>(ctx, x, dy, mean, inv_std, weight, dweight, dbias, dx, mask);

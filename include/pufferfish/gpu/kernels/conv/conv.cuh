@@ -39,11 +39,14 @@ struct correlation {
   const T* weight;
   result_target<T> result;
   conv_geometry geometry;
-  index_t elements;      ///< number of elements of the result
-  divider by_channels;   ///< division by the channels of `in`
-  int slices;            ///< number of parts into which sums are cut
-  bool weight_vectors;   ///< whether rows of the weight can be read in vectors
-  moment_store moments;  ///< moments of a forward result without slices; a part is a tile of pixels
+  index_t elements;     ///< number of elements of the result
+  divider by_channels;  ///< division by the channels of `in`
+  int slices;           ///< number of parts into which sums are cut
+  bool weight_vectors;  ///< whether rows of the weight can be read in vectors
+  /// Moments of a forward result without slices, or sums for `norm` over a gradient without slices and
+  /// phases; a part is a tile of pixels.
+  moment_store moments = {};
+  gradient_sum_input<T> norm = {};
 };
 
 /// Layout of the dynamic shared memory of `correlate`: `slots` times (left, right), then Block::rows
@@ -136,6 +139,17 @@ static __global__ void __launch_bounds__(Block::threads, Block::blocks_at_once)
   if (result.partials != nullptr) result.partials += slice * work.elements;
   if constexpr (Backward) {
     result.store(sums, first_column, [&](int row) { return targets[row].out; });
+    if constexpr (collects_gradient_sums<T>) {
+      if (!work.moments.wanted()) return;
+      static_assert(tile_moments<product>::bytes <= memory::tiles);
+      T* const unused = after_loop(tiles);
+      const int part = static_cast<int>(first_pixel / Block::rows);
+      save_gradient_sums<T>(work.moments, sums, work.norm, first_pixel,
+                            remaining(pixels, first_pixel, Block::rows), first_column, part,
+                            reinterpret_cast<float*>(unused));
+      finish_moments_apart<gradient_total>(work.moments, part, first_column / Block::columns, first_column,
+                                           Block::columns, reinterpret_cast<double*>(unused));
+    }
   } else {
     result.add = false;
     result.at(first_pixel * result.columns)
@@ -189,17 +203,18 @@ void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv
                   const T* w, const T* bias, T* y, float* partials, const moment_workspace& moments) {
   const auto result = target_of(y, bias, plan.slices > 1 ? partials : nullptr, false, geometry.out_channels);
   const index_t elements = geometry.out_pixels() * geometry.out_channels;
-  run_correlation<T, false>(stream, plan, {x, w, result, geometry, elements, {}, 1, false, {}}, moments);
+  run_correlation<T, false>(stream, plan, {x, w, result, geometry, elements, {}, 1, false}, moments);
 }
 
 /// Grid: (tiles of the first phase's pixels times tiles of channels, phases, slices).
 template <class T>
 void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
-                         const T* dy, const T* w, T* dx, bool add, float* partials) {
+                         const T* dy, const T* w, T* dx, bool add, float* partials,
+                         const moment_workspace& sums, const gradient_sum_input<T>& norm) {
   const auto result =
       target_of<T>(dx, nullptr, plan.slices > 1 ? partials : nullptr, add, geometry.in_channels);
   const index_t elements = geometry.in_pixels() * geometry.in_channels;
-  run_correlation<T, true>(stream, plan, {dy, w, result, geometry, elements, {}, 1, false, {}});
+  run_correlation<T, true>(stream, plan, {dy, w, result, geometry, elements, {}, 1, false, {}, norm}, sums);
 }
 
 // ---------------------------------------------------------------------------------------------------------
@@ -324,7 +339,8 @@ void conv_backward_weight(cudaStream_t stream, const conv_geometry& geometry, co
   template void conv_forward<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*, const T*, \
                                 const T*, T*, float*, const moment_workspace&);                           \
   template void conv_backward_input<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,    \
-                                       const T*, T*, bool, float*);                                       \
+                                       const T*, T*, bool, float*, const moment_workspace&,               \
+                                       const gradient_sum_input<T>&);                                     \
   template void conv_backward_weight<T>(cudaStream_t, const conv_geometry&, const conv_plan&, const T*,   \
                                         const T*, accumulate_t<T>*, bool, float*, slice_sums*);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)

@@ -31,10 +31,22 @@ void conv_forward(cudaStream_t stream, const conv_geometry& geometry, const conv
                   const T* w, const T* bias, T* y, float* partials, const moment_workspace& moments = {});
 
 /// dx = the gradient with respect to x; with `add`, dx += the gradient. dx has the shape of x, dy that of y.
-/// Every element of dx is written by one thread, without atomics.
+/// Every element of dx is written by one thread, without atomics. `sums`, if gradient_sums_fit, may receive
+/// the sums for the batch norm `norm` whose output is x (moments_fit must be true for dx).
 template <class T>
 void conv_backward_input(cudaStream_t stream, const conv_geometry& geometry, const conv_plan& plan,
-                         const T* dy, const T* w, T* dx, bool add, float* partials);
+                         const T* dy, const T* w, T* dx, bool add, float* partials,
+                         const moment_workspace& sums = {}, const gradient_sum_input<T>& norm = {});
+/// Whether conv_backward_input for elements of T can collect sums for a batch norm. Its kernels for float
+/// have no registers left for them.
+template <class T>
+inline constexpr bool collects_gradient_sums = sizeof(T) == 2;
+/// Whether it can for this plan: neither slices nor phases.
+template <class T>
+bool gradient_sums_fit(const conv_geometry& geometry, const conv_plan& plan) {
+  return collects_gradient_sums<T> && plan.slices == 1 && geometry.stride_height == 1 &&
+         geometry.stride_width == 1;
+}
 
 /// dw = the gradient with respect to w; with `accumulate`, dw += the gradient. dw: patch x out_channels, the
 /// layout of w. If plan.slices > 1 and `later` is not null, the sum of the slices is added to `later` instead

@@ -57,10 +57,14 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     memory += Columns * work.up_columns * static_cast<int>(sizeof(T));
   }
   commit_copies();
-  const bool collects = !shape.backward && work.moments.wanted();
+  const bool collects = shape.collects() && work.moments.wanted();
   const int moment_columns = Paired ? work.up_columns : Columns;
-  halo_moments moments(memory, moment_columns, group * (group_threads / warp_threads) + own / warp_threads);
+  std::conditional_t<shape.backward, halo_gradient_sums<T>, halo_moments> moments(
+      memory, moment_columns, group * (group_threads / warp_threads) + own / warp_threads);
   if (collects) memory += plans::halo_moment_bytes(moment_columns);
+  if constexpr (shape.backward) {
+    if (collects) moments.clear(work.norm.mean + first_column);
+  }
   unsigned char* const all_tiles = memory;
   memory += group * slots * tiles::bytes;
 
@@ -138,9 +142,10 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
                                 ceil_div(work.out_width - x, spacing)};
       const index_t pixel = (static_cast<index_t>(at.image) * work.out_height + y) * work.out_width + x;
       const int image = work.out_height * work.out_width, line = work.out_width * spacing;
-      if (collects) {
-        moments.new_block(extent.contains(layout.result(group_row(own, 0))),
-                          extent.contains(layout.result(group_row(own, 1))));
+      const bool inside[] = {extent.contains(layout.result(group_row(own, 0))),
+                             extent.contains(layout.result(group_row(own, 1)))};
+      if constexpr (!shape.backward) {
+        if (collects) moments.new_block(inside[0], inside[1]);
       }
       if constexpr (!Paired) {
         const T* const bias = work.bias == nullptr ? nullptr : work.bias + first_column;
@@ -152,7 +157,20 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
                spacing * work.columns,
                work.add}
             .store(result, own);
-        if (collects) moments.add(result, 0);
+        if constexpr (shape.backward) {
+          if (collects) {
+            const auto row = [&](int which) {
+              const block_pixel one = layout.result(group_row(own, which));
+              return (one.image * image + one.y * line + one.x * spacing) * work.columns;
+            };
+            const index_t from = pixel * work.columns + first_column;
+            const auto* const mask = reinterpret_cast<const std::uint8_t*>(work.norm.mask);
+            moments.add(result, work.norm.x + from, mask == nullptr ? mask : mask + from / 8,
+                        {row(0), row(1)}, inside);
+          }
+        } else if (collects) {
+          moments.add(result, 0);
+        }
       } else {
         // Sums of a thread, rounded to 16 bits, are a left operand in registers.
         array_of<std::uint32_t[4], Columns / 16> words;
@@ -249,15 +267,18 @@ void halo_forward(cudaStream_t stream, const conv_geometry& g, const halo_plan& 
 
 template <class T>
 void halo_backward_input(cudaStream_t stream, const conv_geometry& g, const halo_plan& plan, const T* dy,
-                         const T* w, T* dx, bool add) {
+                         const T* w, T* dx, bool add, const moment_workspace& sums,
+                         const gradient_sum_input<T>& norm) {
   const int spacing = plan.shape.spacing();
   const bool phases = plan.shape.has_phases();
-  run_halo<T, true, false>(stream, plan,
-                           {dy, w, nullptr, nullptr, nullptr, dx,
-                            block_grid::of(g.images, ceil_div(g.in_height, spacing),
-                                           ceil_div(g.in_width, spacing), plan.shape.side),
-                            g.out_height, g.out_width, g.out_channels, g.in_height, g.in_width, g.in_channels,
-                            0, phases ? 0 : 2 - g.padding_height, phases ? 0 : 2 - g.padding_width, add});
+  run_halo<T, true, false>(
+      stream, plan,
+      {dy, w, nullptr, nullptr, nullptr, dx,
+       block_grid::of(g.images, ceil_div(g.in_height, spacing), ceil_div(g.in_width, spacing),
+                      plan.shape.side),
+       g.out_height, g.out_width, g.out_channels, g.in_height, g.in_width, g.in_channels, 0,
+       phases ? 0 : 2 - g.padding_height, phases ? 0 : 2 - g.padding_width, add, norm},
+      sums);
 }
 
 template <class T>
@@ -276,7 +297,8 @@ void halo_low_rank_forward(cudaStream_t stream, const conv_geometry& g, const ha
   template void halo_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*, const T*, \
                                 const T*, T*, const moment_workspace&);                                   \
   template void halo_backward_input<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,    \
-                                       const T*, T*, bool);                                               \
+                                       const T*, T*, bool, const moment_workspace&,                       \
+                                       const gradient_sum_input<T>&);                                     \
   template void halo_low_rank_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,  \
                                          const T*, const T*, int, const T*, T*, T*,                       \
                                          const moment_workspace&);

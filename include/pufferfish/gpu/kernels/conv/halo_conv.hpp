@@ -36,10 +36,13 @@ void halo_forward(cudaStream_t stream, const conv_geometry& geometry, const halo
                   const T* w, const T* bias, T* y, const moment_workspace& moments = {});
 
 /// dx = the gradient with respect to x; with `add`, dx += the gradient. dy has the shape of y, dx that of x,
-/// w that of halo_forward. Each element of dx is rounded once. `plan`: plan_halo_backward_input.
+/// w that of halo_forward. Each element of dx is rounded once. `plan`: plan_halo_backward_input. `sums` may
+/// receive the sums for the batch norm `norm` whose output is x; halo_gradient_sums_fit and moments_fit must
+/// then be true.
 template <class T>
 void halo_backward_input(cudaStream_t stream, const conv_geometry& geometry, const halo_plan& plan,
-                         const T* dy, const T* w, T* dx, bool add);
+                         const T* dy, const T* w, T* dx, bool add, const moment_workspace& sums = {},
+                         const gradient_sum_input<T>& norm = {});
 
 /// Forward pass of a low-rank convolution in one launch: t = x * down, which is stored unless t is null, and
 /// y = t up + bias, where t is rounded to T. geometry: that of `down`, whose out_channels are the rank; down:

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Internal: moments of the channels of a result that warp groups compute, block of pixels by block of
-/// pixels.
+/// Internal: moments, or gradient sums, of the channels of a result that warp groups compute, block of pixels
+/// by block of pixels.
 
 #include <pufferfish/gpu/kernels/conv/halo_plan.hpp>
 #include <pufferfish/gpu/kernels/gemm/warpgroup.cuh>
@@ -30,15 +30,50 @@ __device__ inline int add_over_rows(float* values, int lane) {
   return first;
 }
 
-/// Moments of the results of a thread block, which is one part, in `columns` channels. Each warp has sums of
-/// its own in shared memory: of the distances from the first value that the warp has in a channel, and of
-/// their squares. So a large mean does not cancel digits. A warp adds 16 values at a time.
-class halo_moments {
+/// Sums of the warps of a thread block in shared memory: three numbers of each warp in each of `columns`
+/// channels.
+class halo_numbers {
  public:
   /// `memory`: plans::halo_moment_bytes(columns) bytes of shared memory, aligned to 16 bytes. `warp`: number
   /// of the calling thread's warp in the block.
-  __device__ halo_moments(unsigned char* memory, int columns, int warp)
+  __device__ halo_numbers(unsigned char* memory, int columns, int warp)
       : memory_(reinterpret_cast<float*>(memory)), columns_(columns), warp_(warp) {}
+
+ protected:
+  static constexpr int warps = plans::halo_groups * group_threads / warp_threads;
+
+  // Number `which` of a warp in each channel.
+  __device__ float* of(int warp, int which) const { return memory_ + (which * warps + warp) * columns_; }
+  // The same for the calling thread's warp.
+  __device__ float* of_warp(int which) const { return of(warp_, which); }
+
+  // Adds two numbers of each of `Own` channels of a thread, summed over the rows of the warp, to the numbers
+  // 1 and 2 of the warp, or replaces these numbers. channel(at): channel of the thread's number `at`.
+  template <int Own, class Channel>
+  __device__ void add_numbers(array_of<float, Own>& first, array_of<float, Own>& second, Channel channel,
+                              bool replace) const {
+    const int lane = block_thread() % warp_threads;
+    const int from = add_over_rows<Own>(first, lane);
+    add_over_rows<Own>(second, lane);
+    if (Own < 8 && lane / 4 % 2 != 0) return;  // two lanes have the same sum
+#pragma unroll
+    for (int i = 0; i < (Own < 8 ? 1 : Own / 8); ++i) {
+      float &sum = of_warp(1)[channel(from + i)], &other = of_warp(2)[channel(from + i)];
+      sum = replace ? first[i] : sum + first[i];
+      other = replace ? second[i] : other + second[i];
+    }
+  }
+
+  float* memory_;
+  int columns_, warp_;
+};
+
+/// Moments of the results of a thread block, which is one part, in `columns` channels. Each warp has sums of
+/// its own in shared memory: of the distances from the first value that the warp has in a channel, and of
+/// their squares. So a large mean does not cancel digits. A warp adds 16 values at a time.
+class halo_moments : halo_numbers {
+ public:
+  using halo_numbers::halo_numbers;
 
   /// Adds the sums of a block of pixels, rounded to T, in the channels first .. first + Columns - 1. All
   /// threads of a warp group must call this function. Before the first call for a block of pixels,
@@ -69,15 +104,7 @@ class halo_moments {
       distances[at] = a + b;
       squares[at] = a * a + b * b;
     }
-    const int from = add_over_rows<own>(distances, lane);
-    add_over_rows<own>(squares, lane);
-    if (own < 8 && lane / 4 % 2 != 0) return;  // two lanes have the same sum
-#pragma unroll
-    for (int i = 0; i < (own < 8 ? 1 : own / 8); ++i) {
-      float &sum = of_warp(1)[channel(from + i)], &square = of_warp(2)[channel(from + i)];
-      sum = is_first_ ? distances[i] : sum + distances[i];
-      square = is_first_ ? squares[i] : square + squares[i];
-    }
+    add_numbers<own>(distances, squares, channel, is_first_);
   }
 
   /// Begins a block of pixels. first, second: whether the results in the calling thread's two rows of the
@@ -96,7 +123,6 @@ class halo_moments {
   /// of the block without other use.
   __device__ void finish(const moment_store& store, int part, int tile, int first_column,
                          void* unused) const {
-    constexpr int warps = plans::halo_groups * group_threads / warp_threads;
     float* const counts = memory_ + 3 * warps * columns_;
     if (block_thread() % warp_threads == 0) counts[warp_] = static_cast<float>(count_);
     __syncthreads();
@@ -105,10 +131,9 @@ class halo_moments {
       all.start(nullptr);
       for (int warp = 0; warp < warps; ++warp) {
         if (counts[warp] == 0.0F) continue;  // the other numbers have not been written
-        const auto number = [&](int which) { return memory_[(which * warps + warp) * columns_ + column]; };
-        const double shift = static_cast<double>(number(0));
+        const double shift = static_cast<double>(of(warp, 0)[column]);
         if (all.count == 0.0) all.start(&shift);
-        all.add_distances(counts[warp], number(0), number(1), number(2));
+        all.add_distances(counts[warp], of(warp, 0)[column], of(warp, 1)[column], of(warp, 2)[column]);
       }
       store.save(part, first_column + column, all);
     }
@@ -116,17 +141,78 @@ class halo_moments {
   }
 
  private:
-  // The numbers of the calling thread's warp: 0 shifts, 1 sums of distances, 2 sums of squares.
-  __device__ float* of_warp(int which) const {
-    constexpr int warps = plans::halo_groups * group_threads / warp_threads;
-    return memory_ + (which * warps + warp_) * columns_;
-  }
-
-  float* memory_;
-  int columns_, warp_;
   int count_ = 0, rows_ = 0;  // values of a channel so far, and in this block of pixels
   bool inside_[2] = {};       // whether the results of this thread's rows exist
   bool is_first_ = true;      // whether this block of pixels is the warp's first one with values
+};
+
+/// Sums for a batch norm (gradient_sum_input), whose output's gradient a thread block computes, in `columns`
+/// channels. Each warp has sums of its own in shared memory, after the means of the channels.
+template <class T>
+class halo_gradient_sums : halo_numbers {
+ public:
+  using halo_numbers::halo_numbers;
+
+  /// Sets the sums to 0. `means`: the means of the channels. All lanes of a warp must call this function.
+  __device__ void clear(const float* means) const {
+    for (int c = block_thread() % warp_threads; c < columns_; c += warp_threads) {
+      of_warp(0)[c] = means[c];
+      of_warp(1)[c] = of_warp(2)[c] = 0.0F;
+    }
+    __syncwarp();
+  }
+
+  /// Adds the sums of a block of pixels in all channels, rounded to T. x, mask: of the norm, from the first
+  /// channel of the block's first result on; the mask may be null. rows: distances from there to the calling
+  /// thread's two rows of the sums, which exist if `inside`. All threads of a warp group must call this
+  /// function.
+  template <int Columns>
+  __device__ void add(const group_sums<T, Columns>& sums, const T* x, const std::uint8_t* mask,
+                      const int (&rows)[2], const bool (&inside)[2]) const {
+    constexpr int piece = 4;  // numbers at a time, since registers are few
+    const int q = block_thread() % 4;
+    const float* const means = of_warp(0);
+#pragma unroll
+    for (int start = 0; start < Columns / 4; start += piece) {
+      const auto channel = [&](int at) { return (start + at) / 2 * 8 + 2 * q + at % 2; };
+      array_of<float, piece> plain, weighted;
+#pragma unroll
+      for (int at = 0; at < piece; ++at) plain[at] = weighted[at] = 0.0F;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (!inside[half]) continue;
+#pragma unroll
+        for (int at = 0; at < piece; at += 2) {
+          const auto pair = *reinterpret_cast<const element_run<T, 2>*>(x + rows[half] + channel(at));
+          // The bits of 8 channels are one byte.
+          const unsigned bits = mask == nullptr ? 3U : mask[(rows[half] + channel(at)) / 8] >> (2 * q);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const T rounded = static_cast<T>(sums.values[(start + at) * 2 + 2 * half + i]);
+            const float g = ((bits >> i) & 1U) != 0 ? static_cast<float>(rounded) : 0.0F;
+            plain[at + i] += g;
+            weighted[at + i] += g * (static_cast<float>(pair.values[i]) - means[channel(at + i)]);
+          }
+        }
+      }
+      add_numbers<piece>(plain, weighted, channel, false);
+    }
+  }
+
+  /// As halo_moments::finish.
+  __device__ void finish(const moment_store& store, int part, int tile, int first_column,
+                         void* unused) const {
+    __syncthreads();
+    for (int column = block_thread(); column < columns_; column += block_threads()) {
+      gradient_total all;
+      all.start(nullptr);
+      for (int warp = 0; warp < warps; ++warp) {
+        all.add({static_cast<double>(of(warp, 1)[column]), static_cast<double>(of(warp, 2)[column])});
+      }
+      store.save(part, first_column + column, all);
+    }
+    finish_moments<gradient_total>(store, part, tile, first_column, columns_, static_cast<double*>(unused));
+  }
 };
 
 PUFFERFISH_KERNELS_END

@@ -33,7 +33,8 @@ struct halo_correlation {
   int out_height, out_width, columns, up_columns;
   int top, left;
   bool add;
-  moment_store moments = {};  ///< moments of `out`, forward only
+  gradient_sum_input<T> norm = {};  ///< backward only
+  moment_store moments = {};        ///< moments of `out`, or backward the sums for `norm`
 };
 
 /// The weight in shared memory, as the right operand of products: `Columns` columns from column `first` on,

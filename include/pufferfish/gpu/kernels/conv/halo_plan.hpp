@@ -159,6 +159,10 @@ inline halo_plan plan_halo_low_rank(const conv_geometry& g, int out_channels) {
 inline bool halo_moments_fit(const halo_plan& plan, index_t columns) {
   return plan.shared_bytes + plans::halo_moment_bytes(columns) <= plans::most_shared;
 }
+/// Whether halo_backward_input can collect sums for a batch norm.
+inline bool halo_gradient_sums_fit(const halo_plan& plan) {
+  return plan.shape.collects() && halo_moments_fit(plan, plan.columns);
+}
 
 namespace plans {
 

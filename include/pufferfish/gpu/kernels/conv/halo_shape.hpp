@@ -127,6 +127,9 @@ struct halo_shape {
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr int spacing() const {
     return has_phases() ? 2 : 1;
   }
+  /// Whether the kernels can collect moments or, as a gradient of the input, sums for a batch norm. The
+  /// kernels of gradients with phases have no registers left for these sums.
+  PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr bool collects() const { return !has_phases(); }
   /// The pixels that a block of results reads.
   PUFFERFISH_HOST_DEVICE PUFFERFISH_ALWAYS_INLINE constexpr block_layout inputs() const {
     if (kernel == 1) return {side, side, 1, 0, backward ? 1 : stride};

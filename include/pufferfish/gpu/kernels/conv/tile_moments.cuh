@@ -2,8 +2,10 @@
 #pragma once
 
 /// \file
-/// Internal: moments of the columns of a tile, from the registers that hold the results of a product.
+/// Internal: moments, or gradient sums, of the columns of a tile, from the registers that hold the results of
+/// a product.
 
+#include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
 #include <pufferfish/gpu/kernels/gemm/tile_product.cuh>
 #include <pufferfish/gpu/kernels/reduce/moment_parts.cuh>
 
@@ -65,6 +67,47 @@ __device__ inline void save_moments(const moment_store& store, const Product& pr
   }
 }
 
+/// Saves the sums for a batch norm whose output's gradient is the product, rounded to T, as those of part
+/// `part`. The first of the product's `rows` > 0 rows that exist is row first_row of the gradient. Otherwise
+/// as save_moments.
+template <class T, class Product>
+__device__ inline void save_gradient_sums(const moment_store& store, const Product& product,
+                                          const gradient_sum_input<T>& norm, index_t first_row, int rows,
+                                          int first_column, int part, float* memory) {
+  using shared = tile_moments<Product>;
+  float* const own = memory + product.sharer() * shared::stride;
+#pragma unroll
+  for (int j = 0; j < Product::own_columns; ++j) {
+    const int column = first_column + product.column(j);
+    const bool inside = column < store.columns;
+    const float mean = inside ? static_cast<float>(norm.mean[column]) : 0.0F;
+    float sum = 0.0F, weighted = 0.0F;
+#pragma unroll
+    for (int i = 0; i < Product::own_rows; ++i) {
+      if (!inside || product.row(i) >= rows) continue;
+      const index_t at = (first_row + product.row(i)) * store.columns + column;
+      if (norm.mask != nullptr && !mask_passes(norm.mask, at)) continue;
+      const float g = static_cast<float>(static_cast<T>(product.value(i, j)));
+      sum += g;
+      weighted += g * (static_cast<float>(norm.x[at]) - mean);
+    }
+    own[shared::size + product.column(j)] = sum;
+    own[2 * shared::size + product.column(j)] = weighted;
+  }
+  __syncthreads();
+  for (int column = block_thread(); column < Product::columns; column += Product::threads) {
+    if (first_column + column >= store.columns) continue;
+    gradient_total all;
+    all.start(nullptr);
+#pragma unroll 4
+    for (int sharer = 0; sharer < Product::sharers; ++sharer) {
+      const float* const from = memory + sharer * shared::stride + column;
+      all.add({static_cast<double>(from[shared::size]), static_cast<double>(from[2 * shared::size])});
+    }
+    store.save(part, first_column + column, all);
+  }
+}
+
 /// The same address of shared memory, at an offset of 0 that the compiler does not know. Without it, nvcc
 /// computes the address of dynamic shared memory again in every step of the main loop before.
 template <class T>
@@ -80,10 +123,10 @@ __device__ inline T* after_loop(T* memory) {
 
 /// finish_moments in a function of its own, because the registers of its code would be missing in the main
 /// loop. Kernels of warp groups must not call functions.
-template <int = 0>
+template <class Total = moment_total>
 PUFFERFISH_NOINLINE __device__ void finish_moments_apart(moment_store store, int part, int tile,
                                                          int first_column, int width, double* memory) {
-  finish_moments(store, part, tile, first_column, width, memory);
+  finish_moments<Total>(store, part, tile, first_column, width, memory);
 }
 
 PUFFERFISH_KERNELS_END

@@ -46,6 +46,13 @@ struct norm_batch_moments {
   norm_batch_use use = {};
 };
 
+/// Sums over the rows that are known already, and what to do with them. The default: none are.
+struct norm_known_sums {
+  /// For each channel the sum of g, then that of g (x - mean), where g is dy with the mask applied.
+  const double* sums = nullptr;
+  norm_parameter_gradients gradients = {};
+};
+
 PUFFERFISH_KERNEL_TYPES_END
 
 PUFFERFISH_KERNELS_BEGIN
@@ -80,9 +87,12 @@ void norm_gradient_sums(cudaStream_t stream, const norm_matrix<T>& m, const T* d
                         accumulate_t<T>* coefficients);
 /// Second pass of the backward pass: dx from the `coefficients` that norm_gradient_sums has written. dx may
 /// be dy or x. Unless it is null, addend_gradient, which may be dy, receives dy with the mask applied.
+///
+/// With known.sums, there is no first pass: `coefficients` are not read, and known.gradients are computed.
 template <class T>
 void norm_input_gradient(cudaStream_t stream, const norm_matrix<T>& m, const T* dy, const std::uint32_t* mask,
-                         const accumulate_t<T>* coefficients, T* dx, T* addend_gradient);
+                         const accumulate_t<T>* coefficients, T* dx, T* addend_gradient,
+                         const norm_known_sums& known = {});
 
 /// Largest number of rows that block_norm_forward and block_norm_backward normalize.
 template <class T>

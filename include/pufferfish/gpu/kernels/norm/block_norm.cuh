@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include <pufferfish/gpu/kernels/norm/batch_norm.cuh>
+#include <pufferfish/gpu/kernels/norm/batch_norm_gradient.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
@@ -156,8 +157,8 @@ static __global__ void __launch_bounds__(block_norm_threads)
 }
 
 /// Computes the gradients of weight and bias and, unless dx is null, of x (formulas: norm_sum_finish and
-/// norm_input_task in batch_norm.cuh). Grid: as block_norm_forward_kernel. If `Rows` is at most half of
-/// block_norm_rows, x and dy stay in registers between the sums and the gradient of x; otherwise they are
+/// norm_input_task in batch_norm_gradient.cuh). Grid: as block_norm_forward_kernel. If `Rows` is at most half
+/// of block_norm_rows, x and dy stay in registers between the sums and the gradient of x; otherwise they are
 /// read twice.
 template <class T, int Rows>
 static __global__ void __launch_bounds__(block_norm_threads)

@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Internal: merges the moments of parts of a matrix, in the kernel that computes the matrix. Each thread
-/// block saves the moments of its part. The last block of a group of parts merges the group, and the last
-/// block of all groups merges the groups.
+/// Internal: merges the moments (moment_total) or the gradient sums (gradient_total) of parts of a matrix, in
+/// the kernel that computes the matrix. Each thread block saves those of its part. The last block of a group
+/// of parts merges the group, and the last block of all groups merges the groups.
 
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/kernels/reduce/last_block.cuh>
@@ -54,6 +54,20 @@ struct moment_total {
     values[0] = mean();
     values[stride] = squared_deviations();
   }
+  /// Stores four floats for unpack(), of at least one value. One float would round a large mean too coarsely.
+  __device__ void pack(float* to, index_t stride) const {
+    const float rounded = static_cast<float>(mean());
+    to[0] = static_cast<float>(count);
+    to[stride] = rounded;
+    to[2 * stride] = static_cast<float>(mean() - static_cast<double>(rounded));
+    to[3 * stride] = static_cast<float>(squared_deviations());
+  }
+  /// What pack() has stored, as an argument of add().
+  __device__ static moment_total unpack(const float* from, index_t stride) {
+    return {static_cast<double>(from[0]), 0.0,
+            static_cast<double>(from[stride]) + static_cast<double>(from[2 * stride]),
+            static_cast<double>(from[3 * stride])};
+  }
   /// Mean of all values; 0 without values.
   __device__ double mean() const { return count == 0.0 ? 0.0 : shift + distances / count; }
   /// Sum of the squared deviations of all values from their mean.
@@ -63,7 +77,35 @@ struct moment_total {
   }
 };
 
-/// Where the thread blocks of a kernel save the moments of their parts.
+/// Two sums over a part of the rows of a column: of g and of g (x - mean) (gradient_sum_input).
+struct gradient_total {
+  double distances, weighted;
+
+  /// As the functions of moment_total.
+  __device__ void start(const double*) { distances = weighted = 0.0; }
+  __device__ void add(const gradient_total& part) {
+    distances += part.distances;
+    weighted += part.weighted;
+  }
+  __device__ void merge(const gradient_total& other) { add(other); }
+  __device__ void save(int, double* values, index_t stride) const {
+    values[0] = distances;
+    values[stride] = weighted;
+  }
+  __device__ void pack(float* to, index_t stride) const {
+    const float sum = static_cast<float>(distances), other = static_cast<float>(weighted);
+    to[0] = sum;
+    to[stride] = static_cast<float>(distances - static_cast<double>(sum));
+    to[2 * stride] = other;
+    to[3 * stride] = static_cast<float>(weighted - static_cast<double>(other));
+  }
+  __device__ static gradient_total unpack(const float* from, index_t stride) {
+    return {static_cast<double>(from[0]) + static_cast<double>(from[stride]),
+            static_cast<double>(from[2 * stride]) + static_cast<double>(from[3 * stride])};
+  }
+};
+
+/// Where the thread blocks of a kernel save the moments, or the gradient sums, of their parts.
 struct moment_store {
   moment_workspace work;
   int columns;
@@ -76,23 +118,15 @@ struct moment_store {
   }
   PUFFERFISH_HOST_DEVICE bool wanted() const { return work.moments != nullptr; }
 
-  /// Saves the moments of a part, of at least one row, in one column. One float would round a large mean too
-  /// coarsely.
-  __device__ void save(int part, int column, const moment_total& s) const {
-    float* const to = at(part, column);
-    const double mean = s.mean();
-    const float rounded = static_cast<float>(mean);
-    to[0] = static_cast<float>(s.count);
-    to[stride()] = rounded;
-    to[2 * stride()] = static_cast<float>(mean - static_cast<double>(rounded));
-    to[3 * stride()] = static_cast<float>(s.squared_deviations());
+  /// Saves the total of a part, of at least one row, in one column.
+  template <class Total>
+  __device__ void save(int part, int column, const Total& s) const {
+    s.pack(at(part, column), stride());
   }
-  /// Loads what save() has saved, as an argument of moment_total::add.
-  __device__ moment_total load(int part, int column) const {
-    const float* const from = at(part, column);
-    return {static_cast<double>(from[0]), 0.0,
-            static_cast<double>(from[stride()]) + static_cast<double>(from[2 * stride()]),
-            static_cast<double>(from[3 * stride()])};
+  /// Loads what save() has saved, as an argument of Total::add.
+  template <class Total>
+  __device__ Total load(int part, int column) const {
+    return Total::unpack(at(part, column), stride());
   }
 
  private:
@@ -102,31 +136,31 @@ struct moment_store {
   }
 };
 
-/// Number of doubles of shared memory in which a block of `threads` threads merges moments.
+/// Number of doubles of shared memory in which a block of `threads` threads merges totals of either kind.
 constexpr int moment_doubles(int threads) {
   return threads * static_cast<int>(sizeof(moment_total) / sizeof(double));
 }
 
-/// Merges the parts first, first + step, .. below `end`, and calls use(column, moments) in one thread for
+/// Merges the parts first, first + step, .. below `end`, and calls use(column, total) in one thread for
 /// each of the `width` columns from first_column on that exist. All threads of the block, a multiple of 64,
 /// must call this function. `memory`: moment_doubles() doubles of shared memory; a barrier must have passed
 /// since its last use.
-template <class Use>
+template <class Total, class Use>
 __device__ inline void merge_parts(const moment_store& store, int first, int end, int step, int first_column,
                                    int width, double* memory, Use use) {
   constexpr int across = 64;
   const int thread = block_thread(), down = block_threads() / across, share = thread / across;
-  auto* const all = reinterpret_cast<moment_total*>(memory);
+  auto* const all = reinterpret_cast<Total*>(memory);
   for (int from = 0; from < width; from += across) {
     const int place = from + thread % across, column = first_column + place;
     const bool inside = place < width && column < store.columns;
-    moment_total sum;
-    const double shift = inside ? store.load(first, column).distances : 0.0;
+    Total sum;
+    const double shift = inside ? store.template load<Total>(first, column).distances : 0.0;
     sum.start(&shift);
     if (inside) {
 #pragma unroll 4
       for (int part = first + share * step; part < end; part += down * step)
-        sum.add(store.load(part, column));
+        sum.add(store.template load<Total>(part, column));
     }
     all[thread] = sum;
     __syncthreads();
@@ -138,26 +172,26 @@ __device__ inline void merge_parts(const moment_store& store, int first, int end
   }
 }
 
-/// Must be called by all threads of a block after the block has saved the moments of part `part`, in the
-/// `width` columns from first_column on. The last block that calls the function merges the moments of all
+/// Must be called by all threads of a block after the block has saved the total of part `part`, in the
+/// `width` columns from first_column on. The last block that calls the function merges the totals of all
 /// parts into the result. `tile`: number of the tile of columns, counted from 0. `memory`: as in merge_parts;
 /// a barrier passes before its first use.
+template <class Total = moment_total>
 __device__ inline void finish_moments(const moment_store& store, int part, int tile, int first_column,
                                       int width, double* memory) {
   const int groups = ceil_div(store.parts, store.group), group = part / store.group;
   const int first = group * store.group;
   const int last = first + store.group < store.parts ? first + store.group : store.parts;
   unsigned* const counters = store.work.counters + tile * (groups + 1);
-  const auto result = [&](int column, const moment_total& s) {
-    store.work.moments[column] = s.mean();
-    store.work.moments[store.columns + column] = s.squared_deviations();
+  const auto result = [&](int column, const Total& s) {
+    s.save(0, store.work.moments + column, store.columns);
   };
   if (!is_last_block(counters + group, static_cast<unsigned>(last - first))) return;
-  if (groups == 1) return merge_parts(store, first, last, 1, first_column, width, memory, result);
-  merge_parts(store, first, last, 1, first_column, width, memory,
-              [&](int column, const moment_total& s) { store.save(first, column, s); });
+  if (groups == 1) return merge_parts<Total>(store, first, last, 1, first_column, width, memory, result);
+  merge_parts<Total>(store, first, last, 1, first_column, width, memory,
+                     [&](int column, const Total& s) { store.save(first, column, s); });
   if (!is_last_block(counters + groups, static_cast<unsigned>(groups))) return;
-  merge_parts(store, 0, store.parts, store.group, first_column, width, memory, result);
+  merge_parts<Total>(store, 0, store.parts, store.group, first_column, width, memory, result);
 }
 
 PUFFERFISH_KERNELS_END

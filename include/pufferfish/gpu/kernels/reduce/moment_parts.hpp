@@ -2,9 +2,9 @@
 #pragma once
 
 /// \file
-/// Moments of the columns of a matrix that a kernel collects while it computes the matrix: arguments of
-/// launchers, and sizes of memory. A part is a set of rows that one thread block computes. Parts depend on
-/// shapes alone, and so does the order in which they are merged.
+/// Moments of the columns of a matrix, or sums for the gradient of a batch norm, that a kernel collects while
+/// it computes the matrix: arguments of launchers, and sizes of memory. A part is a set of rows that one
+/// thread block computes. Parts depend on shapes alone, and so does the order in which they are merged.
 
 #include <algorithm>
 
@@ -12,12 +12,23 @@
 
 PUFFERFISH_KERNEL_TYPES_BEGIN
 
-/// Memory of the device for the moments of a matrix. The default: moments are not collected.
+/// Memory of the device for the moments of a matrix, or for sums of the same number. The default: nothing is
+/// collected.
 struct moment_workspace {
   /// Receives the means, then the sums of squared deviations from them, `columns` numbers each.
   double* moments = nullptr;
   float* parts = nullptr;        ///< moment_scratch floats
   unsigned* counters = nullptr;  ///< as in column_workspace
+};
+
+/// Arrays of a batch norm that a kernel reads if it sums the gradient of the norm's output while it computes
+/// that gradient. g: the gradient as stored, with zeros where the mask blocks it. The sums over the rows are
+/// those of g, then those of g (x - mean), `columns` numbers each, in moment_workspace::moments.
+template <class T>
+struct gradient_sum_input {
+  const T* x = nullptr;  ///< input of the norm, shaped as the gradient, at a multiple of 16 bytes
+  const accumulate_t<T>* mean = nullptr;  ///< mean of each channel
+  const std::uint32_t* mask = nullptr;    ///< mask of the ReLU after the norm; nullptr: no ReLU
 };
 
 PUFFERFISH_KERNEL_TYPES_END
