@@ -270,6 +270,7 @@ void copy_checkpoint(const std::string& from, const std::string& to, const std::
                      const std::string& text, Change&& change) {
   const safetensors_file file = safetensors_file::read(from);
   safetensors_metadata metadata = file.metadata();
+  metadata.erase("pufferfish.digest");
   if (!name.empty()) metadata[name] = text;
   std::vector<std::vector<std::uint8_t>> bytes;
   std::vector<tensor_entry> entries;
