@@ -4,11 +4,16 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <pufferfish/core/random.hpp>
+#include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/micro_batches.hpp>
+#include <pufferfish/distributed/self.hpp>
 #include <pufferfish/lowrank/layers/attention.hpp>
 #include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/nn.hpp>
@@ -18,7 +23,9 @@
 #include <pufferfish/nn/layers/layer_norm.hpp>
 #include <pufferfish/nn/layers/positional_encoding.hpp>
 #include <pufferfish/nn/token_loss.hpp>
+#include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/optim/sgd.hpp>
+#include <pufferfish/prune/scale_sparsity.hpp>
 
 #include "../support/small_transformer.hpp"
 
@@ -590,6 +597,44 @@ TEST_CASE("misuse: models, stores and optimizers of what was moved away") {
   CHECK(contains(error_of([&] { store.pack(visit); }), "the layer of weight: was moved from"));
   CHECK(is_refused([&] { (void)conv.weight(); }));
   // NOLINTEND(bugprone-use-after-move)
+}
+
+/// Calls step() after `net` was assigned another value, and after its end.
+template <class Make>
+void check_outlives_network(const Make& make) {
+  for (const bool assigned : {true, false}) {
+    CAPTURE(assigned);
+    std::optional<network<float>> net(any_layer<float>(block(true)));
+    auto user = make(*net);
+    assigned ? void(*net = network<float>{any_layer<float>(block(true))}) : net.reset();
+    CHECK_THROWS_AS(user(), state_error);
+  }
+}
+
+TEST_CASE("misuse: optimizers and exchanges of a network that was assigned to, or is gone") {
+  cpu_context ctx;
+  check_outlives_network([&](network<float>& net) {
+    return [&ctx, sgd = SGD<float>(make_optimizer_target(net.store()), sgd_options{})]() mutable {
+      sgd.step(ctx, 0.1);
+    };
+  });
+  check_outlives_network([&](network<float>& net) {
+    return [&ctx, decay = frobenius_decay<float>(net, {.strength = 0.1})]() mutable {
+      decay.begin_step(ctx, 0.1);
+    };
+  });
+  check_outlives_network([](network<float>& net) {
+    return [added = scale_sparsity<float>(net.store(), 0.1)]() mutable { added.add(); };
+  });
+  self comm;
+  check_outlives_network([&](network<float>& net) {
+    auto exchange = std::make_shared<gradient_exchange<float, self>>(net.store(), comm);
+    return [&ctx, exchange] { exchange->begin(ctx); };
+  });
+  // Its destructor only.
+  std::optional<network<float>> net(any_layer<float>(block(true)));
+  const micro_batches<float> batches(net->store(), 2);
+  net.reset();
 }
 
 TEST_CASE("misuse: two layers, parameters or branches of one name") {
