@@ -80,6 +80,7 @@ class Residual {
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     detail::check_dense(*this, "x", x);
     detail::check_dense(*this, "y", y);
+    detail::check_apart(*this, "y", y, "x", x, false);
     detail::check_not_moved(branch_);
     if (shortcut_.empty() && x.shape() != y.shape()) {
       detail::throw_error<shape_error>({describe(), ": the shortcut is the identity, but y ", y.shape(),
