@@ -237,9 +237,10 @@ class job {
     run_type run = run_of(net_, recipe(o_));
     steps_ = run.steps_per_epoch();
     before_ = after_ = set_.costs_of(run.net(), run.exchange_bytes());
-    set_.out.line(format("%s on %s: %s parameters, %s MACs; %d ranks, %d threads each", o_.model.name.c_str(),
+    set_.out.line(format("%s on %s: %s parameters, %s MACs; %s, %s each", o_.model.name.c_str(),
                          set_.data.name.c_str(), grouped(before_.parameters).c_str(),
-                         grouped(before_.macs).c_str(), comm_.size(), threads_for(o_.threads, comm_.size())));
+                         grouped(before_.macs).c_str(), counted(comm_.size(), "rank").c_str(),
+                         counted(threads_for(o_.threads, comm_.size()), "thread").c_str()));
     kept_type kept(left_, run, comm_, set_.out,
                    {"search", [this] { return notes(); }, [this](const std::string& text) { recall(text); }});
     run_end end;

@@ -190,7 +190,7 @@ const way& chosen(const options& o, const std::vector<way>& ways, std::size_t co
 std::string table_of(const options& o, const std::vector<way>& ways) {
   std::vector<std::string> head{"network", "compressor", "parameters",  "of dense",
                                 "MACs",    "memory, MB", "bytes a step"};
-  for (const int ranks : o.ranks) head.push_back(format("ms, %d ranks", ranks));
+  for (const int ranks : o.ranks) head.push_back("ms, " + counted(ranks, "rank"));
   // Statistics of outputs only say how much of them factors keep.
   const bool kept = std::any_of(ways.begin(), ways.end(), [](const way& one) {
     return !std::isnan(one.network->kept) && std::isnan(one.network->predicted_loss);
@@ -224,8 +224,9 @@ std::string table_of(const options& o, const std::vector<way>& ways) {
 std::string advice(const options& o, const std::vector<way>& ways, std::size_t column) {
   const way& one = chosen(o, ways, column);
   const double reached = ways.front().seconds[column] / one.seconds[column];
-  return format("%d ranks, %g Gbit/s: %s, %.1f ms a step, %.2f times as fast as the first row; %s.",
-                o.ranks[column], o.gbit, one.name().c_str(), 1e3 * one.seconds[column], reached,
+  return format("%s, %g Gbit/s: %s, %.1f ms a step, %.2f times as fast as the first row; %s.",
+                counted(o.ranks[column], "rank").c_str(), o.gbit, one.name().c_str(),
+                1e3 * one.seconds[column], reached,
                 reached >= o.speedup ? format("the least change for %g times", o.speedup).c_str()
                                      : format("no row reaches %g times", o.speedup).c_str());
 }
@@ -254,7 +255,8 @@ std::string plot(const options& o, const std::vector<way>& ways) {
         lines += format("%s%s with linespoints lw 2 pt 7 ps 0.5 title '%s'", lines.empty() ? "plot " : ", ",
                         block.c_str(), compressor.c_str());
       }
-      text += format("set title '%d ranks, %g Gbit/s'\n", o.ranks[column], o.gbit) + lines + "\n";
+      text += format("set title '%s, %g Gbit/s'\n", counted(o.ranks[column], "rank").c_str(), o.gbit) +
+              lines + "\n";
     }
     return text + "unset multiplot\nunset output\n";
   });

@@ -211,9 +211,9 @@ void compare(const options& o, Comm& comm) {
   }
   const auto start = std::chrono::steady_clock::now();
   const data_set data = load_data("digits", o.data);
-  out.line(format("digits: %td training and %td test images; %s, width %td, on %d ranks with %d threads",
-                  data.train.count, data.test.count, o.model.name.c_str(), o.model.width, comm.size(),
-                  threads_for(o.threads, comm.size())));
+  out.line(format("digits: %td training and %td test images; %s, width %td, on %s with %s", data.train.count,
+                  data.test.count, o.model.name.c_str(), o.model.width, counted(comm.size(), "rank").c_str(),
+                  counted(threads_for(o.threads, comm.size()), "thread").c_str()));
   std::vector<mode_result> modes{{training_mode::dense, {}}, {training_mode::hybrid, {}}};
   for (mode_result& m : modes) {
     for (index_t seed = 1; seed <= o.seeds; ++seed) {

@@ -81,10 +81,11 @@ class job {
   int train() {
     if (comm_.rank() == 0) check_files(o_.checkpoints, {o_.json, o_.plot}, {o_.save, o_.save_statistics});
     const costs before = costs_now();
-    set_.out.line(format("%s on %s: %s parameters, %s MACs, %s; %d ranks, %d threads each",
-                         o_.model.name.c_str(), set_.data.name.c_str(), grouped(before.parameters).c_str(),
-                         grouped(before.macs).c_str(), pufferfish::to_string(o_.procedure.mode), comm_.size(),
-                         threads_for(o_.threads, comm_.size())));
+    set_.out.line(format("%s on %s: %s parameters, %s MACs, %s; %s, %s each", o_.model.name.c_str(),
+                         set_.data.name.c_str(), grouped(before.parameters).c_str(),
+                         grouped(before.macs).c_str(), pufferfish::to_string(o_.procedure.mode),
+                         counted(comm_.size(), "rank").c_str(),
+                         counted(threads_for(o_.threads, comm_.size()), "thread").c_str()));
     for (const std::string& note : switch_notes(o_.procedure, o_, run_)) set_.out.line(note);
     run_display shown(set_.out, o_.model.name, o_.batch, o_.procedure.explain);
     const run_end end = kept_.train(shown);

@@ -128,12 +128,12 @@ class job {
   int train() {
     if (comm_.rank() == 0) check_files(o_.checkpoints, {o_.json, o_.plot});
     const costs before = costs_now();
-    out_.line(format(
-        "LSTM on %s: %td tokens, vocabulary %td; %s parameters, %s MACs a token, %s; %d ranks, %d "
-        "threads each",
-        data_.name.c_str(), static_cast<index_t>(data_.corpus.train.size()), data_.corpus.codec.size(),
-        grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
-        pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
+    out_.line(
+        format("LSTM on %s: %td tokens, vocabulary %td; %s parameters, %s MACs a token, %s; %s, %s each",
+               data_.name.c_str(), static_cast<index_t>(data_.corpus.train.size()), data_.corpus.codec.size(),
+               grouped(before.parameters).c_str(), grouped(before.macs).c_str(),
+               pufferfish::to_string(o_.procedure.mode), counted(comm_.size(), "rank").c_str(),
+               counted(threads_for(o_.threads, comm_.size()), "thread").c_str()));
     for (const std::string& note : switch_notes(o_.procedure, o_, run_)) out_.line(note);
     run_display shown(out_, "lstm", o_.batch * o_.text.segment, o_.procedure.explain, {"tokens", true});
     const run_end end = kept_.train(shown);

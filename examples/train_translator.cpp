@@ -135,11 +135,10 @@ class job {
   int train() {
     if (comm_.rank() == 0) check_files(o_.checkpoints, {o_.json, o_.plot});
     const costs before = costs_now();
-    out_.line(format(
-        "Transformer on Multi30k: %td pairs, vocabulary %td; %s parameters, %s; %d ranks, %d threads "
-        "each",
-        data_.train.size(), data_.words.size(), grouped(before.parameters).c_str(),
-        pufferfish::to_string(o_.procedure.mode), comm_.size(), threads_for(o_.threads, comm_.size())));
+    out_.line(format("Transformer on Multi30k: %td pairs, vocabulary %td; %s parameters, %s; %s, %s each",
+                     data_.train.size(), data_.words.size(), grouped(before.parameters).c_str(),
+                     pufferfish::to_string(o_.procedure.mode), counted(comm_.size(), "rank").c_str(),
+                     counted(threads_for(o_.threads, comm_.size()), "thread").c_str()));
     for (const std::string& note : switch_notes(o_.procedure, o_, run_)) out_.line(note);
     run_display shown(out_, "transformer", o_.batch, o_.procedure.explain, {"pairs", true});
     const run_end end = kept_.train(shown);

@@ -29,6 +29,11 @@ namespace examples {
   return text;
 }
 
+/// A number of things: "1 rank", "2 ranks".
+inline std::string counted(std::int64_t count, const char* thing) {
+  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
+}
+
 /// 1234567 as "1,234,567".
 inline std::string grouped(std::int64_t value) {
   const std::string digits = std::to_string(value);

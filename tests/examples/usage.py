@@ -28,6 +28,12 @@ def check(program):
         expect(text.startswith((f"{name}: ", f"usage: {name}")) and "Traceback" not in text, f"{name} {arguments} prints:\n{text}")
 
 
+# examples/run answers before it installs or builds anything.
+script = pathlib.Path(__file__).resolve().parents[2] / "examples" / "run"
+for option in ["--help", "-h"]:
+    answer = subprocess.run([script, option], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=5)
+    expect_equal(answer.returncode, 0, f"run {option}: exit status ({answer.stderr})")
+    expect(answer.stdout.startswith("Usage: examples/run"), f"run {option} prints:\n{answer.stdout}")
 for path in sys.argv[1:]:
     check(path)
 print(f"{len(sys.argv) - 1} programs")

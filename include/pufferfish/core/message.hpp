@@ -93,6 +93,12 @@ PUFFERFISH_COLD inline std::string message(std::initializer_list<message_part> p
   return text;
 }
 
+/// A number of things: "1 rank", "2 ranks". `thing`: a noun with a regular plural.
+template <class I>
+std::string counted(I count, const char* thing) {
+  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
+}
+
 /// Throws an E (a class of core/error.hpp) with the text message(parts), by PUFFERFISH_THROW.
 template <class E>
 [[noreturn]] PUFFERFISH_COLD void throw_error(std::initializer_list<message_part> parts) {

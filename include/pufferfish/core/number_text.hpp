@@ -22,12 +22,6 @@ inline std::string shortest_number(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-/// Writes a number with 17 significant digits, as printf's "%.17g" does: "0.10000000000000001".
-inline std::string exact_number(double value) {
-  char text[40];
-  return {text, std::to_chars(text, text + sizeof text, value, std::chars_format::general, 17).ptr};
-}
-
 /// Writes a number with `digits` digits (at most 20) after the point, as printf's "%.*f" does.
 inline std::string fixed_number(double value, int digits) {
   char text[340];  // the largest double has 309 digits before the point
@@ -59,6 +53,37 @@ inline bool read_number(std::string_view text, double& value) {
   if (problem != std::errc() || end != bare.data() + bare.size()) return false;
   value = negative ? -read : read;
   return true;
+}
+
+/// Writes a number as printf's "%.15g" does, or with 16 or 17 digits if fewer do not read back as the same
+/// number: "0.1", "0.0001", "0.30000000000000004".
+inline std::string exact_number(double value) {
+  char text[40];
+  for (int digits = 15;; ++digits) {
+    const std::string_view written(
+        text,
+        static_cast<std::size_t>(
+            std::to_chars(text, text + sizeof text, value, std::chars_format::general, digits).ptr - text));
+    double read = 0.0;
+    if (digits == 17 || (read_number(written, read) && read == value)) return std::string(written);
+  }
+}
+
+/// Rewrites numbers with a point and 17 digits by exact_number. Files of earlier versions have them:
+/// "0.10000000000000001" for 0.1.
+inline std::string shorten_numbers(std::string_view text) {
+  constexpr std::string_view characters = "0123456789.e+-";
+  std::string result;
+  while (!text.empty()) {
+    const bool in_number = characters.find(text.front()) != std::string_view::npos;
+    const std::string_view word =
+        text.substr(0, in_number ? text.find_first_not_of(characters) : text.find_first_of(characters));
+    double value = 0.0;
+    const bool is_long = in_number && word.size() > 17 && word.find('.') != std::string_view::npos;
+    result += is_long && read_number(word, value) ? exact_number(value) : std::string(word);
+    text.remove_prefix(word.size());
+  }
+  return result;
 }
 
 }  // namespace detail

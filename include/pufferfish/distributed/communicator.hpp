@@ -140,7 +140,7 @@ constexpr void check_broadcastable() {
 inline void check_root(const char* where, int root, int size) {
   if (root < 0 || root >= size) {
     PUFFERFISH_THROW(value_error(std::string(where) + ": root " + std::to_string(root) +
-                                 " is outside the group of " + std::to_string(size) + " ranks"));
+                                 " is outside the group of " + detail::counted(size, "rank")));
   }
 }
 

@@ -128,7 +128,7 @@ class gradient_exchange {
   /// parameters (compared on the CPU only, and not with exchange_options::local). The first begin, and the
   /// first after set_steps, compares.
   void begin(context<Device>& ctx) {
-    if (store_->generation() != generation_) {
+    if (layout_.changed()) {
       PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
     }
     failure_.require_none();
@@ -212,7 +212,7 @@ class gradient_exchange {
   gradient_exchange(parameter_store<T>& store, Comm& comm, const exchange_options& options, Make&& make)
       : store_(&store),
         comm_(&comm),
-        generation_(store.generation()),
+        layout_(store.shared_generation()),
         local_(options.local),
         driver_(store, comm, options, detail::all_or_none(comm, "gradient_exchange", make), failure_),
         ready_(store, driver_.buckets()) {
@@ -281,7 +281,7 @@ class gradient_exchange {
 
   parameter_store<T>* store_;
   Comm* comm_;
-  std::uint64_t generation_;
+  detail::layout_watch layout_;
   bool local_;
   detail::exchange_failure failure_;
   driver driver_;

@@ -29,9 +29,9 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class T>
 class micro_batches {
  public:
-  /// The store must outlive the object. Throws value_error unless count >= 1.
+  /// The object does nothing at its end if the store is gone. Throws value_error unless count >= 1.
   micro_batches(parameter_store<T>& store, int count)
-      : store_(&store), generation_(store.generation()), before_(store.passes()) {
+      : store_(&store), layout_(store.shared_generation()), before_(store.passes()) {
     if (count < 1) {
       PUFFERFISH_THROW(
           value_error("micro_batches: " + std::to_string(count) + " backward passes a step; at least 1"));
@@ -41,8 +41,8 @@ class micro_batches {
   micro_batches(const micro_batches&) = delete;
   micro_batches& operator=(const micro_batches&) = delete;
   ~micro_batches() {
-    // A store with a new layout has reset its counts.
-    if (store_->generation() == generation_) store_->set_passes(before_);
+    // A store with a new layout has reset its counts, or is gone.
+    if (!layout_.changed()) store_->set_passes(before_);
   }
 
   /// Forgets the passes of a step that will not be finished.
@@ -52,7 +52,7 @@ class micro_batches {
 
  private:
   parameter_store<T>* store_;
-  std::uint64_t generation_;
+  detail::layout_watch layout_;
   int before_;  // passes per step without this object
 };
 

@@ -68,7 +68,7 @@ class rare_exchange {
   rare_exchange(parameter_store<T>& store, Comm& comm, const rare_exchange_options& options = {},
                 std::optional<any_compressor<T>> compressor = {})
       : store_(&store),
-        generation_(store.generation()),
+        layout_(store.shared_generation()),
         options_(options),
         exchanges_(store, comm, options, checked(store, comm, options, std::move(compressor))) {
     detail::all_or_none(comm, "rare_exchange", [this] {
@@ -250,7 +250,7 @@ class rare_exchange {
   // `collective`: the call may compare the ranks' states.
   template <class Work>
   void guarded(Work&& work, bool collective = true) {
-    if (store_->generation() != generation_) {
+    if (layout_.changed()) {
       PUFFERFISH_THROW(state_error("rare_exchange: the network has new arenas; make a new exchange"));
     }
     outer_.template check_place<state_error>(*store_);
@@ -332,7 +332,7 @@ class rare_exchange {
   }
 
   parameter_store<T>* store_;
-  std::uint64_t generation_;
+  detail::layout_watch layout_;
   rare_exchange_options options_;  // local_steps: of the next round
   detail::fragment_exchanges<T, Comm> exchanges_;
   detail::outer_values<T, Device> outer_;

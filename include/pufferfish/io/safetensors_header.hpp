@@ -179,6 +179,10 @@ inline std::size_t safetensors_header_length(std::span<const std::uint8_t> start
   }
   std::memcpy(&header, start.data(), sizeof(header));
   const std::uint64_t rest = size - sizeof(header);
+  if (header > safetensors_max_header && start.size() > sizeof(header) && start[sizeof(header)] != '{') {
+    // Eight bytes of something else, read as a length.
+    throw_error<io_error>({file, ": not a safetensors file", foreign_format(start)});
+  }
   if (header > rest || header > safetensors_max_header) {
     throw_error<io_error>({file, ": a safetensors header of ", header, " bytes, but the file has ", rest,
                            " after the length and 100000000 are allowed", foreign_format(start)});

@@ -98,7 +98,7 @@ inline std::string group_name(const layer_info& layer, std::size_t group) {
 inline void check_ranks(const layer_info& layer, const rank_list& ranks) {
   if (ranks.size() != layer.groups.size()) {
     throw_error<rank_error>(
-        {layer.name, ": ", ranks.size(), " ranks where its matrices need ", layer.groups.size()});
+        {layer.name, ": ", counted(ranks.size(), "rank"), " where its matrices need ", layer.groups.size()});
   }
   for (std::size_t g = 0; g < ranks.size(); ++g) {
     const matrix_size& size = layer.groups[g].size;

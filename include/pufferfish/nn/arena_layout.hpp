@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,29 +40,56 @@ PUFFERFISH_COLD inline void check_distinct(std::vector<std::string> names) {
   }
 }
 
-/// Counts the layouts of a store. A move counts as a new layout of the store that was moved from,
-/// so that objects made for its old layout detect the move.
+/// Counts the layouts of a store. Moving or destroying the store counts as a new layout, so that objects made
+/// for its old layout detect the change. They share the number, and may read it after the store is gone.
 class layout_count {
  public:
   layout_count() = default;
   layout_count(const layout_count&) = delete;
-  layout_count(layout_count&& other) noexcept : value_(other.value_++) {}
+  layout_count(layout_count&& other) noexcept : value_(std::move(other.value_)) { raise(value()); }
   layout_count& operator=(const layout_count&) = delete;
   /// The count becomes larger than both counts, so that users of either layout detect the change.
   layout_count& operator=(layout_count&& other) noexcept {
-    value_ = std::max(value_, other.value_++) + 1;
+    const std::uint64_t before = value();
+    raise(before);
+    value_ = std::move(other.value_);
+    raise(std::max(before, value()));
     return *this;
   }
-  ~layout_count() = default;
+  ~layout_count() { raise(value()); }
 
-  /// The number of layouts. The reference stays valid as long as the object, so that users may keep its
-  /// address.
-  const std::uint64_t& value() const { return value_; }
+  /// The number of layouts; 0 after a move from this object.
+  std::uint64_t value() const { return value_ == nullptr ? 0 : *value_; }
+  /// The number, shared; nullptr after a move from this object.
+  const std::shared_ptr<std::uint64_t>& shared() const { return value_; }
   /// Counts a new layout.
-  void operator++() { ++value_; }
+  void operator++() {
+    if (value_ == nullptr) value_ = std::make_shared<std::uint64_t>(0);
+    ++*value_;
+  }
 
  private:
-  std::uint64_t value_ = 0;
+  // Sets the number, if there is one, to above + 1.
+  void raise(std::uint64_t above) {
+    if (value_ != nullptr) *value_ = above + 1;
+  }
+
+  std::shared_ptr<std::uint64_t> value_ = std::make_shared<std::uint64_t>(0);
+};
+
+/// A layout of a store, for objects that keep addresses in its arenas. May outlive the store.
+class layout_watch {
+ public:
+  explicit layout_watch(std::shared_ptr<const std::uint64_t> count) : now_(std::move(count)), then_(*now_) {}
+  /// Whether the store has another layout since the construction, was moved from, or is gone.
+  bool changed() const { return *now_ != then_; }
+  /// The number of layouts now, and at the construction.
+  std::uint64_t now() const { return *now_; }
+  std::uint64_t then() const { return then_; }
+
+ private:
+  std::shared_ptr<const std::uint64_t> now_;
+  std::uint64_t then_;
 };
 
 /// State visitor that collects the parameters and buffers of a model and assigns their places in the arenas:

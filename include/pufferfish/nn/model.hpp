@@ -38,7 +38,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// Values are in store().values(), gradients in store().gradients(): one loop updates all parameters. Layers
 /// are replaced only through modify() and rearrange(), which lay out new arenas and raise generation();
-/// optimizers and exchanges made for an older generation throw state_error from then on.
+/// optimizers and exchanges made for an older generation throw state_error from then on, as do those of a
+/// model that is assigned another value or destroyed.
 ///
 /// \code
 /// auto net = make_lstm_lm<float>(lstm_lm_options{});

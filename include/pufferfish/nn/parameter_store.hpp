@@ -185,7 +185,13 @@ class parameter_store {
 
   /// Number of layouts so far. Objects that keep addresses in the arenas (optimizers, exchanges) compare this
   /// number, and throw if the arenas were laid out again.
-  const std::uint64_t& generation() const { return generation_.value(); }
+  std::uint64_t generation() const { return generation_.value(); }
+  /// The same number, for objects that may outlive the store: moving or destroying the store, as by an
+  /// assignment to its model, raises it. Throws state_error if the store was moved from.
+  std::shared_ptr<const std::uint64_t> shared_generation() const {
+    if (is_moved_from()) detail::moved_from("parameter_store");
+    return generation_.shared();
+  }
   /// A store that was moved from has no arenas until the next pack.
   bool is_moved_from() const { return moved_.is_set(); }
 

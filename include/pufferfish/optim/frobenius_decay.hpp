@@ -150,7 +150,7 @@ class frobenius_decay {
   /// the network's arenas; shape_error for factors whose memory is not laid out as a matrix.
   template <class Root>
   frobenius_decay(model<Root, Device>& net, const frobenius_options& options)
-      : options_(checked(options)), store_(&net.store()), generation_(net.generation()) {
+      : options_(checked(options)), store_(&net.store()), layout_(net.store().shared_generation()) {
     const auto found = detail::find_slots(net);
     index_t size = 0;
     for (std::size_t i = 0; i < found.slots.size(); ++i) {
@@ -193,10 +193,10 @@ class frobenius_decay {
   /// which decoupled decay uses. Throws state_error if the network's parameters have moved to new memory
   /// since the construction, value_error for a learning rate that is not finite.
   void begin_step(context<Device>& ctx, double lr) {
-    if (generation_ != store_->generation()) {
-      detail::throw_error<state_error>({"frobenius_decay: made for generation ", generation_,
-                                        " of the network, which is now at ", store_->generation(),
-                                        ": its factors have moved; make a new frobenius_decay"});
+    if (layout_.changed()) {
+      detail::throw_error<state_error>({"frobenius_decay: made for generation ", layout_.then(),
+                                        " of the network, which is now at ", layout_.now(),
+                                        ": its factors have moved or are gone; make a new frobenius_decay"});
     }
     if (!std::isfinite(lr)) {
       detail::throw_error<value_error>({"frobenius_decay: learning rate ", lr, " is not finite"});
@@ -299,7 +299,7 @@ class frobenius_decay {
 
   frobenius_options options_;
   parameter_store<T>* store_;
-  std::uint64_t generation_;
+  detail::layout_watch layout_;
   std::vector<detail::tall_factor> factors_;  // in the order of the arenas
   memory_block<T> grams_;                     // scaled by the strength (decoupled: -lr strength)
   detail::zero_before_step unwritten_;

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,8 +47,9 @@ template <class T>
 struct optimizer_target {
   std::span<T> values;
   std::span<const T> gradients;
-  std::vector<arena_segment> segments;        ///< sorted by offset, without gaps, covering all values
-  const std::uint64_t* generation = nullptr;  ///< the network's layout counter; nullptr: layout is constant
+  std::vector<arena_segment> segments;  ///< sorted by offset, without gaps, covering all values
+  std::shared_ptr<const std::uint64_t>
+      generation;  ///< the network's layout counter; nullptr: constant layout
   std::uint64_t expected_generation = 0;
   void* rounded = nullptr;  ///< 16-bit copies of the values, updated by each step (parameter_store::rounded)
   rounded_format rounded_as = rounded_format::none;
@@ -56,13 +58,13 @@ struct optimizer_target {
   parameter_store<T>* store = nullptr;
 
   /// Throws state_error, naming `who`, if the network's parameters have moved to new memory since the target
-  /// was made.
+  /// was made, or if the network was assigned another value or destroyed.
   void require_current(const char* who) const {
     if (generation != nullptr && *generation != expected_generation) {
       PUFFERFISH_THROW(state_error(std::string(who) + ": made for generation " +
                                    std::to_string(expected_generation) + " of the network, which is now at " +
                                    std::to_string(*generation) +
-                                   ": its parameters have moved; make a new optimizer"));
+                                   ": its parameters have moved or are gone; make a new optimizer"));
     }
   }
 
@@ -136,14 +138,14 @@ class arena_tasks {
 
 /// Makes the target for the arrays of a network's store, with one segment per parameter. Weight decay applies
 /// to parameters whose role is `weight`, not to biases and normalisation. From this call on the store must
-/// stay at its address, and it must outlive the target. Throws state_error if the store's contents have been
-/// moved to another store. When the network moves its parameters to new arrays (factorize, merge, ...), the
-/// target becomes invalid: the optimizer's next step throws state_error.
+/// stay at its address. Throws state_error if the store's contents have been moved to another store. When the
+/// network moves its parameters to new arrays (factorize, merge, ...), is assigned another value or is
+/// destroyed, the target becomes invalid: the optimizer's next step throws state_error.
 template <class T>
 optimizer_target<T> make_optimizer_target(parameter_store<T>& store) {
   if (store.is_moved_from()) detail::moved_from("make_optimizer_target: the parameter_store");
   optimizer_target<T> target{
-      store.values(),  store.gradients(),  {},    &store.generation(), store.generation(),
+      store.values(),  store.gradients(),  {},    store.shared_generation(), store.generation(),
       store.rounded(), store.rounded_as(), &store};
   for (const auto& entry : store.parameters()) {
     target.segments.push_back({entry.offset, entry.thing->size(),

@@ -184,7 +184,8 @@ class lottery {
     lottery other = *this;
     other.rows_.clear();
     const std::string mine = describe(options_);
-    detail::for_each_line(text, [&](std::string_view line) { other.read(line, mine, source); });
+    detail::for_each_line(detail::shorten_numbers(text),
+                          [&](std::string_view line) { other.read(line, mine, source); });
     auto mask = std::make_shared<weight_mask>(*mask_);
     set_mask_numbers(*mask, numbers);
     other.mask_ = std::move(mask);

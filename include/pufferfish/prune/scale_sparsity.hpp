@@ -34,7 +34,7 @@ class scale_sparsity {
  public:
   /// A batch norm is recognized by its buffer running_mean. Throws value_error unless s >= 0 and finite.
   scale_sparsity(parameter_store<T>& store, double s)
-      : store_(&store), generation_(store.generation()), strength_(s) {
+      : store_(&store), layout_(store.shared_generation()), strength_(s) {
     if (!(s >= 0.0) || !std::isfinite(s)) {
       detail::throw_error<value_error>({"scale_sparsity: strength ", s, " is not in 0 .. infinity"});
     }
@@ -70,13 +70,14 @@ class scale_sparsity {
 
   /// Adds s sign(gamma) to the gradients of all batch norm weights gamma. Throws state_error if the network's
   /// parameters have moved to new memory or are on a device.
-  void add() { add(0, static_cast<index_t>(store_->gradients().size())); }
+  void add() {
+    require_current();
+    add(0, static_cast<index_t>(store_->gradients().size()));
+  }
   /// Adds s sign(gamma) for the batch norms whose weights begin in elements offset .. offset + size - 1 of
   /// the arena. Throws the errors of add().
   void add(index_t offset, index_t size) {
-    if (store_->generation() != generation_ || !store_->on_host()) {
-      PUFFERFISH_THROW(state_error("scale_sparsity: the network has new arenas, or is on a device"));
-    }
+    require_current();
     const std::span<T> gradients = store_->gradients();
     const T s = static_cast<T>(strength_);
     for (const range& one : scales_) {
@@ -92,10 +93,16 @@ class scale_sparsity {
   struct range {
     index_t offset, size;
   };
+  // Throws the state_error of add().
+  void require_current() const {
+    if (layout_.changed() || !store_->on_host()) {
+      PUFFERFISH_THROW(state_error("scale_sparsity: the network has new arenas, or is on a device"));
+    }
+  }
   T value_at(index_t i) const { return store_->values()[static_cast<std::size_t>(i)]; }
 
   parameter_store<T>* store_;
-  std::uint64_t generation_;
+  detail::layout_watch layout_;
   double strength_;
   std::vector<range> scales_;
 };

@@ -96,9 +96,10 @@ class checkpoint_file {
   ///
   /// Throws io_error, naming tensors and both shapes or dtypes, if anything does not fit: layers, names (all
   /// that are missing and all that are unexpected are listed), dtypes, shapes, or, for states, the order of
-  /// the arenas. Then neither `net` nor `states` has changed. The network may be on a device; the states are
-  /// on the host. A change of the structure needs memory for a second network. Local: ranks that restore by
-  /// themselves read the file each.
+  /// the arenas; and if the tensors' bytes differ from the digest that save_checkpoint has stored. Then
+  /// neither `net` nor `states` has changed. The network may be on a device; the states are on the host. A
+  /// change of the structure needs memory for a second network. Local: ranks that restore by themselves read
+  /// the file each.
   /// \code
   ///   std::vector<float> momentum(static_cast<std::size_t>(file.stored_size("optimizer.momentum")));
   ///   const std::vector<named_state<float>> states{{"optimizer.momentum", momentum}};
@@ -239,6 +240,22 @@ class checkpoint_file {
           {name(), ": the network lays its parameters out in another order (digest ",
            detail::layout_digest(net), ", in the file ", layout_, "): stored optimizer state does not fit"});
     }
+    check_digest();
+  }
+
+  // Throws io_error if the bytes of the tensors are not those that were written. Files of earlier versions
+  // have no digest.
+  void check_digest() const {
+    const auto written = file_.metadata().find(detail::metadata_name("digest"));
+    if (written == file_.metadata().end()) return;
+    std::vector<std::pair<std::string_view, std::span<const std::uint8_t>>> tensors;
+    for (const std::string& tensor : tensor_names()) tensors.emplace_back(tensor, file_.tensor(tensor).bytes);
+    const std::string found = detail::data_digest(std::move(tensors));
+    if (found != written->second) {
+      detail::throw_error<io_error>({name(), ": the tensors are not those that were written (digest ", found,
+                                     ", written was ", written->second,
+                                     "): the file is damaged, or another program has changed it"});
+    }
   }
 
   /// Reads all tensors into `net`. To be called after check(); then it cannot fail.
@@ -321,6 +338,9 @@ void save_checkpoint(const std::string& path, const model<Root, Device>& net,
       entries.push_back(
           make_tensor_entry(state.name, {static_cast<index_t>(state.values.size())}, state.values));
     }
+    std::vector<std::pair<std::string_view, std::span<const std::uint8_t>>> tensors;
+    for (const tensor_entry& entry : entries) tensors.emplace_back(entry.name, entry.bytes);
+    metadata[detail::metadata_name("digest")] = detail::data_digest(std::move(tensors));
     write_safetensors(path, entries, metadata);
   });
 }

@@ -286,8 +286,9 @@ class cuttlefish_tracker {
   }
   void check_layer(index_t epoch, std::size_t i, const layer_stable_rank& layer) const {
     if (layer.values.empty() || layer.values.size() != layer.groups.size()) {
-      detail::throw_error<state_error>({"cuttlefish: ", layer.name, " has ", layer.values.size(),
-                                        " stable ranks for ", layer.groups.size(), " rank groups"});
+      detail::throw_error<state_error>({"cuttlefish: ", layer.name, " has ",
+                                        detail::counted(layer.values.size(), "stable rank"), " for ",
+                                        detail::counted(layer.groups.size(), "rank group")});
     }
     if (epoch > 0 && (layers_[i].name != layer.name || layers_[i].groups != layer.groups)) {
       detail::throw_error<state_error>({"cuttlefish: layer ", i, " is ", layer.name, " at epoch ", epoch,

@@ -120,12 +120,14 @@ class training_run {
   int stop_reason() const { return run_.agreement.stop_reason(); }
 
   /// Takes one training step: the switch before it, if due, and the end of the epoch after an epoch's last
-  /// step. Does nothing once finished. If ranks are lost, calls observer.on_lost_ranks and rethrows
+  /// step. Does nothing once finished. Throws state_error before the first step of a network whose
+  /// weights are all zero (CPU). If ranks are lost, calls observer.on_lost_ranks and rethrows
   /// timeout_error. Throws divergence_error on all ranks as run_options::divergence_steps says, and if both
   /// the test loss at the end of an epoch and the loss of its last step are not finite. If weights are not
   /// finite at the switch, rank 0 throws divergence_error and the others throw state_error.
   void advance(training_observer& observer) {
     if (finished()) return;
+    run_.check_initialized();
     try {
       if (run_.tune_first) tune_now();
       if (run_.record.step < steps_per_epoch()) {  // not after save_alone at an epoch's end

@@ -316,6 +316,7 @@ inline weight_report factorize_weights(const std::string& in, const std::string&
   run_in_order<made_factors>(policy.threads, static_cast<index_t>(order.size()), make, finish);
 
   safetensors_metadata metadata = source.metadata();
+  metadata.erase("pufferfish.digest");  // of a checkpoint's tensors (train/checkpoint.hpp)
   factor_lists lists = factor_lists::read(metadata, in);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const weight_result& r = report.tensors[i];

@@ -295,6 +295,7 @@ inline weight_report merge_weights(const std::string& in, const std::string& out
   run_in_order<merged_bytes>(threads, static_cast<index_t>(order.size()), make, finish);
 
   safetensors_metadata metadata = source.metadata();
+  metadata.erase("pufferfish.digest");  // of a checkpoint's tensors (train/checkpoint.hpp)
   factor_lists::erase(metadata);
   sink.commit(metadata);
   report.seconds = seconds_since(start);

@@ -48,8 +48,13 @@ TEST_CASE("numbers: each form reads back, with the same bits, and is printf's in
       REQUIRE(read_number(form, back));
       CHECK(same_bits(back, value));
     }
-    std::snprintf(text, sizeof text, "%.17g", value);
+    for (int digits = 15; digits <= 17; ++digits) {
+      std::snprintf(text, sizeof text, "%.*g", digits, value);
+      if (std::strtod(text, nullptr) == value) break;
+    }
     CHECK(exact_number(value) == text);
+    std::snprintf(text, sizeof text, "%.17g", value);  // as versions before wrote it
+    CHECK(shorten_numbers("a " + std::string(text) + ", b") == "a " + exact_number(value) + ", b");
     std::snprintf(text, sizeof text, "%.3f", value);
     CHECK(fixed_number(value, 3) == text);
     std::snprintf(text, sizeof text, "%a", value);

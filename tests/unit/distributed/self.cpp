@@ -86,7 +86,7 @@ TEST_CASE("self: a root other than 0 is an error with both numbers") {
   pf::self comm;
   std::vector<float> values(3);
   CHECK_THROWS_WITH_AS(comm.broadcast(std::span(values), 1),
-                       "self: broadcast: root 1 is outside the group of 1 ranks", pf::value_error);
+                       "self: broadcast: root 1 is outside the group of 1 rank", pf::value_error);
   CHECK_THROWS_AS(comm.broadcast_bytes(std::as_writable_bytes(std::span(values)), -1), pf::value_error);
 }
 

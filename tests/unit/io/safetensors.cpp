@@ -253,7 +253,7 @@ TEST_CASE("safetensors, hostile: lengths beyond the file") {
 TEST_CASE("safetensors, hostile: huge headers") {
   const auto of = [](bytes b) { return io_error_of([&] { safetensors_file::parse(std::move(b), "x"); }); };
   // Above the cap of 100 MB although the file is that long.
-  bytes huge = assemble(std::string(100'000'001, ' '));
+  bytes huge = assemble("{" + std::string(100'000'000, ' '));
   CHECK(mentions(of(std::move(huge)), "100000001"));
 }
 
@@ -413,6 +413,14 @@ TEST_CASE("files of other formats are recognised, and the error says what to do"
     const std::string whole = io_error_of([&] { safetensors_file::read(path); });
     CHECK(mentions(whole, path + ": "));
     CHECK(mentions(whole, says));
+    CHECK(io_error_of([&] { safetensors_reader reader(path); }) == whole);
+  }
+  for (const char* text : {"Weights of the model\n", "epoch,loss\n1,0.5\n"}) {
+    CAPTURE(text);
+    const std::string path = folder / "x";
+    write_file_atomically(path, to_bytes(text));
+    const std::string whole = io_error_of([&] { safetensors_file::read(path); });
+    CHECK(whole == path + ": not a safetensors file");
     CHECK(io_error_of([&] { safetensors_reader reader(path); }) == whole);
   }
   // What is damaged only, or says nothing, is given no other name.

@@ -4,11 +4,16 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <pufferfish/core/random.hpp>
+#include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/micro_batches.hpp>
+#include <pufferfish/distributed/self.hpp>
 #include <pufferfish/lowrank/layers/attention.hpp>
 #include <pufferfish/models/lstm_lm.hpp>
 #include <pufferfish/nn.hpp>
@@ -18,7 +23,9 @@
 #include <pufferfish/nn/layers/layer_norm.hpp>
 #include <pufferfish/nn/layers/positional_encoding.hpp>
 #include <pufferfish/nn/token_loss.hpp>
+#include <pufferfish/optim/frobenius_decay.hpp>
 #include <pufferfish/optim/sgd.hpp>
+#include <pufferfish/prune/scale_sparsity.hpp>
 
 #include "../support/small_transformer.hpp"
 
@@ -590,6 +597,119 @@ TEST_CASE("misuse: models, stores and optimizers of what was moved away") {
   CHECK(contains(error_of([&] { store.pack(visit); }), "the layer of weight: was moved from"));
   CHECK(is_refused([&] { (void)conv.weight(); }));
   // NOLINTEND(bugprone-use-after-move)
+}
+
+/// Calls step() after `net` was assigned another value, and after its end.
+template <class Make>
+void check_outlives_network(const Make& make) {
+  for (const bool assigned : {true, false}) {
+    CAPTURE(assigned);
+    std::optional<network<float>> net(any_layer<float>(block(true)));
+    auto user = make(*net);
+    assigned ? void(*net = network<float>{any_layer<float>(block(true))}) : net.reset();
+    CHECK_THROWS_AS(user(), state_error);
+  }
+}
+
+TEST_CASE("misuse: optimizers and exchanges of a network that was assigned to, or is gone") {
+  cpu_context ctx;
+  check_outlives_network([&](network<float>& net) {
+    return [&ctx, sgd = SGD<float>(make_optimizer_target(net.store()), sgd_options{})]() mutable {
+      sgd.step(ctx, 0.1);
+    };
+  });
+  check_outlives_network([&](network<float>& net) {
+    return [&ctx, decay = frobenius_decay<float>(net, {.strength = 0.1})]() mutable {
+      decay.begin_step(ctx, 0.1);
+    };
+  });
+  check_outlives_network([](network<float>& net) {
+    return [added = scale_sparsity<float>(net.store(), 0.1)]() mutable { added.add(); };
+  });
+  self comm;
+  check_outlives_network([&](network<float>& net) {
+    auto exchange = std::make_shared<gradient_exchange<float, self>>(net.store(), comm);
+    return [&ctx, exchange] { exchange->begin(ctx); };
+  });
+  // Its destructor only.
+  std::optional<network<float>> net(any_layer<float>(block(true)));
+  const micro_batches<float> batches(net->store(), 2);
+  net.reset();
+}
+
+/// Passes of `layer` over x whose results overlap their inputs. `y_may`, `dx_may`: whether they may be the
+/// same memory.
+template <class L>
+void check_overlap(const L& layer, index_t width, bool y_may, bool dx_may) {
+  CAPTURE(layer.describe());
+  cpu_context ctx;
+  tensor<float, 4> memory({3, 2, 2, width}), other({2, 2, 2, width});
+  const extents<4> shape = other.shape();
+  const tensor_view<float, 4> x(memory.data(), shape), shifted(memory.data() + 1, shape);
+  const auto overlaps = [&](const tensor_view<float, 4>& y) {
+    return contains(error_of([&] { layer.forward(ctx, tensor_view<const float, 4>(x), y); }), "overlaps");
+  };
+  CHECK(overlaps(shifted));
+  CHECK(overlaps(x) == !y_may);
+  CHECK_FALSE(overlaps(other.view()));
+  const mode_scope training(ctx, run_mode::training);
+  const tensor_view<const float, 4> dy(memory.data(), shape);
+  for (const tensor_view<float, 4>& dx : {x, shifted}) {
+    const tensor<float, 4> input(shape);
+    layer.forward(ctx, tensor_view<const float, 4>(input), other.view());
+    const std::string text = error_of([&] { layer.backward(ctx, dy, dx); });
+    const bool allowed = dx_may && dx.data() == x.data();
+    CHECK(contains(text, "overlaps") == !allowed);
+  }
+}
+
+TEST_CASE("misuse: results that overlap their inputs") {
+  check_overlap(Conv<float>(conv_shape::square(3, 3, 3, 1, 1)), 3, false, false);
+  check_overlap(LowRankConv<float>(conv_shape::square(3, 3, 3, 1, 1), 1), 3, false, false);
+  check_overlap(any_layer<float>{Linear<float>(3, 3)}, 3, false, false);
+  check_overlap(any_layer<float>{LowRankLinear<float>(3, 3, 1)}, 3, false, false);
+  check_overlap(ReLU<float>(), 3, true, true);
+  check_overlap(GELU<float>(), 3, true, true);
+
+  check_overlap(BatchNorm<float>(3), 3, false, true);
+  check_overlap(PositionalEncoding<float>(3, 20), 3, true, true);
+  Sequential<float> layers;
+  layers.add(Conv<float>(conv_shape::square(3, 3, 3, 1, 1))).add(ReLU<float>());
+  cpu_context ctx;
+  tensor<float, 4> x({1, 2, 2, 3});
+  for (const any_layer<float>& container :
+       {any_layer<float>(layers), any_layer<float>(Residual<float>(layers))}) {
+    CHECK(contains(error_of([&] { container.forward(ctx, std::as_const(x).view(), x.view()); }), "overlaps"));
+  }
+
+  // What the derivative is computed from must stay in training.
+  const mode_scope training(ctx, run_mode::training);
+  CHECK(
+      contains(error_of([&] { GELU<float>().forward(ctx, std::as_const(x).view(), x.view()); }), "overlaps"));
+  CHECK(error_of([&] { Tanh<float>().forward(ctx, std::as_const(x).view(), x.view()); }).empty());
+}
+
+TEST_CASE("misuse: shapes with negative extents") {
+  const extents<4> negative{-2, 8, 8, 3};
+  const auto refused = [&](const auto& layer) {
+    CAPTURE(layer.describe());
+    for (const std::string& text : {error_of([&] { (void)layer.macs(negative); }), error_of([&] {
+                                      (void)any_layer<float>(layer).output_shape(negative);
+                                    })}) {
+      CHECK(contains(text, layer.describe()));
+      CHECK(contains(text, "[-2 x 8 x 8 x 3]"));
+      CHECK(contains(text, "negative"));
+    }
+  };
+  refused(Conv<float>(conv_shape::square(3, 4, 3, 1, 1)));
+  refused(LowRankConv<float>(conv_shape::square(3, 4, 3, 1, 1), 1));
+  refused(Linear<float>(3, 4));
+  refused(LowRankLinear<float>(3, 4, 1));
+  CHECK(contains(error_of([&] { (void)Conv<float>(conv_shape::square(3, 4, 3)).output_shape(negative); }),
+                 "negative number of images"));
+  const network<float> net{any_layer<float>(ReLU<float>())};
+  CHECK_THROWS_AS((void)net.macs(negative), shape_error);
+  CHECK_THROWS_AS((void)net.output_shape({2, 8, -8, 3}), shape_error);
 }
 
 TEST_CASE("misuse: two layers, parameters or branches of one name") {

@@ -409,6 +409,26 @@ TEST_CASE("checkpoint: files that are none, cut or damaged") {
   CHECK(mentions(io_error_of([&] { open_checkpoint(folder / "a", good.size() - 1); }), "limit"));
 }
 
+TEST_CASE("checkpoint: a changed bit of a number is refused; a file without a digest is read") {
+  const scratch_folder folder;
+  const network<float> net = make_net<float>();
+  std::vector<float> state(7, 1.0F);
+  save_checkpoint(folder / "a", net, std::vector<named_state<float>>{{"s", state}});
+  const bytes good = read_file(folder / "a");
+  network<float> target = make_net<float>(8, 5, 2);
+  // The file ends with numbers.
+  for (const std::size_t from_end : {std::size_t{1}, std::size_t{2}, std::size_t{30}, std::size_t{1001}}) {
+    bytes damaged = good;
+    damaged[damaged.size() - from_end] ^= 4U;
+    const std::string text = restore_error(parse_checkpoint(damaged, "damaged"), target);
+    CHECK(mentions(text, "the file is damaged"));
+  }
+  editable old(folder / "a");
+  CHECK(old.metadata.erase("pufferfish.digest") == 1);
+  old.parse().restore(target);
+  CHECK(snapshot<float>(target).same_numbers(snapshot<float>(net)));
+}
+
 TEST_CASE("checkpoint: what cannot be saved leaves the old file") {
   const scratch_folder folder;
   network<float> net = make_net<float>();

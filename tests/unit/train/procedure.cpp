@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <pufferfish/compress/low_rank/power_sgd.hpp>
 #include <pufferfish/compress/quantize/tern_grad.hpp>
@@ -296,6 +297,22 @@ TEST_CASE("options out of their ranges are refused before the first step") {
   refused([](training_options& o) { o.clip_norm = -1.0; }, "clip_norm -1 ");
   refused([&](training_options& o) { o.clip_norm = nan; }, "clip_norm nan ");
   refused([](training_options& o) { o.factorize.first_layer = 99; }, "first_layer 99");
+}
+
+TEST_CASE("a network that was never initialized is refused before its first step") {
+  const image_set train = quadrants(50, 1), test = quadrants(40, 2);
+  self comm;
+  training_observer nobody;
+  Sequential<float> layers;
+  layers.add("conv", Conv<float>(conv_shape::square(1, 4, 3, 1, 1)));
+  layers.add("bn", BatchNorm<float>(4));  // its weight is 1 from the beginning
+  layers.add("pool", GlobalAvgPool<float>());
+  layers.add("fc", Linear<float>(4, 4));
+  run_of run(network<float>{any_layer<float>(std::move(layers))}, comm, train, test,
+             small_options(training_mode::dense));
+  CHECK_THROWS_WITH_AS(run.advance(nobody), doctest::Contains("call initialize"), state_error);
+  run.net().initialize(1);
+  CHECK_NOTHROW(run.advance(nobody));
 }
 
 TEST_CASE("temporary image sets are moved into the run, which gives the same bits as named ones") {

@@ -270,6 +270,7 @@ void copy_checkpoint(const std::string& from, const std::string& to, const std::
                      const std::string& text, Change&& change) {
   const safetensors_file file = safetensors_file::read(from);
   safetensors_metadata metadata = file.metadata();
+  metadata.erase("pufferfish.digest");
   if (!name.empty()) metadata[name] = text;
   std::vector<std::vector<std::uint8_t>> bytes;
   std::vector<tensor_entry> entries;
@@ -329,6 +330,27 @@ TEST_CASE("resume: a file with one bad fact is refused by its name, and the run 
   is_refused("switch.statistics");
   run.run(silent);
   CHECK(parameter_digest(run) == parameter_digest(whole));
+}
+
+TEST_CASE("resume: numbers of options are written shortly, and those of earlier versions are read") {
+  const image_set train = quadrants(48, 1), test = quadrants(40, 2);
+  const scratch_folder folder;
+  self comm;
+  training_options options = small_options();
+  options.optimizer = sgd_options{.momentum = 0.9};
+  run_of run(strided_net(1), comm, train, test, options);
+  run.save(folder / "new");
+  std::string lines = safetensors_file::read(folder / "new").metadata().at("training.options");
+  const std::size_t at = lines.find("momentum 0.9,");
+  REQUIRE(at != std::string::npos);
+  lines.replace(at, 12, "momentum 0.90000000000000002");
+  copy_checkpoint(folder / "new", folder / "old", "training.options", lines, [](const auto&, auto&) {});
+  run.resume(folder / "old");
+  options.optimizer = sgd_options{.momentum = 0.8};
+  run_of other(strided_net(1), comm, train, test, options);
+  for (const char* name : {"new", "old"}) {
+    CHECK_THROWS_WITH_AS(other.resume(folder / name), doctest::Contains("momentum 0.9,"), state_error);
+  }
 }
 
 TEST_CASE("a locale with a decimal comma: records and options read and say the same") {

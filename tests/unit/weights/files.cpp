@@ -777,6 +777,30 @@ TEST_CASE("packed projections: three matrices of one rank, there and back") {
   check_same_tensors(folder / "again", folder / "again2");
 }
 
+TEST_CASE("factorize, merge: the digest of a checkpoint's numbers is not copied to a file of other numbers") {
+  const scratch_folder folder;
+  weights w(3);
+  w.add("a.weight", tensor_dtype::f32, {40, 32});
+  w.add("b.weight", tensor_dtype::f32, {40, 32});
+  const safetensors_metadata metadata{{"fact", "kept"}, {"pufferfish.digest", "0x0123456789abcdef"}};
+  write_safetensors(folder / "dense", w.entries(), metadata);
+  weight_policy policy;
+  policy.rank = rank_ratio{0.25};
+  factorize_weights(folder / "dense", folder / "low", policy);
+  const safetensors_file low = safetensors_file::read(folder / "low");
+  CHECK(low.metadata().count("pufferfish.low_rank") == 1);
+  CHECK(low.metadata().count("fact") == 1);
+  CHECK(low.metadata().count("pufferfish.digest") == 0);
+  weights factors(4);
+  factors.add("a.down.weight", tensor_dtype::f32, {4, 32});
+  factors.add("a.up.weight", tensor_dtype::f32, {40, 4});
+  write_safetensors(folder / "factors", factors.entries(), metadata);
+  merge_weights(folder / "factors", folder / "merged");
+  const safetensors_file merged = safetensors_file::read(folder / "merged");
+  CHECK(merged.contains("a.weight"));
+  CHECK(merged.metadata() == safetensors_metadata{{"fact", "kept"}});
+}
+
 TEST_CASE("merge: metadata decide, and must be those of the factors") {
   const scratch_folder folder;
   weights w(3);

@@ -38,7 +38,8 @@ class LowRankMultiheadAttentionImpl : public torch::nn::Cloneable<LowRankMultihe
       : options(given), ranks_(ranks) {
     const std::int64_t width = given.embed_dim(), heads = given.num_heads();
     if (ranks.size() != 4) {
-      detail::throw_error<value_error>({describe(), ": ", ranks.size(), " ranks for 4 projections"});
+      detail::throw_error<value_error>(
+          {describe(), ": ", pufferfish::detail::counted(ranks.size(), "rank"), " for 4 projections"});
     }
     if (heads < 1 || width % heads != 0) {
       detail::throw_error<value_error>({describe(), ": ", heads, " heads do not divide ", width});

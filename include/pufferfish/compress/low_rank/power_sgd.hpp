@@ -184,7 +184,7 @@ class power_sgd {
   void restore_ranks(std::span<const index_t> ranks) {
     if (ranks.size() != matrices_.size()) {
       detail::throw_error<shape_error>(
-          {"power_sgd: ", ranks.size(), " ranks for ", matrices_.size(), " matrices"});
+          {"power_sgd: ", detail::counted(ranks.size(), "rank"), " for ", matrices_.size(), " matrices"});
     }
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i] >= 1 && ranks[i] <= options_.rank) continue;

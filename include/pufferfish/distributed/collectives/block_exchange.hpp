@@ -68,7 +68,8 @@ namespace detail {
 template <class C>
 void check_blocks(const char* caller, const C& comm, const rank_blocks& blocks) {
   if (blocks.count() == static_cast<std::size_t>(comm.size())) return;
-  throw_error<shape_error>({caller, ": ", blocks.count(), " blocks for ", comm.size(), " ranks"});
+  throw_error<shape_error>(
+      {caller, ": ", counted(blocks.count(), "block"), " for ", counted(comm.size(), "rank")});
 }
 
 }  // namespace detail

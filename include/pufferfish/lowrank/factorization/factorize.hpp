@@ -270,14 +270,16 @@ detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const
 
 /// Converts a dense layer to a low-rank layer with a dynamic rank, by means of statistics of the layer's rows
 /// in training. The statistics reduce the error of the layer's outputs or of the loss (see truncation).
-/// `statistics` replaces options.statistics and is read during the call only. Throws shape_error, naming the
-/// layer, for statistics of another layer, and the errors of the other overloads.
+/// `statistics` replaces options.statistics and is read during the call only. Throws, naming the layer,
+/// shape_error for statistics of another layer, and value_error for statistics without rows unless
+/// options.truncate is plain; and the errors of the other overloads.
 template <detail::trait_fault None = detail::trait_fault::none, detail::has_trait_fault<None> Dense>
 detail::low_rank_of<Dense, dynamic_rank> svd_factorize(const Dense& dense, const rank_policy& policy,
                                                        const layer_statistics& statistics,
                                                        factorize_options options = {},
                                                        std::vector<factor_report>* reports = nullptr) {
   options.statistics = &statistics;
+  detail::check_recorded(statistics, options);
   return svd_factorize<detail::low_rank_of<Dense, dynamic_rank>>(dense, policy, options, reports);
 }
 

@@ -41,6 +41,18 @@ inline truncation chosen_truncation(const factorize_options& options) {
   return gradients ? truncation::two_sided : truncation::data_aware;
 }
 
+/// Throws value_error, naming the layer, if the options leave the truncation to statistics of which a matrix
+/// has no rows: a plain truncation would not be what the caller asked for.
+inline void check_recorded(const layer_statistics& statistics, const factorize_options& options) {
+  if (options.truncate) return;
+  for (std::size_t i = 0; i < statistics.matrices.size(); ++i) {
+    if (statistics.matrices[i].has_rows()) continue;
+    throw_error<value_error>({options.name, ": the statistics of matrix ", i + 1, " of ",
+                              statistics.matrices.size(),
+                              " have no rows: add outputs or inputs, or factorize without statistics"});
+  }
+}
+
 /// Location of the bias of matrix i's outputs: index of the layer's bias vector, and
 /// offset of the first element.
 struct bias_place {

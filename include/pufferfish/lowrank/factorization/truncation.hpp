@@ -161,8 +161,7 @@ class matrix_truncation {
   // converts a weighted energy to a loss: half of the rows per sample, times the mean of D if the truncation
   // does not use D.
   void take_gradients(const output_statistics& seen) {
-    const double half = 0.5 * seen.rows_of_sample();
-    loss_scale_ = half;
+    const double half = loss_scale_ = 0.5 * seen.rows_of_sample();
     if (seen.has_gradients()) {
       std::vector<double> squares = seen.gradient_squares();
       tensor<double, 2> moment = seen.gradient_moment();
@@ -172,6 +171,7 @@ class matrix_truncation {
       const auto n = static_cast<double>(std::max<index_t>(1, rows()));
       double sum = detail::trace(moment);
       for (const double square : squares) sum += square;
+      detail::require_finite("gradients", {&sum, 1});
       // If all gradients are zero, all errors have equal weight and cost nothing.
       const double ridge = sum > 0.0 ? detail::gradient_ridge * sum / n : 1.0;
       for (double& square : squares) square = std::sqrt(square + ridge);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -118,6 +119,12 @@ inline void add_to_diagonal(tensor<double, 2>& a, double value) {
   for (index_t i = 0; i < a.extent(0); ++i) a(i, i) += value;
 }
 
+/// Throws value_error, for matrix_truncation to add the layer's name, unless all numbers are finite.
+PUFFERFISH_COLD inline void require_finite(const char* what, std::span<const double> numbers) {
+  if (std::all_of(numbers.begin(), numbers.end(), [](double one) { return std::isfinite(one); })) return;
+  throw_error<value_error>({"the statistics of ", what, " are not finite"});
+}
+
 /// Ridges as shares of the mean eigenvalue of a moment. The ridge of gradients makes L invertible. The ridge
 /// of inputs orders directions without any input by their size in W.
 inline constexpr double gradient_ridge = 1e-3;
@@ -143,6 +150,8 @@ struct input_moments {
   /// empty. `centered`: moments are those about the mean.
   input_moments(const product_operand& weight, const output_statistics& seen, bool centered,
                 const std::vector<double>& bias) {
+    const double rows = seen.rows_of_sample();
+    require_finite("rows and samples", {&rows, 1});
     if (seen.has_tokens()) {
       token_root = seen.token_shares();
       for (double& share : token_root) share = std::sqrt(share);
@@ -151,6 +160,8 @@ struct input_moments {
     const bool by_inputs = seen.has_inputs();
     tensor<double, 2> moment = by_inputs ? seen.input_moment() : seen.output_moment();
     std::vector<double> average = by_inputs ? seen.input_mean() : seen.output_mean();
+    require_finite(by_inputs ? "inputs" : "outputs", moment.flat());
+    require_finite(by_inputs ? "inputs" : "outputs", average);
     if (centered) {
       for (index_t i = 0; i < moment.extent(0); ++i) {
         add_scaled(-average[static_cast<std::size_t>(i)], average.data(),

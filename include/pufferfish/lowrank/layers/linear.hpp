@@ -143,8 +143,9 @@ class low_rank_linear {
   }
 
   /// Multiply-accumulates of a forward pass for an NHWC input: N H W rank (in + out). The last dimension of
-  /// `input` is assumed to be `in` and is not checked.
+  /// `input` is assumed to be `in` and is not checked. Throws shape_error for a negative extent.
   index_t macs(const extents<4>& input) const {
+    check_extents(*this, input);
     return input[0] * input[1] * input[2] * rank_ * (in_ + out_);
   }
 

@@ -5,6 +5,7 @@
 /// Internal: checks that layers apply to their argument views and to themselves. A check that passes builds
 /// no text and allocates nothing.
 
+#include <functional>
 #include <string>
 
 #include <pufferfish/core/message.hpp>
@@ -78,6 +79,37 @@ void check_dense_rows(const Layer& layer, const char* what, const tensor_view<T,
             view.strides().data(), 2);
 }
 
+/// Throws shape_error, naming the layer, for an input with a negative extent or too many elements to count.
+template <class Layer>
+void check_extents(const Layer& layer, const extents<4>& input) {
+  if (checked_volume(input.data(), input.size()) >= 0) return;
+  throw_error<shape_error>(
+      {layer.describe(), ": input ", input, " has a negative extent, or more elements than can be counted"});
+}
+
+/// Throws shape_error, naming the layer, if two dense arguments share memory; `out` may be a null view.
+/// `in_place`: they may be the same memory, but not overlap in part.
+template <class Layer, class T, std::size_t N>
+void check_apart(const Layer& layer, const char* what, const tensor_view<T, N>& out, const char* from,
+                 const tensor_view<const T, N>& in, bool in_place) {
+  if (out.is_null()) return;
+  const std::less<const T*> before;
+  if (!before(out.data(), in.data() + in.size()) || !before(in.data(), out.data() + out.size())) return;
+  if (in_place && out.data() == in.data()) return;
+  throw_error<shape_error>({layer.describe(), ": ", what, " ", out.shape(), " overlaps ", from, " ",
+                            in.shape(), in_place ? " in part" : "", ": pass memory of its own"});
+}
+
+/// Whether the output of a layer's forward pass may be its input; `gradient`: dx of the backward pass dy.
+template <class Layer>
+constexpr bool allows_in_place(bool gradient) {
+  bool allowed = false;
+  if constexpr (requires { Layer::output_in_place; }) allowed = !gradient && Layer::output_in_place;
+  if constexpr (requires { Layer::gradient_in_place; })
+    allowed = allowed || (gradient && Layer::gradient_in_place);
+  return allowed;
+}
+
 /// Throws shape_error, naming the layer and the shapes, unless `output` is the output shape for `input`.
 template <class Layer>
 void check_shapes(const Layer& layer, const extents<4>& input, const extents<4>& output) {
@@ -97,20 +129,22 @@ void check_shapes(const Layer& layer, const extents<2>& input, const extents<2>&
 }
 
 /// Checks before the forward pass of a layer of images or rows: the layer was not moved from, x and y fit it,
-/// and both are dense. Throws state_error, shape_error.
+/// both are dense, and y does not overlap x. `in_place`: y may be x. Throws state_error, shape_error.
 template <class Layer, class T, std::size_t N>
-void check_forward(const Layer& layer, const tensor_view<const T, N>& x, const tensor_view<T, N>& y) {
+void check_forward(const Layer& layer, const tensor_view<const T, N>& x, const tensor_view<T, N>& y,
+                   bool in_place = allows_in_place<Layer>(false)) {
   check_not_moved(layer);
   check_shapes(layer, x.shape(), y.shape());
   check_dense(layer, "x", x);
   check_dense(layer, "y", y);
+  check_apart(layer, "y", y, "x", x, in_place);
 }
 
-/// Throws shape_error unless dy and dx fit the backward pass of a forward pass with an input of shape `x`. dx
-/// may be a null view.
+/// Throws shape_error unless dy and dx fit the backward pass of a forward pass with an input of shape `x`,
+/// and if dx overlaps dy. dx may be a null view. `in_place`: dx may be dy.
 template <class Layer, class T, std::size_t N>
 void check_backward(const Layer& layer, const extents<N>& x, const tensor_view<const T, N>& dy,
-                    const tensor_view<T, N>& dx) {
+                    const tensor_view<T, N>& dx, bool in_place = allows_in_place<Layer>(true)) {
   check_not_moved(layer);
   check_shapes(layer, x, dy.shape());
   check_dense(layer, "dy", dy);
@@ -119,6 +153,7 @@ void check_backward(const Layer& layer, const extents<N>& x, const tensor_view<c
     throw_error<shape_error>({layer.describe(), ": dx ", dx.shape(), " is not shaped as x ", x});
   }
   check_dense(layer, "dx", dx);
+  check_apart(layer, "dx", dx, "dy", dy, in_place);
 }
 
 }  // namespace detail

@@ -39,8 +39,8 @@ struct layer_time {
   /// naming the layer, unless `ranks` has one rank per rank group.
   double milliseconds(const rank_list& ranks) const {
     if (ranks.size() != ms_per_rank.size()) {
-      detail::throw_error<rank_error>(
-          {name, ": ", ranks.size(), " ranks where times were measured for ", ms_per_rank.size()});
+      detail::throw_error<rank_error>({name, ": ", detail::counted(ranks.size(), "rank"),
+                                       " where times were measured for ", ms_per_rank.size()});
     }
     double sum = low_rank_ms;
     for (std::size_t g = 0; g < ranks.size(); ++g) sum += ms_per_rank[g] * static_cast<double>(ranks[g]);

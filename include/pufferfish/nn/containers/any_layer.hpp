@@ -111,7 +111,10 @@ class any_layer {
   /// Kind and sizes of the layer, such as "Conv 3 -> 16, kernel 3x3".
   std::string describe() const { return self().describe(); }
   /// NHWC extents of the output for an input. Throws shape_error.
-  extents<4> output_shape(const extents<4>& input) const { return self().output_shape(input); }
+  extents<4> output_shape(const extents<4>& input) const {
+    detail::check_extents(*this, input);
+    return self().output_shape(input);
+  }
   /// y = layer(x): y has output_shape(x.shape()) and overlaps x only with the ability output_in_place.
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     self().forward(ctx, x, y);
@@ -157,7 +160,10 @@ class any_layer {
     self().trace(*this, tracer, input, prefix);
   }
   /// Multiply-accumulates of convolutions and matrix products in one forward pass; 0 for other layers.
-  index_t macs(const extents<4>& input) const { return self().macs(input); }
+  index_t macs(const extents<4>& input) const {
+    detail::check_extents(*this, input);
+    return self().macs(input);
+  }
   /// Sets all parameters to random initial values. Each layer draws from a random stream of its name.
   void initialize(random_stream random) { self().initialize(random); }
 

@@ -86,6 +86,7 @@ class Residual {
                      const forward_fusion<T>& outer) const {
     detail::check_dense(*this, "x", x);
     detail::check_dense(*this, "y", y);
+    detail::check_apart(*this, "y", y, "x", x, false);
     detail::check_not_moved(branch_);
     if (shortcut_.empty() && x.shape() != y.shape()) {
       detail::throw_error<shape_error>({describe(), ": the shortcut is the identity, but y ", y.shape(),

@@ -145,6 +145,7 @@ class Sequential {
     detail::check_not_moved(*this);
     detail::check_dense(*this, "x", x);
     detail::check_dense(*this, "y", y);
+    detail::check_apart(*this, "y", y, "x", x, false);
     if (empty()) {
       check_output(x.shape(), y.shape());
       return copy_dense(ctx, x, y);

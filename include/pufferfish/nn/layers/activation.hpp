@@ -73,7 +73,7 @@ class smooth_activation {
   /// training, both must stay as they are until the backward pass. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    check_forward(*this, x, y);
+    check_forward(*this, x, y, keeps_output(Kind) || !ctx.training());
     ops::activation_forward<Kind, T>(ctx, x.flat(), y.flat());
     if (ctx.training()) ctx.tape().push_value(*this, keeps_output(Kind) ? tensor_view<const T, 4>(y) : x);
   }

@@ -186,7 +186,7 @@ class MultiHeadAttention : public detail::layer_of_parts<MultiHeadAttention<T, D
   /// Throws shape_error, and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
     const auto n = ctx.tape().template pop_value<index_t>(*this);
-    detail::check_backward(*this, dy.shape(), dy, dx);
+    detail::check_backward(*this, dy.shape(), dy, dx, true);
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
     ctx.tape().template pop<index_t>(2 * n);
   }

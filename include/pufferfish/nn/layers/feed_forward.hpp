@@ -110,7 +110,7 @@ class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Dev
   /// Backward pass of forward for images. dy, dx: N x H x W x model, dense; dx may be dy or a null view.
   /// Throws shape_error, and state_error without a forward pass in training mode.
   void backward(context<Device>& ctx, const tensor_view<const T, 4>& dy, const tensor_view<T, 4>& dx) const {
-    detail::check_backward(*this, dy.shape(), dy, dx);
+    detail::check_backward(*this, dy.shape(), dy, dx, true);
     backward(ctx, detail::rows_of(dy), dx.is_null() ? tensor_view<T, 2>() : detail::rows_of(dx));
   }
 

@@ -99,8 +99,11 @@ class Linear {
     if (has_bias()) f("bias", bias_);
   }
 
-  /// Multiply-accumulates of one forward pass: rows * in * out.
-  index_t macs(const extents<4>& input) const { return input[0] * input[1] * input[2] * in_ * out_; }
+  /// Multiply-accumulates of one forward pass: rows * in * out. Throws shape_error for a negative extent.
+  index_t macs(const extents<4>& input) const {
+    detail::check_extents(*this, input);
+    return input[0] * input[1] * input[2] * in_ * out_;
+  }
 
  private:
   // Weight gradient first, then the bias, then dx, so that an exchange can send the gradients early.

@@ -82,7 +82,7 @@ class PositionalEncoding {
   /// may be x. Throws shape_error.
   template <class Device>
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
-    detail::check_forward(*this, x, y);
+    detail::check_forward(*this, x, y, true);
     const index_t tokens = x.extent(1) * x.extent(2);
     const extents<2> rows{x.extent(0) * tokens, width()};
     if (!x.empty()) {

@@ -106,15 +106,15 @@ struct conv_shape {
 
   /// NHWC extents of the output for an input of NHWC extents `input`. Each length is floor((in + 2 padding -
   /// dilation (kernel - 1) - 1) / stride) + 1; the channels are out_channels. A batch of 0 images is allowed.
-  /// Throws shape_error if input[3] differs from in_channels or if the dilated kernel is larger than the
-  /// padded image. `layer` names the layer in the message: a text, or an object with describe(), whose text
-  /// is built only on error.
+  /// Throws shape_error for a negative batch, if input[3] differs from in_channels, or if the dilated kernel
+  /// is larger than the padded image. `layer` names the layer in the message: a text, or an object with
+  /// describe(), whose text is built only on error.
   template <class Layer>
   extents<4> output(const extents<4>& input, const Layer& layer) const {
     const index_t height =
         output_length(input[1], kernel.height, stride.height, padding.height, dilation.height);
     const index_t width = output_length(input[2], kernel.width, stride.width, padding.width, dilation.width);
-    if (input[3] != in_channels || height <= 0 || width <= 0) misfit(name_of(layer), input);
+    if (input[3] != in_channels || height <= 0 || width <= 0 || input[0] < 0) misfit(name_of(layer), input);
     return {input[0], height, width, out_channels};
   }
 
@@ -170,6 +170,9 @@ struct conv_shape {
       detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) does not fit: it has ", input[3],
                                         " channels, not ", in_channels,
                                         input[1] == in_channels ? "; NCHW images must be permuted" : ""});
+    }
+    if (input[0] < 0) {
+      detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) has a negative number of images"});
     }
     detail::throw_error<shape_error>({layer, ": input ", input, " (NHWC) does not fit: an image of ",
                                       input[1], "x", input[2], " is smaller than the kernel"});

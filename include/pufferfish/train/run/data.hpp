@@ -4,10 +4,12 @@
 /// \file
 /// Internal: the data of a training run, and the operations from which members of training_run are composed.
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -66,6 +68,24 @@ struct run_data {
   std::optional<std::span<typename model_type::value_type>> carried() {
     if constexpr (requires { task.carried(); }) return task.carried();
     return std::nullopt;
+  }
+
+  /// Throws state_error before the first step of a network whose weights are all zero: it would not learn.
+  /// Biases and norms do not count, since a norm starts at 1. Not on a device, whose values are in other
+  /// memory.
+  void check_initialized() const {
+    if (!std::is_same_v<device_type, device::cpu> || record.total_steps != options.first_step) return;
+    bool any_weight = false;
+    for (const auto& entry : net.store().parameters()) {
+      if (entry.thing->role() != parameter_role::weight) continue;
+      const auto values = entry.thing->values();
+      if (std::any_of(values.begin(), values.end(), [](T value) { return value != T(); })) return;
+      any_weight = true;
+    }
+    if (!any_weight) return;
+    throw_error<state_error>(
+        {"training_run: all weights are zero before the first step: call initialize(seed) of the network, or "
+         "load weights, before the run is made"});
   }
 
   /// Copies the parameters and buffers of rank 0 to all ranks. Collective.

@@ -103,7 +103,8 @@ void resume_run(Data& r, const std::string& path) {
   std::optional<checkpoint_file> file;  // open on rank 0 only
   const std::string text = on_root(*r.comm, [&] {
     file.emplace(open_checkpoint(path));
-    check_same_lines(path, file->fact("training.options"), r.resume_lines, file->library_version());
+    check_same_lines(path, shorten_numbers(file->fact("training.options")), r.resume_lines,
+                     file->library_version());
     if (r.rate_plateau) static_cast<void>(file->fact("training.plateau"));
     file->restore(loaded);
     return file->fact("training.record");

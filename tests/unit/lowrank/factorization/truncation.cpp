@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
 #include <pufferfish/lowrank/factorization/factorize.hpp>
@@ -496,4 +498,51 @@ TEST_CASE("statistics of a layer: an output scale of too few numbers is refused"
                        doctest::Contains("output_scale of 7 numbers; outputs 0 to 8"), shape_error);
   seen.output_scale.assign(8, 1.0);
   CHECK(svd_factorize(dense, rank_ratio{0.25}, seen).rank() == 2);
+}
+
+TEST_CASE("svd_factorize with statistics: without rows, or not finite, they are refused by name") {
+  Linear<float> dense(5, 4);
+  dense.initialize({1, 1});
+  std::mt19937_64 random(3);
+  const matrix y = normal(20, 4, random), x = normal(20, 5, random);
+  const auto error_of = [&](const output_statistics& seen, std::optional<truncation> kind = {}) {
+    factorize_options options{"fc1"};
+    options.truncate = kind;
+    try {
+      svd_factorize(dense, rank_ratio{0.5}, layer_statistics(seen), options);
+    } catch (const value_error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const auto says = [](const std::string& text, const std::string& part) {
+    CAPTURE(text);
+    CHECK(text.rfind("fc1", 0) == 0);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  output_statistics counted(4, 5);
+  counted.add_batch(20.0, 20.0);
+  says(error_of(output_statistics(4, 5)), "matrix 1 of 1 have no rows");
+  says(error_of(counted), "no rows");
+  CHECK(error_of(counted, truncation::plain).empty());  // asked for
+
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    matrix bad_y = y, bad_x = x;
+    bad_y(7, 2) = bad;
+    bad_x(7, 2) = bad;
+    for (const std::optional<truncation> kind : {std::optional<truncation>(), {truncation::plain}}) {
+      output_statistics outputs(4, 5), inputs(4, 5), gradients(4, 5), batch(4, 5);
+      outputs.add_outputs(setting::view(bad_y));
+      says(error_of(outputs, kind), "statistics of outputs are not finite");
+      inputs.add_inputs(setting::view(bad_x));
+      says(error_of(inputs, kind), "statistics of inputs are not finite");
+      gradients.add_outputs(setting::view(y));
+      gradients.add_gradients(setting::view(bad_y), 1.0);
+      says(error_of(gradients, kind), "statistics of gradients are not finite");
+      batch.add_outputs(setting::view(y));
+      CHECK(error_of(batch, kind).empty());
+      batch.add_batch(bad, 3.0);
+      says(error_of(batch, kind), "statistics of rows and samples are not finite");
+    }
+  }
 }

@@ -71,7 +71,7 @@ TEST_CASE("layer times: the linear model") {
   CHECK(two.ms_per_rank[1] == doctest::Approx(0.5));
   CHECK(two.milliseconds({10, 20}) == doctest::Approx(15.5));
   CHECK_THROWS_WITH_AS(two.milliseconds({10}),
-                       doctest::Contains("rnn: 1 ranks where times were measured for 2"), rank_error);
+                       doctest::Contains("rnn: 1 rank where times were measured for 2"), rank_error);
 
   // Least squares; the line through (1, 1), (2, 3), (3, 2).
   const layer_time noisy = fit_layer_time("a", 1.0, {{{1}, 1.0}, {{2}, 3.0}, {{3}, 2.0}});
