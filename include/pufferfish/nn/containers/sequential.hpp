@@ -45,7 +45,6 @@ class Sequential {
  public:
   using value_type = T;
   using layer_type = any_layer<T, Device>;
-
   using child = detail::named_layer<T, Device>;
 
   Sequential() = default;
