@@ -14,7 +14,8 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// `count` images and their labels. The loaders of io/dataset.hpp guarantee three conditions: `pixels` has
 /// count * height * width * channels values, `labels` has `count` values, and each label is at least 0 and
 /// less than classes. Pixel (y, x), channel c of image n is pixels[((n height + y) width + x) channels + c].
-/// Classes that read a set check these conditions (loader, measure_normalization) or rely on them. \code
+/// Classes that read a set check these conditions (loader, measure_normalization) or rely on them.
+/// \code
 ///   image_set set{2, 1, 1, 3, 10, {255, 0, 0, 0, 255, 0}, {7, 4}};  // two images of one pixel
 /// \endcode
 struct image_set {

@@ -96,7 +96,8 @@ void send_and_add(C& comm, std::span<const T> out, int to, std::span<T> into, in
 /// same length on all ranks. `scratch` is resized to at most the longest chunk, and at most 15 MiB, and its
 /// contents are overwritten; it must not be the memory of `values`, and may be reused by later calls. With
 /// one rank the values are only multiplied. Throws timeout_error if an earlier wait of the communicator has
-/// timed out. \code
+/// timed out.
+/// \code
 ///   std::vector<float> scratch;
 ///   const float share = 1.0F / static_cast<float>(comm.size());
 ///   ring_all_reduce(comm, std::span<float>(gradients), scratch, share);  // the mean over the ranks

@@ -22,10 +22,10 @@ namespace ops {
 /// \code
 /// scratch_frame frame(ctx.scratch());
 /// ops::gradient_sums<float> sums(frame, rows(x), mean, mask);
-/// ops::conv_backward_input<float>(ctx, shape, dz, w, dy, false, &sums);  // dy: gradient of the norm's
-/// output ops::batch_norm_backward<float>(ctx, rows(x), rows(dy), mean, inv_std, weight, {dweight}, {dbias},
-/// dx,
-///                                 mask, {}, sums.collected());
+/// ops::conv_backward_input<float>(ctx, shape, dz, w, dy, false, &sums);  // dy: gradient of the output
+/// const double* known = sums.collected();
+/// ops::batch_norm_backward<float>(ctx, rows(x), rows(dy), mean, inv_std, weight, {dweight}, {dbias}, dx,
+///                                 mask, {}, known);
 /// \endcode
 template <class T>
 class gradient_sums {
