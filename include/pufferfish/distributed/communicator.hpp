@@ -46,6 +46,7 @@
 #include <pufferfish/core/config.hpp>
 #include <pufferfish/core/error.hpp>
 #include <pufferfish/core/hash.hpp>
+#include <pufferfish/core/message.hpp>
 #include <pufferfish/core/needs_exceptions.hpp>
 #include <pufferfish/distributed/rank_groups.hpp>
 

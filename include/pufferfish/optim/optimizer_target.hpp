@@ -48,8 +48,8 @@ struct optimizer_target {
   std::span<T> values;
   std::span<const T> gradients;
   std::vector<arena_segment> segments;  ///< sorted by offset, without gaps, covering all values
-  std::shared_ptr<const std::uint64_t>
-      generation;  ///< the network's layout counter; nullptr: constant layout
+  /// The network's layout counter; nullptr: the layout is constant.
+  std::shared_ptr<const std::uint64_t> generation = nullptr;
   std::uint64_t expected_generation = 0;
   void* rounded = nullptr;  ///< 16-bit copies of the values, updated by each step (parameter_store::rounded)
   rounded_format rounded_as = rounded_format::none;
