@@ -293,10 +293,10 @@ TEST_CASE("mpi: broadcast from every root, of any trivially copyable type") {
     CHECK(records[0].letter == static_cast<char>('a' + root));
   }
   std::vector<float> values(3);
-  const std::string ranks = std::to_string(comm.size());
+  const std::string ranks = pf::detail::counted(comm.size(), "rank");
   const std::string text = text_of<pf::value_error>([&] { comm.broadcast(std::span(values), comm.size()); });
-  CHECK(text ==
-        "mpi::communicator: broadcast: root " + ranks + " is outside the group of " + ranks + " ranks");
+  CHECK(text == "mpi::communicator: broadcast: root " + std::to_string(comm.size()) +
+                    " is outside the group of " + ranks);
   CHECK_THROWS_AS(comm.broadcast(std::span(values), -1), pf::value_error);
 }
 
