@@ -127,12 +127,6 @@ class communicator {
     may_lose_ranks_ = seconds > 0.0;
   }
 
-  /// True (initially): waits poll less and less often and leave the core to other threads in between. False:
-  /// waits keep a core busy. If timeout() is 0 and threads do not take turns (call_lock), blocking
-  /// collectives always use MPI's blocking functions, which keep a core busy; in Open MPI polled ones take up
-  /// to twice as long. Local.
-  void set_back_off(bool backs_off) { backs_off_ = backs_off; }
-
   /// Seconds that a call may wait; 0: for ever.
   double timeout() const { return watch_ ? watch_->seconds() : 0.0; }
 
@@ -265,7 +259,7 @@ class communicator {
   }
   request new_request() const {
     check_not_broken();
-    return request(backs_off_, watch_);
+    return request(watch_);
   }
 
   /// Starts call(first, length, request) for the pieces of a message or sum. `name`: that of MPI's function.
@@ -338,7 +332,6 @@ class communicator {
   }
 
   std::size_t chunk_ = default_chunk;
-  bool backs_off_ = true;
   bool may_lose_ranks_ = false;
   std::shared_ptr<detail::watch> watch_;  // nullptr: moved from
 };

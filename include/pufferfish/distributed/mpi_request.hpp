@@ -84,7 +84,6 @@ class request {
   request(request&& other) noexcept
       : first_(std::exchange(other.first_, MPI_REQUEST_NULL)),
         rest_(std::move(other.rest_)),
-        backs_off_(other.backs_off_),
         watch_(std::move(other.watch_)) {
     other.rest_.clear();
   }
@@ -93,7 +92,6 @@ class request {
     finish();
     first_ = std::exchange(other.first_, MPI_REQUEST_NULL);
     rest_ = std::exchange(other.rest_, {});
-    backs_off_ = other.backs_off_;
     watch_ = std::move(other.watch_);
     return *this;
   }
@@ -118,19 +116,12 @@ class request {
   /// the process ends (communicator::set_timeout).
   void wait() {
     if (!is_open()) return;
-    if (backs_off_ || watch_->polls()) {
-      return watch_->until([this] { return done(); }, "a started transfer", backs_off_);
-    }
-    detail::call("MPI_Wait", [&] { return MPI_Wait(&first_, MPI_STATUS_IGNORE); });
-    if (rest_.empty()) return;
-    detail::call("MPI_Waitall", [&] { return MPI_Waitall(rest_count(), rest_.data(), MPI_STATUSES_IGNORE); });
-    rest_.clear();
+    watch_->until([this] { return done(); }, "a started transfer");
   }
 
  private:
   friend class communicator;
-  request(bool backs_off, std::shared_ptr<detail::watch> watch)
-      : backs_off_(backs_off), watch_(std::move(watch)) {}
+  explicit request(std::shared_ptr<detail::watch> watch) : watch_(std::move(watch)) {}
 
   // Whether a transfer was started and not completed.
   bool is_open() const { return first_ != MPI_REQUEST_NULL || !rest_.empty(); }
@@ -158,7 +149,6 @@ class request {
 
   MPI_Request first_ = MPI_REQUEST_NULL;  // handle of the first chunk
   std::vector<MPI_Request> rest_;         // handles of further chunks
-  bool backs_off_ = false;                // whether waits pause between polls
   std::shared_ptr<detail::watch> watch_;  // nullptr: nothing was started
 };
 

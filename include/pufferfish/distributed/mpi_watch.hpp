@@ -130,10 +130,10 @@ class watch : public std::enable_shared_from_this<watch> {
     return room_.get();
   }
 
-  /// Calls done() until it returns true, less and less often if `backs_off`. Throws timeout_error if the time
+  /// Calls done() until it returns true, less and less often. Throws timeout_error if the time
   /// is over or another rank calls the roll, and at once after an earlier timeout.
   template <class Done>
-  void until(Done&& done, const char* what, bool backs_off) {
+  void until(Done&& done, const char* what) {
     if (broken_) {
       PUFFERFISH_THROW(
           timeout_error(std::string("mpi::communicator: ") + what + " after a timeout", missing_));
@@ -141,11 +141,7 @@ class watch : public std::enable_shared_from_this<watch> {
     const clock::time_point start = clock::now();
     pufferfish::detail::back_off rest;
     for (std::uint64_t poll = 1; !done(); ++poll) {
-      if (backs_off) {
-        rest.pause();
-      } else if (takes_turns_) {
-        std::this_thread::yield();  // else this thread could take every turn
-      }
+      rest.pause();
       if (poll % polls_between == 0 && seconds_ > 0.0) {
         if (since(start) > seconds_ || is_called()) call_the_roll(what, since(start));
         std::this_thread::yield();

@@ -51,7 +51,6 @@ PUFFERFISH_NAMESPACE_BEGIN
 template <class Root, class Device = device::cpu>
 class model {
  public:
-  using root_type = Root;
   using value_type = typename Root::value_type;
   using parameter_type = parameter_t<value_type>;
   using device_type = Device;

@@ -105,11 +105,6 @@ template <class T>
 __device__ inline T block_sum(T value) {
   return block_reduce(value, T(0), plus());
 }
-/// The maximum over a warp, in every lane; NaN if one value is NaN.
-template <class T>
-__device__ inline T warp_max(T value) {
-  return warp_reduce(value, maximum());
-}
 /// The maximum over a block, in every thread; NaN if one value is NaN. `lowest`: a number that is not greater
 /// than any value.
 template <class T>

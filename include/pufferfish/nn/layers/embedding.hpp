@@ -58,8 +58,6 @@ class Embedding {
   tensor_view<parameter_t<T>, 2> weight_gradient() const {
     return {weight_.gradient_data(), {vocabulary(), width()}};
   }
-  /// Elements of the table, row by row.
-  std::span<parameter_t<T>> weight_values() { return weight_.values(); }
   /// The parameter that stores the table.
   const parameter<parameter_t<T>>& table() const { return weight_; }
 

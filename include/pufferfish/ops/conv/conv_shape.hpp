@@ -68,16 +68,6 @@ struct conv_shape {
     return groups == 1 && kernel == size2{1, 1} && stride == size2{1, 1} && padding == size2{0, 0};
   }
 
-  /// The convolution that each group computes: an ordinary convolution (groups = 1) from group_inputs() to
-  /// group_outputs() channels with the same kernel, stride, padding and dilation.
-  conv_shape of_one_group() const {
-    conv_shape one = *this;
-    one.in_channels = group_inputs();
-    one.out_channels = group_outputs();
-    one.groups = 1;
-    return one;
-  }
-
   /// Throws shape_error, with the text `layer` in its message, unless
   /// - channels, kernel, stride, dilation and groups are positive, and no padding is negative,
   /// - groups divide both channels,
