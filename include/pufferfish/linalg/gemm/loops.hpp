@@ -147,13 +147,22 @@ index_t cached_rows(index_t elements) {
   return std::clamp<index_t>(cached_elements<T> / std::max<index_t>(1, elements) / 24 * 24, 24, 4096);
 }
 
+/// Number of steps of the depth that are multiplied before the next ones if the left operand is read in place
+/// by rows. It is the whole depth, unless a tile of whole rows would be so thin, and the right operand is so
+/// large, that reading the right operand from memory for each tile would take longer than the product.
+template <class T>
+index_t row_depth(index_t depth, index_t columns) {
+  constexpr index_t long_rows = 1024, far = (index_t{8} << 20) / static_cast<index_t>(sizeof(T));
+  return depth >= long_rows && depth * columns >= far ? depth_blocks(depth, long_rows / 2).step() : depth;
+}
+
 /// Number of rows of a left operand that are read in place and multiplied by all panels before the next rows:
-/// at most 65536 elements, if rows are not longer than 2730 elements. A product of a shallow depth takes
+/// at most 65536 elements of row_depth() steps, if these are at most 2730. A product of a shallow depth takes
 /// about as long as writing its result, and many small tiles cost more than they save.
 template <class T>
 index_t row_tile(index_t depth, index_t columns) {
   return depth < shallow_depth ? cached_rows<T>(depth + columns)
-                               : std::clamp<index_t>(65536 / depth / 24 * 24, 24, 384);
+                               : std::clamp<index_t>(65536 / row_depth<T>(depth, columns) / 24 * 24, 24, 384);
 }
 
 /// multiply_rows() for one tile. For each panel, the loop is over blocks of the depth, then over groups of
@@ -200,8 +209,9 @@ void multiply_tile_of_rows(const packed_b<T>& b, const tensor_view<const T, 2>& 
 /// any strides, read in place (fast if one stride is 1); c: M x (the columns of these panels), contiguous
 /// rows, overlaps no operand. K = 0 is an empty sum. Nothing is checked.
 ///
-/// The part of a that is read for one panel after the other fits into the second-level cache: a tile of rows
-/// or, if the columns of a are contiguous, a block of the depth.
+/// The part of a that is read for one panel after the other fits into the second-level cache: a tile of rows,
+/// of which row_depth() steps are multiplied at a time, or, if the columns of a are contiguous, a block of
+/// the depth.
 template <class T>
 void multiply_rows(const packed_b<T>& b, const tensor_view<const T, 2>& a, index_t first, index_t last,
                    const tensor_view<product_result_t<T>, 2>& c, bool add) {
@@ -211,8 +221,8 @@ void multiply_rows(const packed_b<T>& b, const tensor_view<const T, 2>& a, index
     std::fill_n(c.data() + i * c.stride(0), c.extent(1), product_result_t<T>{});
   }
   const bool by_depth = a.stride(0) == 1;
-  const index_t tile = by_depth ? rows : row_tile<T>(depth, c.extent(1)),
-                deep = by_depth ? std::min(block, depth) : depth;
+  const index_t tile = by_depth ? rows : row_tile<T>(depth, b.columns),
+                deep = by_depth ? std::min(block, depth) : row_depth<T>(depth, b.columns);
   for (index_t k = 0; k < depth; k += deep) {
     const index_t steps = std::min(deep, depth - k);
     for (index_t row = 0; row < rows; row += tile) {

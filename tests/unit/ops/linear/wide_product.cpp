@@ -108,6 +108,32 @@ TEST_CASE_TEMPLATE("wide_product, row_product: against the reference, over rando
   CHECK_THROWS_AS(ops::row_product<T>(ctx, a, b, c), shape_error);
 }
 
+TEST_CASE_TEMPLATE("row_product with a right operand of 8 MiB: by blocks of the depth", T, float, double) {
+  const index_t m = 200, k = 1033, n = (index_t{8} << 20) / (k * index_t{sizeof(T)}) + 9;
+  REQUIRE(pufferfish::detail::row_depth<T>(k, n) == 345);  // the last block has 343 steps
+  REQUIRE(pufferfish::detail::row_tile<T>(k, n) < m);
+  const tensor<T, 2> a = random_matrix<T>({m, k}, 1), b = random_matrix<T>({k, n}, 2),
+                     before = random_matrix<T>({m, n}, 3);
+  tensor<T, 2> expected({m, n});
+  reference_gemm{}.multiply<T>(a, b, expected, false);
+  for (const bool add : {false, true}) {
+    for (index_t i = 0; add && i < m * n; ++i) expected.data()[i] += before.data()[i];
+    tensor<T, 2> whole = before;
+    cpu_context ctx;
+    scratch_frame frame(ctx.scratch());
+    const ops::detail::panel_shape<T> shape(n);
+    pufferfish::detail::multiply_rows<T>(ops::detail::packed_b<T>::prepare(ctx, frame, shape, b, m), a, whole,
+                                         add);
+    CHECK(largest_error(whole, expected) < (sizeof(T) == 4 ? 1e-3 : 1e-12));
+    for (const int threads : {1, 3}) {
+      cpu_context own({threads, 0});
+      tensor<T, 2> tiles = before;
+      ops::row_product<T>(own, a, b, tiles, add);
+      CHECK(std::equal(tiles.flat().begin(), tiles.flat().end(), whole.flat().begin()));
+    }
+  }
+}
+
 TEST_CASE_TEMPLATE("step_operand: against the reference, few steps and many, groups", T, float, double) {
   const double tolerance = sizeof(T) == 4 ? 2e-5 : 1e-13;
   cpu_context ctx({2, 0});
