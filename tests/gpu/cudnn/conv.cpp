@@ -75,6 +75,7 @@ TEST_CASE_TEMPLATE("gpu cudnn: convolutions as by the built-in kernels", T, floa
     CHECK(library.deterministic() == deterministic);
     const auto check = [&](const conv_case& c) { check_case<T>(ctx, library, c); };
     check(conv_case::of(pf::conv_shape::square(4, 6, 3, 1, 1), {2, 5, 4}));
+    if (!deterministic) continue;  // there every plan is chosen among four, which cuDNN takes long to build
     check(conv_case::of(pf::conv_shape::square(8, 8, 3, 2, 1), {1, 7, 6}));
     pf::conv_shape shape = pf::conv_shape::square(8, 16, 3, 1, 0);
     shape.kernel = {2, 3};

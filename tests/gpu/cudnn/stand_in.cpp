@@ -56,7 +56,7 @@ const std::vector<engine_row>& engine_table() {
   return all;
 }
 constexpr int first_of_fallback = 5;
-constexpr auto time_of_slow = std::chrono::milliseconds(10);
+constexpr auto time_of_slow = std::chrono::milliseconds(5);
 
 [[noreturn]] void refuse(cudnnStatus_t status, const char* why) { throw cudnnException(why, status); }
 void require(bool condition, const char* what) {
