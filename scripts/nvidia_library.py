@@ -4,7 +4,8 @@
 `;REASON` if it was not found.
 
 It is looked for in the CUDA Toolkit, then in Python's packages (nvidia-cudnn-cu13 and so on), then where the linker looks.
-Python's packages have libNAME.so.9 without libNAME.so, for which the linker's own search asks: LIBRARY is a file.
+Python's packages have libNAME.so.9 without libNAME.so, for which the linker's own search asks: LIBRARY is a file. cudnn_frontend
+has headers only, and LIBRARY is the header.
 """
 import ctypes.util
 import pathlib
@@ -13,10 +14,14 @@ import site
 import sys
 
 
+def package_roots():
+    """Folders that have Python's packages."""
+    return list(dict.fromkeys([*sys.path, *site.getsitepackages(), site.getusersitepackages()]))
+
+
 def package_folders():
     """Folders of Python's NVIDIA packages: nvidia/cudnn, nvidia/cu13."""
-    roots = [*sys.path, *site.getsitepackages(), site.getusersitepackages()]
-    return [f for root in dict.fromkeys(roots) for f in sorted(pathlib.Path(root, "nvidia").glob("*")) if (f / "lib").is_dir()]
+    return [f for root in package_roots() for f in sorted(pathlib.Path(root, "nvidia").glob("*")) if (f / "lib").is_dir()]
 
 
 def candidates(name, cuda):
@@ -59,12 +64,25 @@ def find(name, cuda, header):
         f"no lib{name}.so in {cuda}, in Python's packages or in /usr"
 
 
+def find_header(header, cuda, package):
+    """(header, its folder, why not) of a library without binaries. A Python package has it in its root's include folder."""
+    folders = [cuda / "include", *(pathlib.Path(root, "include") for root in package_roots()),
+               pathlib.Path("/usr/include"), pathlib.Path("/usr/local/include")]
+    for folder in folders:
+        if (folder / header).is_file():
+            return folder / header, folder, ""
+    return None, None, f"no {header} in {cuda}, in Python's package {package} or in /usr"
+
+
 HEADERS = {"cudart": "cuda_runtime.h", "cublas": "cublas_v2.h", "cublasLt": "cublasLt.h", "cusolver": "cusolverDn.h"}
 
 
 def main():
     name, cuda = sys.argv[1], pathlib.Path(sys.argv[2])
-    library, include, reason = find(name, cuda, HEADERS.get(name, f"{name}.h"))
+    if name == "cudnn_frontend":
+        library, include, reason = find_header("cudnn_frontend.h", cuda, "nvidia-cudnn-frontend")
+    else:
+        library, include, reason = find(name, cuda, HEADERS.get(name, f"{name}.h"))
     print(f"{library};{include}" if library else f";{reason}")
 
 

@@ -9,9 +9,6 @@
 
 #include <pufferfish/core/random.hpp>
 #include <pufferfish/gpu.hpp>
-#if defined(PUFFERFISH_BENCH_CUDNN)
-#include <pufferfish/gpu/cudnn.hpp>
-#endif
 #include <pufferfish/models/imagenet_resnet.hpp>
 #include <pufferfish/models/resnet.hpp>
 #include <pufferfish/models/vgg.hpp>
@@ -88,12 +85,8 @@ class image_step final : public device_step {
       labels[i] = static_cast<std::int32_t>(i % static_cast<std::size_t>(network.classes));
     }
     labels_.from_host(labels);
-#if defined(PUFFERFISH_BENCH_CUDNN)
-    if (which.cudnn) {
-      library_ = std::make_unique<pf::gpu::cudnn>(ctx_);
-      ctx_.use(library_.get());
-    }
-#endif
+    if (which.cudnn) library_ = make_cudnn(ctx_);
+    ctx_.use(library_.get());
   }
 
   index_t parameters() const override { return net_.parameter_count(); }
@@ -156,14 +149,6 @@ std::unique_ptr<device_step> made_of(const device_case& which) {
 }
 
 }  // namespace
-
-std::size_t device_step::cudnn_version() {
-#if defined(PUFFERFISH_BENCH_CUDNN)
-  return cudnnGetVersion();
-#else
-  return 0;
-#endif
-}
 
 std::unique_ptr<device_step> make_device_image_step(const device_case& which) {
   return which.precision == "bf16" ? made_of<pf::gpu::bf16>(which) : made_of<float>(which);

@@ -92,6 +92,9 @@ class device_step {
   std::uint64_t number_ = 0;
 };
 
+/// cuDNN for a context, or nullptr if it is not built in (device_step::cudnn_version).
+std::unique_ptr<pufferfish::gpu::conv_library> make_cudnn(const pufferfish::gpu_context& ctx);
+
 /// Return nullptr for networks of the other file.
 std::unique_ptr<device_step> make_device_image_step(const device_case& which);
 std::unique_ptr<device_step> make_device_sequence_step(const device_case& which);

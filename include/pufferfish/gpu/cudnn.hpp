@@ -2,25 +2,28 @@
 #pragma once
 
 /// \file
-/// `gpu::cudnn`: convolutions by NVIDIA's cuDNN. Not part of <pufferfish/gpu.hpp>: a program that includes
-/// this header links cudnn (if <cudnn.h> is absent, the header is empty).
+/// `gpu::cudnn`: convolutions by NVIDIA's cuDNN 9, through NVIDIA's C++ front end (headers of the Python
+/// package nvidia-cudnn-frontend). Not part of <pufferfish/gpu.hpp>: a program that includes this header
+/// links cudnn. If <cudnn.h> or <cudnn_frontend.h> is absent, the header is empty. With
+/// -DCUDNN_FRONTEND_SKIP_JSON_LIB, the same in all sources that include the front end, it compiles in half
+/// the time, about half a minute.
 ///
 ///     gpu_context ctx;
 ///     gpu::cudnn cudnn(ctx);
 ///     ctx.use(&cudnn);
 
-#if __has_include(<cudnn.h>)
+#if __has_include(<cudnn.h>) && __has_include(<cudnn_frontend.h>)
 
-#include <cudnn.h>
-
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string_view>
-#include <vector>
+#include <utility>
 
+#include <pufferfish/gpu/cudnn_graph.hpp>
 #include <pufferfish/gpu/kernels/copy/transpose.hpp>
-#include <pufferfish/gpu/ops/conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
@@ -32,14 +35,24 @@ inline void check(cudnnStatus_t status, std::string_view call) {
 }
 
 /// cuDNN on a context's stream, for float and 16 bits. cuDNN reads filters as [out][height][width][in], so
-/// filters are transposed before a call and their gradients after it; unlike those of the own kernels,
-/// gradients of 16-bit filters are rounded to 16 bits. Candidates are the algorithms of cuDNN's heuristics
-/// that obey the context's math mode and, for a deterministic context, are deterministic. The first one that
-/// cuDNN does not refuse at the first call of a shape computes all later calls of the shape, too. Without
-/// any, the own kernels compute the shape. One thread at a time uses an object. It must exist as long as the
-/// context uses it, and be destroyed before the context. Workspaces and transposed filters are taken from the
-/// context's scratch memory; an algorithm with more than 1 GB of workspace is not used. Errors of cuDNN other
-/// than a refusal of an algorithm are thrown as backend_error.
+/// filters are transposed before a call and their gradients after it. Sums are float, and so are gradients of
+/// 16-bit filters. Candidates are the engines of cuDNN's heuristics that obey the context's math mode, that
+/// are deterministic if the context is, and that build a plan with at most 1 GiB of workspace. The first call
+/// of a shape chooses the plan of all its calls:
+///
+/// - In a deterministic context the plan is the first candidate, without timing. Two runs on devices of one
+///   kind with the same version of cuDNN then have the same plan and give the same bits.
+/// - Otherwise the plan is the fastest of the first four candidates, by the shortest of three times. Trials
+///   write to scratch memory and wait for the stream. Two runs may have different plans.
+/// - If the stream is being captured during the first call, the plan is the first candidate.
+///
+/// Without candidates, the built-in kernels compute the shape. They also compute gradients of 16-bit filters
+/// for which cuDNN has no engine with a float result, and calls with operands that are not aligned to 16
+/// bytes.
+///
+/// One thread at a time uses an object. It must exist as long as the context uses it, and be destroyed before
+/// the context. Workspaces and transposed filters are taken from the context's scratch memory. Failures of
+/// cuDNN are thrown as backend_error, with the extents of the convolution.
 class cudnn final : public conv_library {
  public:
   /// Throws backend_error. Use it with this context only.
@@ -48,6 +61,7 @@ class cudnn final : public conv_library {
     check(cudnnSetStream(handle_, ctx.stream()), "cudnnSetStream");
   }
   ~cudnn() override {
+    plans_.clear();
     if (handle_ != nullptr) static_cast<void>(cudnnDestroy(handle_));
   }
 
@@ -56,77 +70,67 @@ class cudnn final : public conv_library {
 
   bool forward(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* w,
                const void* bias, void* y) override {
+    const detail::conv_job job{asked, detail::conv_pass::forward, bias != nullptr};
+    if (!is_possible(job, x, y)) return false;
     return with_type(asked.type, [&]<class T>(T) {
-      return run_forward(ctx, asked, static_cast<const T*>(x), static_cast<const T*>(w),
-                         static_cast<const T*>(bias), static_cast<T*>(y));
+      const kernels::conv_geometry& g = asked.geometry;
+      scratch_frame frame(ctx.scratch());
+      // The bias is written to y first; cuDNN then adds the product to y.
+      if (bias != nullptr) {
+        kernels::fill_rows<T>(ctx.stream(), static_cast<const T*>(bias), static_cast<T*>(y), g.out_pixels(),
+                              g.out_channels, g.out_channels);
+      }
+      return run(ctx, job, {const_cast<void*>(x), turned<T>(ctx, g, w, frame), y});
     });
   }
   bool backward_input(context<device::gpu>& ctx, const conv_request& asked, const void* dy, const void* w,
                       void* dx, bool add) override {
+    const detail::conv_job job{asked, detail::conv_pass::input, add};
+    if (!is_possible(job, dx, dy)) return false;
     return with_type(asked.type, [&]<class T>(T) {
-      return run_backward_input(ctx, asked, static_cast<const T*>(dy), static_cast<const T*>(w),
-                                static_cast<T*>(dx), add);
+      scratch_frame frame(ctx.scratch());
+      return run(ctx, job, {dx, turned<T>(ctx, asked.geometry, w, frame), const_cast<void*>(dy)});
     });
   }
   bool backward_weight(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* dy,
                        float* dw, bool accumulate) override {
-    return with_type(asked.type, [&]<class T>(T) {
-      return run_backward_weight(ctx, asked, static_cast<const T*>(x), static_cast<const T*>(dy), dw,
-                                 accumulate);
-    });
+    const detail::conv_job job{asked, detail::conv_pass::weight, false};
+    if (!is_possible(job, x, dy)) return false;
+    const kernels::conv_geometry& g = asked.geometry;
+    scratch_frame frame(ctx.scratch());
+    auto* const filter = frame.take<float>(weights(g));
+    if (!run(ctx, job, {const_cast<void*>(x), filter, const_cast<void*>(dy)})) return false;
+    kernels::transpose_wide<float>(ctx.stream(), filter, g.out_channels, g.patch(), dw, accumulate);
+    return true;
   }
 
  private:
-  static constexpr float one = 1.0F;
-  static constexpr std::size_t most_workspace = std::size_t{1} << 30;
+  using plan = cudnn_frontend::ExecutionPlan;
+  using operands = std::array<void*, 3>;  ///< x, w and y, or their gradients
 
-  struct algorithm {
-    int number = 0;
-    cudnnMathType_t math = CUDNN_DEFAULT_MATH;
-    index_t bytes = 0;  ///< size of the workspace
-    std::size_t size() const { return static_cast<std::size_t>(bytes); }
-  };
+  static constexpr int most_trials = 4;
 
-  template <class Handle, cudnnStatus_t (*Create)(Handle*), cudnnStatus_t (*Destroy)(Handle)>
-  class descriptor {
-   public:
-    descriptor() { check(Create(&value_), "cudnnCreate..Descriptor"); }
-    descriptor(const descriptor&) = delete;
-    descriptor& operator=(const descriptor&) = delete;
-    ~descriptor() { static_cast<void>(Destroy(value_)); }
-    operator Handle() const { return value_; }
-
-   private:
-    Handle value_ = nullptr;
-  };
-  using tensor_descriptor =
-      descriptor<cudnnTensorDescriptor_t, cudnnCreateTensorDescriptor, cudnnDestroyTensorDescriptor>;
-  using filter_descriptor =
-      descriptor<cudnnFilterDescriptor_t, cudnnCreateFilterDescriptor, cudnnDestroyFilterDescriptor>;
-  using conv_descriptor = descriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
-                                     cudnnDestroyConvolutionDescriptor>;
-
-  /// cuDNN's descriptors and algorithms of a convolution, made once. Calls use the first algorithm.
-  struct shape {
-    tensor_descriptor x, y;
-    filter_descriptor w;
-    conv_descriptor conv;
-    std::optional<std::vector<algorithm>> forward, input, weight;
-  };
-
-  using key = std::array<index_t, 16>;
-  static key key_of(const conv_request& asked) {
-    const kernels::conv_geometry& g = asked.geometry;
-    return {g.images,        g.in_height,       g.in_width,       g.in_channels,
-            g.out_height,    g.out_width,       g.out_channels,   g.kernel_height,
-            g.kernel_width,  g.stride_height,   g.stride_width,   g.padding_height,
-            g.padding_width, g.dilation_height, g.dilation_width, static_cast<index_t>(asked.type)};
-  }
-
-  shape& shape_of(const conv_request& asked) {
-    const auto [place, fresh] = shapes_.try_emplace(key_of(asked));
-    if (fresh) describe(asked, place->second);
-    return place->second;
+  using key = std::array<index_t, 18>;
+  static key key_of(const detail::conv_job& job) {
+    const kernels::conv_geometry& g = job.asked.geometry;
+    return {g.images,
+            g.in_height,
+            g.in_width,
+            g.in_channels,
+            g.out_height,
+            g.out_width,
+            g.out_channels,
+            g.kernel_height,
+            g.kernel_width,
+            g.stride_height,
+            g.stride_width,
+            g.padding_height,
+            g.padding_width,
+            g.dilation_height,
+            g.dilation_width,
+            static_cast<index_t>(job.asked.type),
+            static_cast<index_t>(job.pass),
+            job.add ? 1 : 0};
   }
 
   /// Calls f with a number of the type, and returns its result; false for types that are not supported.
@@ -137,165 +141,114 @@ class cudnn final : public conv_library {
     if (type == CUDA_R_16F) return f(fp16{});
     return false;
   }
-  static cudnnDataType_t data_type(cudaDataType_t type) {
-    if (type == CUDA_R_16BF) return CUDNN_DATA_BFLOAT16;
-    return type == CUDA_R_16F ? CUDNN_DATA_HALF : CUDNN_DATA_FLOAT;
+
+  /// Whether cuDNN may compute the job: unless it is empty, has operands that are not aligned, or is known to
+  /// have no plan.
+  bool is_possible(const detail::conv_job& job, const void* x, const void* y) const {
+    const auto is_aligned = [](const void* p) {
+      return reinterpret_cast<std::uintptr_t>(p) % detail::conv_alignment == 0;
+    };
+    if (job.asked.geometry.images == 0 || !is_aligned(x) || !is_aligned(y)) return false;
+    const auto known = plans_.find(key_of(job));
+    return known == plans_.end() || known->second;
   }
 
-  /// The math type of a convolution. Products of 16-bit numbers are exact in tensor cores, with sums in
-  /// float. TF32, with 11 bits, is used only in math_mode::tf32.
-  cudnnMathType_t math_of(cudaDataType_t type) const {
-    if (type != CUDA_R_32F) return CUDNN_TENSOR_OP_MATH;
-    return math_ == math_mode::tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
-  }
-  static void use_math(const shape& s, cudnnMathType_t math) {
-    check(cudnnSetConvolutionMathType(s.conv, math), "cudnnSetConvolutionMathType");
-  }
-
-  /// Whether a call refused the algorithm before it wrote anything.
-  static bool is_refusal(cudnnStatus_t status) {
-#if defined(CUDNN_STATUS_CATEGORY)  // from cuDNN 9 on, the status says why
-    return CUDNN_STATUS_CATEGORY(status) == CUDNN_STATUS_NOT_SUPPORTED;
-#else
-    return status == CUDNN_STATUS_NOT_SUPPORTED;
-#endif
-  }
-
-  /// Calls run(algorithm, workspace) with the first of `left` that cuDNN does not refuse. Refused ones are
-  /// removed, because the heuristics also name algorithms that do not support the layout or the number of
-  /// channels. Returns false if none is left. After the first call of a shape the first algorithm is the one
-  /// in use, so that a captured step makes no other calls.
-  template <class Run>
-  static bool run_first(context<device::gpu>& ctx, const shape& s, std::vector<algorithm>& left,
-                        const char* name, Run&& run) {
-    while (!left.empty()) {
-      const algorithm& a = left.front();
-      use_math(s, a.math);
-      scratch_frame frame(ctx.scratch());
-      const cudnnStatus_t status = run(a, frame.take<std::byte>(a.bytes));
-      if (status == CUDNN_STATUS_SUCCESS) return true;
-      if (!is_refusal(status)) check(status, name);
-      left.erase(left.begin());
+  /// Computes the job by its plan, which the first call chooses. Returns false if there is none.
+  bool run(context<device::gpu>& ctx, const detail::conv_job& job, const operands& data) {
+    try {
+      auto place = plans_.find(key_of(job));
+      if (place == plans_.end()) place = plans_.emplace(key_of(job), choose(ctx, job, data)).first;
+      if (place->second) execute(ctx, *place->second, data);
+      return place->second.has_value();
+    } catch (const cudnn_frontend::cudnnException& failure) {
+      const kernels::conv_geometry& g = job.asked.geometry;
+      const extents<4> x{g.images, g.in_height, g.in_width, g.in_channels},
+          y{g.images, g.out_height, g.out_width, g.out_channels},
+          w{g.kernel_height, g.kernel_width, g.in_channels, g.out_channels};
+      constexpr std::array names{"output", "gradient of the input", "gradient of the weight"};
+      pufferfish::detail::throw_error<backend_error>(
+          {"gpu::cudnn: ", names[static_cast<std::size_t>(job.pass)], " of a convolution from ", x, " to ", y,
+           " by ", w, ": ", failure.what()});
     }
-    return false;
   }
 
-  // The bias is written to y first; cuDNN then adds the product to y (beta = 1).
-  template <class T>
-  bool run_forward(context<device::gpu>& ctx, const conv_request& asked, const T* x, const T* w,
-                   const T* bias, T* y) {
-    const kernels::conv_geometry& g = asked.geometry;
-    shape& s = shape_of(asked);
-    if (!s.forward)
-      s.forward =
-          choose<cudnnConvolutionFwdAlgoPerf_t>(math_of(asked.type), [&](int most, int* found, auto* all) {
-            return cudnnGetConvolutionForwardAlgorithm_v7(handle_, s.x, s.w, s.conv, s.y, most, found, all);
-          });
-    if (s.forward->empty()) return false;
-    scratch_frame frame(ctx.scratch());
-    const T* filter = turned(ctx, g, w, frame);
-    if (bias != nullptr) {
-      kernels::fill_rows<T>(ctx.stream(), bias, y, g.out_pixels(), g.out_channels, g.out_channels);
+  /// The job's graph; empty if cuDNN does not support it.
+  std::optional<cudnn_frontend::OperationGraph> described(const detail::conv_job& job) const {
+    try {
+      return detail::conv_graph(handle_, job);
+    } catch (const cudnn_frontend::cudnnException& failure) {
+      if (CUDNN_STATUS_CATEGORY(failure.error_status) != CUDNN_STATUS_NOT_SUPPORTED) throw;
+      return std::nullopt;
     }
-    const float beta = bias != nullptr ? 1.0F : 0.0F;
-    return run_first(ctx, s, *s.forward, "cudnnConvolutionForward",
-                     [&](const algorithm& a, std::byte* workspace) {
-                       return cudnnConvolutionForward(handle_, &one, s.x, x, s.w, filter, s.conv,
-                                                      static_cast<cudnnConvolutionFwdAlgo_t>(a.number),
-                                                      workspace, a.size(), &beta, s.y, y);
-                     });
   }
 
-  // With `add`, cuDNN adds to dx (beta = 1).
-  template <class T>
-  bool run_backward_input(context<device::gpu>& ctx, const conv_request& asked, const T* dy, const T* w,
-                          T* dx, bool add) {
-    shape& s = shape_of(asked);
-    if (!s.input)
-      s.input = choose<cudnnConvolutionBwdDataAlgoPerf_t>(math_of(asked.type), [&](int most, int* found,
-                                                                                   auto* all) {
-        return cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, s.w, s.y, s.conv, s.x, most, found, all);
-      });
-    if (s.input->empty()) return false;
+  std::optional<plan> choose(context<device::gpu>& ctx, const detail::conv_job& job, operands data) const {
+    std::optional<cudnn_frontend::OperationGraph> graph = described(job);
+    if (!graph) return std::nullopt;
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(ctx.stream(), &capture), "cudaStreamIsCapturing");
+    const bool timed = !deterministic_ && capture == cudaStreamCaptureStatusNone;
+
     scratch_frame frame(ctx.scratch());
-    const T* filter = turned(ctx, asked.geometry, w, frame);
-    const float beta = add ? 1.0F : 0.0F;
-    return run_first(
-        ctx, s, *s.input, "cudnnConvolutionBackwardData", [&](const algorithm& a, std::byte* workspace) {
-          return cudnnConvolutionBackwardData(handle_, &one, s.w, filter, s.y, dy, s.conv,
-                                              static_cast<cudnnConvolutionBwdDataAlgo_t>(a.number), workspace,
-                                              a.size(), &beta, s.x, dx);
-        });
-  }
-
-  // The gradient of the filter is computed in T, then transposed to dw in float.
-  template <class T>
-  bool run_backward_weight(context<device::gpu>& ctx, const conv_request& asked, const T* x, const T* dy,
-                           float* dw, bool accumulate) {
-    const kernels::conv_geometry& g = asked.geometry;
-    if (g.images == 0) return false;
-    shape& s = shape_of(asked);
-    if (!s.weight)
-      s.weight = choose<cudnnConvolutionBwdFilterAlgoPerf_t>(
-          math_of(asked.type), [&](int most, int* found, auto* all) {
-            return cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, s.x, s.y, s.conv, s.w, most, found,
-                                                                 all);
-          });
-    if (s.weight->empty()) return false;
-    scratch_frame frame(ctx.scratch());
-    T* filter = frame.take<T>(weights(g));
-    const float beta = 0.0F;
-    if (!run_first(ctx, s, *s.weight, "cudnnConvolutionBackwardFilter",
-                   [&](const algorithm& a, std::byte* workspace) {
-                     return cudnnConvolutionBackwardFilter(
-                         handle_, &one, s.x, x, s.y, dy, s.conv,
-                         static_cast<cudnnConvolutionBwdFilterAlgo_t>(a.number), workspace, a.size(), &beta,
-                         s.w, filter);
-                   })) {
-      return false;
-    }
-    kernels::transpose_wide<T>(ctx.stream(), filter, g.out_channels, g.patch(), dw, accumulate);
-    return true;
-  }
-
-  // NHWC descriptors; the number of images is narrowed to int.
-  void describe(const conv_request& asked, shape& s) const {
-    const kernels::conv_geometry& g = asked.geometry;
-    const cudnnDataType_t type = data_type(asked.type);
-    const int images = static_cast<int>(g.images);
-    check(cudnnSetTensor4dDescriptor(s.x, CUDNN_TENSOR_NHWC, type, images, g.in_channels, g.in_height,
-                                     g.in_width),
-          "cudnnSetTensor4dDescriptor");
-    check(cudnnSetTensor4dDescriptor(s.y, CUDNN_TENSOR_NHWC, type, images, g.out_channels, g.out_height,
-                                     g.out_width),
-          "cudnnSetTensor4dDescriptor");
-    check(cudnnSetFilter4dDescriptor(s.w, type, CUDNN_TENSOR_NHWC, g.out_channels, g.in_channels,
-                                     g.kernel_height, g.kernel_width),
-          "cudnnSetFilter4dDescriptor");
-    check(cudnnSetConvolution2dDescriptor(s.conv, g.padding_height, g.padding_width, g.stride_height,
-                                          g.stride_width, g.dilation_height, g.dilation_width,
-                                          CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
-          "cudnnSetConvolution2dDescriptor");
-    use_math(s, math_of(asked.type));
-  }
-
-  // Asks the heuristics and keeps the algorithms that the math mode, determinism and the limit of workspace
-  // allow, in the order of the heuristics. Empty if the question fails.
-  template <class Result, class Ask>
-  std::vector<algorithm> choose(cudnnMathType_t math, Ask&& ask) const {
-    std::array<Result, 16> results{};
-    std::vector<algorithm> chosen;
-    int found = 0;
-    if (ask(static_cast<int>(results.size()), &found, results.data()) != CUDNN_STATUS_SUCCESS) return chosen;
-    for (int i = 0; i < found; ++i) {
-      const Result& r = results[static_cast<std::size_t>(i)];
-      const bool allowed = (!deterministic_ || r.determinism == CUDNN_DETERMINISTIC) &&
-                           (math != CUDNN_FMA_MATH || r.mathType == CUDNN_FMA_MATH);
-      if (r.status == CUDNN_STATUS_SUCCESS && allowed && r.memory <= most_workspace) {
-        chosen.push_back({static_cast<int>(r.algo), r.mathType, static_cast<index_t>(r.memory)});
+    if (timed) trial_result(ctx, job, frame, data);
+    std::optional<plan> best;
+    double least = 0.0;
+    int trials = 0;
+    for (const auto& engine : detail::conv_engines(*graph, job.asked.type, math_, deterministic_)) {
+      std::optional<plan> made = detail::conv_plan(handle_, *graph, engine);
+      if (!made) continue;
+      if (!timed) return made;
+      const double seconds = seconds_of(ctx, *made, data);
+      if (!best || seconds < least) {
+        best = std::move(made);
+        least = seconds;
       }
+      if (++trials == most_trials) break;
     }
-    return chosen;
+    return best;
+  }
+
+  /// Replaces the result by zeros in memory of `frame`: a repeated call would add to the result.
+  static void trial_result(context<device::gpu>& ctx, const detail::conv_job& job, scratch_frame& frame,
+                           operands& data) {
+    if (job.pass == detail::conv_pass::weight) return;  // in scratch memory already, and not added to
+    const kernels::conv_geometry& g = job.asked.geometry;
+    const bool forward = job.pass == detail::conv_pass::forward;
+    const index_t elements = forward ? g.out_pixels() * g.out_channels : g.in_pixels() * g.in_channels;
+    const index_t bytes = elements * (job.asked.type == CUDA_R_32F ? 4 : 2);
+    data[forward ? 2 : 0] = frame.take<std::byte>(bytes);
+    check(cudaMemsetAsync(data[forward ? 2 : 0], 0, static_cast<std::size_t>(bytes), ctx.stream()),
+          "cudaMemsetAsync");
+  }
+
+  /// The shortest of three times, after a first run, which loads the kernel.
+  double seconds_of(context<device::gpu>& ctx, const plan& tried, const operands& data) const {
+    std::array<event, 4> points{event(event_use::timing), event(event_use::timing), event(event_use::timing),
+                                event(event_use::timing)};
+    for (event& point : points) {
+      execute(ctx, tried, data);
+      point.record(ctx.stream());
+    }
+    points.back().synchronize();
+    double least = points[1].seconds_since(points[0]);
+    for (std::size_t i = 2; i < points.size(); ++i) {
+      least = std::min(least, points[i].seconds_since(points[i - 1]));
+    }
+    return least;
+  }
+
+  void execute(context<device::gpu>& ctx, const plan& chosen, operands data) const {
+    constexpr std::array<std::int64_t, 3> ids{'x', 'w', 'y'};
+    scratch_frame frame(ctx.scratch());
+    const auto pack = cudnn_frontend::VariantPackBuilder()
+                          .setDataPointers(3, data.data())
+                          .setUids(3, ids.data())
+                          .setWorkspacePointer(frame.take<std::byte>(chosen.getWorkspaceSize()))
+                          .build();
+    const cudnnStatus_t status = cudnnBackendExecute(handle_, chosen.get_raw_desc(), pack.get_raw_desc());
+    if (status != CUDNN_STATUS_SUCCESS) {
+      throw cudnn_frontend::cudnnException(cudnnGetErrorString(status), status);
+    }
   }
 
   static index_t weights(const kernels::conv_geometry& g) {
@@ -303,17 +256,17 @@ class cudnn final : public conv_library {
   }
   // The filter as [out][height][width][in], in memory of `frame`.
   template <class T>
-  static const T* turned(context<device::gpu>& ctx, const kernels::conv_geometry& g, const T* w,
-                         scratch_frame& frame) {
+  static T* turned(context<device::gpu>& ctx, const kernels::conv_geometry& g, const void* w,
+                   scratch_frame& frame) {
     T* filter = frame.take<T>(weights(g));
-    kernels::transpose<T>(ctx.stream(), w, g.patch(), g.out_channels, filter);
+    kernels::transpose<T>(ctx.stream(), static_cast<const T*>(w), g.patch(), g.out_channels, filter);
     return filter;
   }
 
   cudnnHandle_t handle_ = nullptr;
   math_mode math_;
   bool deterministic_;
-  std::map<key, shape> shapes_;
+  std::map<key, std::optional<plan>> plans_;  ///< no plan: cuDNN does not support the job
 };
 
 }  // namespace gpu

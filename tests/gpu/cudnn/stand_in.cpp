@@ -1,89 +1,104 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 
 /// \file
-/// The part of cuDNN that gpu/cudnn.hpp uses, for the emulated device: plain sums, and a close look at what
-/// it is given. Of the five algorithms that it offers, the first is not deterministic, the second takes too
-/// much memory and the third, in float, uses tensor cores. The third and the fourth are refused when they are
-/// called. The fifth computes, but not over three channels. For filters over five channels no algorithm is
-/// offered.
+/// The part of cuDNN and of its front end that gpu/cudnn.hpp uses, for the emulated device: plain sums, and
+/// checks of all arguments. There are ten engines (engine_table). Mode A of the heuristics has the first
+/// five, the fallback list the others. Numbers of input channels stand for what may go wrong: no engine for
+/// 5, engines without plans for 3, no graph for 7, and a failure at execution for 11.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#include <cudnn.h>
+#include <cudnn_frontend.h>
 
-#include <array>
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <optional>
-#include <vector>
+#include <thread>
 
 #include "../emulated/device.hpp"
-
-using emulated_device::kind;
 
 struct cudnnContext {
   cudaStream_t stream = nullptr;
 };
-struct cudnnTensorStruct {
-  cudnnDataType_t type = CUDNN_DATA_FLOAT;
-  std::array<int, 4> nhwc{};
+struct cudnnBackendStruct {
+  std::shared_ptr<const cudnn_frontend::problem> what;
+  int engine = -1;
+  std::vector<void*> data;
+  cudnn_frontend::numbers ids;
+  void* workspace = nullptr;
 };
-struct cudnnFilterStruct {
-  cudnnDataType_t type = CUDNN_DATA_FLOAT;
-  std::array<int, 4> khwc{};
-};
-struct cudnnConvolutionStruct {
-  std::array<int, 2> padding{}, stride{}, dilation{};
-  std::optional<cudnnMathType_t> math;
-};
+
+namespace cudnn_frontend {
 
 namespace {
 
-constexpr std::size_t workspace_bytes = 100;
+using note = cudnnBackendNumericalNote_t;
 
-std::size_t size_of(cudnnDataType_t type) { return type == CUDNN_DATA_FLOAT ? 4 : 2; }
-std::size_t bytes_of(cudnnDataType_t type, const std::array<int, 4>& shape) {
-  std::size_t bytes = size_of(type);
-  for (const int extent : shape) bytes *= static_cast<std::size_t>(extent);
-  return bytes;
+struct engine_row {
+  std::vector<note> notes;
+  std::int64_t workspace;
+  bool builds, slow, exact;
+};
+const std::vector<engine_row>& engine_table() {
+  static const std::vector<engine_row> all{
+      {{CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC}, 100, true, true, true},               // 0
+      {{CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION}, 100, true, false, false},  // 1
+      {{CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS}, 100, true, false, false},          // 2
+      {{CUDNN_NUMERICAL_NOTE_TENSOR_CORE}, 100, true, true, true},                    // 3
+      {{}, std::int64_t{1} << 31, true, false, true},                                 // 4: too much workspace
+      {{}, 100, false, false, true},                                                  // 5: no plan
+      {{}, 100, true, true, true},                                                    // 6
+      {{}, 0, true, true, true},                                                      // 7
+      {{}, 300, true, false, true},                                                   // 8
+      {{}, 100, true, false, true},                                                   // 9: never tried
+  };
+  return all;
 }
-bool on_device(const void* memory, std::size_t bytes) {
-  return emulated_device::kind_of(memory, bytes) == kind::device;
+constexpr int first_of_fallback = 5;
+constexpr auto time_of_slow = std::chrono::milliseconds(5);
+
+[[noreturn]] void refuse(cudnnStatus_t status, const char* why) { throw cudnnException(why, status); }
+void require(bool condition, const char* what) {
+  if (!condition) refuse(CUDNN_STATUS_BAD_PARAM, what);
 }
 
-float get(const void* data, cudnnDataType_t type, std::size_t i) {
-  if (type == CUDNN_DATA_FLOAT) return static_cast<const float*>(data)[i];
-  if (type == CUDNN_DATA_HALF) return __half2float(static_cast<const __half*>(data)[i]);
+std::size_t size_of(DataType_t type) { return type == DataType_t::FLOAT ? 4 : 2; }
+float get(const void* data, DataType_t type, std::size_t i) {
+  if (type == DataType_t::FLOAT) return static_cast<const float*>(data)[i];
+  if (type == DataType_t::HALF) return __half2float(static_cast<const __half*>(data)[i]);
   return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]);
 }
-void put(void* data, cudnnDataType_t type, std::size_t i, float value) {
-  if (type == CUDNN_DATA_FLOAT) {
+void put(void* data, DataType_t type, std::size_t i, float value) {
+  if (type == DataType_t::FLOAT) {
     static_cast<float*>(data)[i] = value;
-  } else if (type == CUDNN_DATA_HALF) {
+  } else if (type == DataType_t::HALF) {
     static_cast<__half*>(data)[i] = __float2half(value);
   } else {
     static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16(value);
   }
 }
 
-/// A convolution whose descriptors fit each other.
-struct problem {
-  cudnnDataType_t type = CUDNN_DATA_FLOAT;
-  std::array<int, 4> x{}, w{}, y{};
-  cudnnConvolutionStruct conv;
+}  // namespace
 
-  static bool find(const cudnnTensorStruct* x, const cudnnFilterStruct* w, const cudnnConvolutionStruct* conv,
-                   const cudnnTensorStruct* y, problem& result) {
-    if (x == nullptr || w == nullptr || conv == nullptr || y == nullptr || !conv->math) return false;
-    result = {x->type, x->nhwc, w->khwc, y->nhwc, *conv};
-    bool fits = x->type == w->type && x->type == y->type && result.x[0] == result.y[0] &&
-                result.x[3] == result.w[3] && result.y[3] == result.w[0];
-    for (std::size_t i = 0; i < 2; ++i) {
-      const int reach = conv->dilation[i] * (result.w[i + 1] - 1) + 1;
-      fits =
-          fits && result.y[i + 1] == (result.x[i + 1] + 2 * conv->padding[i] - reach) / conv->stride[i] + 1;
+struct problem {
+  DescriptorType_t kind;
+  std::array<Tensor, 3> tensors;  // x, w, y or gradients
+  std::array<int, 4> x, w, y;     // N (or K) H W C
+  ConvDesc conv;
+  float beta;
+
+  int result() const {
+    return kind == DescriptorType_t::OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR         ? 2
+           : kind == DescriptorType_t::OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR ? 0
+                                                                                      : 1;
+  }
+  std::size_t elements(int i) const {
+    std::size_t count = 1;
+    for (const std::int64_t extent : tensors[static_cast<std::size_t>(i)].extents) {
+      count *= static_cast<std::size_t>(extent);
     }
-    return fits;
+    return count;
   }
 
   /// f(place in x, in w, in y) of every product.
@@ -92,13 +107,15 @@ struct problem {
     const auto at = [](const std::array<int, 4>& shape, int a, int b, int c, int d) {
       return static_cast<std::size_t>(((a * shape[1] + b) * shape[2] + c) * shape[3] + d);
     };
+    const auto place = [this](std::size_t axis, int out, int tap) {
+      return static_cast<int>(out * conv.stride[axis] - conv.before[axis] + tap * conv.dilation[axis]);
+    };
     for (int n = 0; n < y[0]; ++n) {
       for (int p = 0; p < y[1]; ++p) {
         for (int q = 0; q < y[2]; ++q) {
           for (int r = 0; r < w[1]; ++r) {
             for (int s = 0; s < w[2]; ++s) {
-              const int i = p * conv.stride[0] - conv.padding[0] + r * conv.dilation[0];
-              const int j = q * conv.stride[1] - conv.padding[1] + s * conv.dilation[1];
+              const int i = place(0, p, r), j = place(1, q, s);
               if (i < 0 || i >= x[1] || j < 0 || j >= x[2]) continue;
               for (int k = 0; k < w[0]; ++k) {
                 for (int c = 0; c < w[3]; ++c) f(at(x, n, i, j, c), at(w, k, r, s, c), at(y, n, p, q, k));
@@ -109,72 +126,121 @@ struct problem {
       }
     }
   }
-};
 
-constexpr int offered = 5;
-
-/// What heuristics name is not always what a call takes.
-template <class Algorithm>
-bool refuses(const problem& p, Algorithm asked) {
-  const int number = static_cast<int>(asked);
-  return number == 2 || number == 3 || p.x[3] == 3;
-}
-
-template <class Result>
-cudnnStatus_t offer(bool fits, const problem& p, int most, int* found, Result* results) {
-  if (!fits || most < offered) return CUDNN_STATUS_BAD_PARAM;
-  if (p.x[3] == 5) return CUDNN_STATUS_NOT_SUPPORTED;
-  *found = offered;
-  for (int i = 0; i < offered; ++i) {
-    results[i] = {};
-    results[i].status = CUDNN_STATUS_SUCCESS;
-    results[i].determinism = i == 0 ? CUDNN_NON_DETERMINISTIC : CUDNN_DETERMINISTIC;
-    results[i].memory = i == 1 ? std::size_t{1} << 40 : workspace_bytes;
-    results[i].algo = static_cast<decltype(results[i].algo)>(i);
-    const cudnnMathType_t asked = *p.conv.math;
-    results[i].mathType = i == 2 && asked == CUDNN_FMA_MATH ? CUDNN_TENSOR_OP_MATH : asked;
-  }
-  return CUDNN_STATUS_SUCCESS;
-}
-
-/// to = alpha sum + beta to, of sums that `sum` makes.
-struct work {
-  problem p;
-  float alpha, beta;
-  void* to;
-  std::array<int, 4> shape;
-  void* workspace;
-
-  template <class Sum>
-  cudnnStatus_t submit(cudnnHandle_t handle, const char* name, Sum sum) const {
-    const auto run = [*this, sum] {
-      std::memset(workspace, 0xff, workspace_bytes);
-      std::vector<float> sums(bytes_of(p.type, shape) / size_of(p.type), 0.0F);
-      sum(p, sums);
-      for (std::size_t i = 0; i < sums.size(); ++i) {
-        // What is multiplied by zero is not read.
-        const float before = beta == 0.0F ? 0.0F : beta * get(to, p.type, i);
-        put(to, p.type, i, alpha * sums[i] + before);
-      }
-    };
-    const cudaError_t status = emulated_device::submit(handle->stream, name, run);
-    return status == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
+  /// result = result of the convolution + beta result. `scale`: 1 for engines that are exact.
+  void compute(const std::array<void*, 3>& data, float scale) const {
+    const int to = result();
+    std::vector<float> sums(elements(to), 0.0F);
+    const DataType_t tx = tensors[0].type, tw = tensors[1].type, ty = tensors[2].type;
+    for_each([&](std::size_t i, std::size_t j, std::size_t k) {
+      if (to == 0) sums[i] += get(data[1], tw, j) * get(data[2], ty, k);
+      if (to == 1) sums[j] += get(data[0], tx, i) * get(data[2], ty, k);
+      if (to == 2) sums[k] += get(data[0], tx, i) * get(data[1], tw, j);
+    });
+    void* const memory = data[static_cast<std::size_t>(to)];
+    const DataType_t type = tensors[static_cast<std::size_t>(to)].type;
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      // What is multiplied by zero is not read.
+      const float before = beta == 0.0F ? 0.0F : beta * get(memory, type, i);
+      put(memory, type, i, scale * sums[i] + before);
+    }
   }
 };
 
-bool all_there(const problem& p, const void* x, const void* w, const void* y, const void* workspace,
-               std::size_t size) {
-  return on_device(x, bytes_of(p.type, p.x)) && on_device(w, bytes_of(p.type, p.w)) &&
-         on_device(y, bytes_of(p.type, p.y)) && size >= workspace_bytes && on_device(workspace, size);
+OperationGraph OperationGraphBuilder::build() {
+  require(handle_ != nullptr && count_ == 1, "one operation and a handle");
+  const Operation& o = *first_;
+  auto made = std::make_shared<problem>();
+  made->kind = o.kind;
+  made->conv = o.conv;
+  made->beta = o.beta;
+  const int to = made->result();
+  require(o.dx.has_value() == (to == 0) && o.dw.has_value() == (to == 1) && o.y.has_value() == (to == 2),
+          "the result of the operation");
+  require(o.x.has_value() == (to != 0) && o.w.has_value() == (to != 1) && o.dy.has_value() == (to != 2),
+          "the operands of the operation");
+  made->tensors = {to == 0 ? *o.dx : *o.x, to == 1 ? *o.dw : *o.w, to == 2 ? *o.y : *o.dy};
+  require(o.alpha == 1.0F && o.conv.compute == DataType_t::FLOAT && o.conv.axes == 2 &&
+              o.conv.mode == ConvolutionMode_t::CROSS_CORRELATION,
+          "how the convolution is computed");
+  for (const numbers* n : {&o.conv.before, &o.conv.after, &o.conv.stride, &o.conv.dilation}) {
+    require(n->size() == 2, "numbers of two axes");
+  }
+  std::array<std::array<int, 4>*, 3> shapes{&made->x, &made->w, &made->y};
+  for (std::size_t i = 0; i < 3; ++i) {
+    const Tensor& t = made->tensors[i];
+    require(t.extents.size() == 4 && t.strides.size() == 4 && t.alignment == 16, "four extents and strides");
+    const std::int64_t n = t.extents[0], c = t.extents[1], h = t.extents[2], w = t.extents[3];
+    require(n > 0 && t.strides == numbers{h * w * c, 1, w * c, c}, "channels innermost");
+    *shapes[i] = {static_cast<int>(n), static_cast<int>(h), static_cast<int>(w), static_cast<int>(c)};
+  }
+  const DataType_t type = made->tensors[2].type;
+  require(made->tensors[0].type == type && made->tensors[1].type == (to == 1 ? DataType_t::FLOAT : type),
+          "types of the tensors");
+  require(made->x[0] == made->y[0] && made->x[3] == made->w[3] && made->y[3] == made->w[0],
+          "images and channels");
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::int64_t reach = o.conv.dilation[i] * (made->w[i + 1] - 1) + 1;
+    require(made->y[i + 1] ==
+                (made->x[i + 1] + o.conv.before[i] + o.conv.after[i] - reach) / o.conv.stride[i] + 1,
+            "extents of the output");
+  }
+  if (made->x[3] == 7) refuse(CUDNN_STATUS_NOT_SUPPORTED_SHAPE, "seven channels");
+  return OperationGraph(std::move(made));
 }
 
-float number(const void* scale) { return *static_cast<const float*>(scale); }
+opaque_descriptor::~opaque_descriptor() { delete made_; }
 
-}  // namespace
+bool has_note(cudnnBackendDescriptor_t engine, cudnnBackendNumericalNote_t wanted) {
+  const std::vector<note>& notes = engine_table()[static_cast<std::size_t>(engine->engine)].notes;
+  return std::find(notes.begin(), notes.end(), wanted) != notes.end();
+}
+
+std::vector<cudnnStatus_t> get_heuristics_list(const std::vector<HeurMode_t>& modes, OperationGraph& graph,
+                                               std::function<bool(cudnnBackendDescriptor_t)> left_out,
+                                               EngineConfigList& engines, bool all_modes, std::int32_t,
+                                               std::shared_ptr<const DeviceProperties>) {
+  ++cudnn_stand_in::told().questions;
+  std::vector<cudnnStatus_t> statuses;
+  if (graph.what()->x[3] == 5) return {CUDNN_STATUS_NOT_SUPPORTED};
+  for (const HeurMode_t mode : modes) {
+    const bool fallback = mode == HeurMode_t::FALLBACK;
+    const int first = fallback ? first_of_fallback : 0;
+    const int end = fallback ? static_cast<int>(engine_table().size()) : first_of_fallback;
+    for (int i = first; i < end; ++i) {
+      auto engine =
+          std::make_shared<opaque_descriptor>(new cudnnBackendStruct{graph.what(), i, {}, {}, nullptr});
+      if (!left_out(engine->get_backend_descriptor())) engines.push_back(std::move(engine));
+    }
+    statuses.push_back(CUDNN_STATUS_SUCCESS);
+    if (!all_modes) break;
+  }
+  return statuses;
+}
+
+ExecutionPlan ExecutionPlanBuilder::build() {
+  require(handle_ != nullptr && engine_ != nullptr, "a handle and an engine");
+  const cudnnBackendStruct& engine = *engine_->get_backend_descriptor();
+  const engine_row& row = engine_table()[static_cast<std::size_t>(engine.engine)];
+  if (!row.builds || engine.what->x[3] == 3) refuse(CUDNN_STATUS_NOT_SUPPORTED, "no plan");
+  return {std::make_shared<opaque_descriptor>(new cudnnBackendStruct(engine)), row.workspace};
+}
+
+VariantPack VariantPackBuilder::build() {
+  return VariantPack(
+      std::make_shared<opaque_descriptor>(new cudnnBackendStruct{nullptr, -1, data_, ids_, workspace_}));
+}
+
+}  // namespace cudnn_frontend
+
+cudnn_stand_in::log& cudnn_stand_in::told() {
+  static log all;
+  return all;
+}
 
 std::size_t cudnnGetVersion() { return 1; }
 const char* cudnnGetErrorString(cudnnStatus_t status) {
-  return status == CUDNN_STATUS_SUCCESS ? "success" : "refused by the stand-in";
+  return status == CUDNN_STATUS_EXECUTION_FAILED ? "failed in the stand-in" : "refused by the stand-in";
 }
 cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
   *handle = new cudnnContext;
@@ -189,132 +255,41 @@ cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
   return CUDNN_STATUS_SUCCESS;
 }
 
-cudnnStatus_t cudnnCreateTensorDescriptor(cudnnTensorDescriptor_t* made) {
-  *made = new cudnnTensorStruct;
-  return CUDNN_STATUS_SUCCESS;
-}
-cudnnStatus_t cudnnDestroyTensorDescriptor(cudnnTensorDescriptor_t what) {
-  delete what;
-  return CUDNN_STATUS_SUCCESS;
-}
-cudnnStatus_t cudnnSetTensor4dDescriptor(cudnnTensorDescriptor_t what, cudnnTensorFormat_t format,
-                                         cudnnDataType_t type, int n, int c, int h, int w) {
-  *what = {type, {n, h, w, c}};
-  return format == CUDNN_TENSOR_NHWC && n > 0 ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
-}
-cudnnStatus_t cudnnCreateFilterDescriptor(cudnnFilterDescriptor_t* made) {
-  *made = new cudnnFilterStruct;
-  return CUDNN_STATUS_SUCCESS;
-}
-cudnnStatus_t cudnnDestroyFilterDescriptor(cudnnFilterDescriptor_t what) {
-  delete what;
-  return CUDNN_STATUS_SUCCESS;
-}
-cudnnStatus_t cudnnSetFilter4dDescriptor(cudnnFilterDescriptor_t what, cudnnDataType_t type,
-                                         cudnnTensorFormat_t format, int k, int c, int h, int w) {
-  *what = {type, {k, h, w, c}};
-  return format == CUDNN_TENSOR_NHWC ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
-}
-cudnnStatus_t cudnnCreateConvolutionDescriptor(cudnnConvolutionDescriptor_t* made) {
-  *made = new cudnnConvolutionStruct;
-  return CUDNN_STATUS_SUCCESS;
-}
-cudnnStatus_t cudnnDestroyConvolutionDescriptor(cudnnConvolutionDescriptor_t what) {
-  delete what;
-  return CUDNN_STATUS_SUCCESS;
-}
-cudnnStatus_t cudnnSetConvolution2dDescriptor(cudnnConvolutionDescriptor_t what, int pad_h, int pad_w, int u,
-                                              int v, int dilation_h, int dilation_w,
-                                              cudnnConvolutionMode_t mode, cudnnDataType_t compute) {
-  *what = {{pad_h, pad_w}, {u, v}, {dilation_h, dilation_w}, {}};
-  const bool right = mode == CUDNN_CROSS_CORRELATION && compute == CUDNN_DATA_FLOAT;
-  return right ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
-}
-cudnnStatus_t cudnnSetConvolutionMathType(cudnnConvolutionDescriptor_t what, cudnnMathType_t math) {
-  what->math = math;
-  return CUDNN_STATUS_SUCCESS;
-}
-
-cudnnStatus_t cudnnGetConvolutionForwardAlgorithm_v7(cudnnHandle_t, cudnnTensorDescriptor_t x,
-                                                     cudnnFilterDescriptor_t w,
-                                                     cudnnConvolutionDescriptor_t conv,
-                                                     cudnnTensorDescriptor_t y, int most, int* found,
-                                                     cudnnConvolutionFwdAlgoPerf_t* results) {
-  problem p;
-  const bool fits = problem::find(x, w, conv, y, p);
-  return offer(fits, p, most, found, results);
-}
-cudnnStatus_t cudnnGetConvolutionBackwardDataAlgorithm_v7(cudnnHandle_t, cudnnFilterDescriptor_t w,
-                                                          cudnnTensorDescriptor_t dy,
-                                                          cudnnConvolutionDescriptor_t conv,
-                                                          cudnnTensorDescriptor_t dx, int most, int* found,
-                                                          cudnnConvolutionBwdDataAlgoPerf_t* results) {
-  problem p;
-  const bool fits = problem::find(dx, w, conv, dy, p);
-  return offer(fits, p, most, found, results);
-}
-cudnnStatus_t cudnnGetConvolutionBackwardFilterAlgorithm_v7(cudnnHandle_t, cudnnTensorDescriptor_t x,
-                                                            cudnnTensorDescriptor_t dy,
-                                                            cudnnConvolutionDescriptor_t conv,
-                                                            cudnnFilterDescriptor_t dw, int most, int* found,
-                                                            cudnnConvolutionBwdFilterAlgoPerf_t* results) {
-  problem p;
-  const bool fits = problem::find(x, dw, conv, dy, p);
-  return offer(fits, p, most, found, results);
-}
-
-cudnnStatus_t cudnnConvolutionForward(cudnnHandle_t handle, const void* alpha, cudnnTensorDescriptor_t x_of,
-                                      const void* x, cudnnFilterDescriptor_t w_of, const void* w,
-                                      cudnnConvolutionDescriptor_t conv, cudnnConvolutionFwdAlgo_t algorithm,
-                                      void* workspace, size_t size, const void* beta,
-                                      cudnnTensorDescriptor_t y_of, void* y) {
-  problem p;
-  if (!problem::find(x_of, w_of, conv, y_of, p) || !all_there(p, x, w, y, workspace, size)) {
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                                  cudnnBackendDescriptor_t operands) {
+  const std::shared_ptr<const cudnn_frontend::problem> what = plan->what;
+  const int number = plan->engine;
+  const cudnn_frontend::engine_row& row = cudnn_frontend::engine_table()[static_cast<std::size_t>(number)];
+  if (operands->data.size() != 3 || operands->ids.size() != 3) return CUDNN_STATUS_BAD_PARAM;
+  std::array<void*, 3> data{};
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto found = std::find(operands->ids.begin(), operands->ids.end(), what->tensors[i].id);
+    if (found == operands->ids.end()) return CUDNN_STATUS_BAD_PARAM;
+    data[i] = operands->data[static_cast<std::size_t>(found - operands->ids.begin())];
+    const std::size_t bytes =
+        what->elements(static_cast<int>(i)) * cudnn_frontend::size_of(what->tensors[i].type);
+    if (emulated_device::kind_of(data[i], bytes) != emulated_device::kind::device ||
+        reinterpret_cast<std::uintptr_t>(data[i]) % 16 != 0) {
+      return CUDNN_STATUS_BAD_PARAM;
+    }
+  }
+  void* const workspace = operands->workspace;
+  const auto bytes = static_cast<std::size_t>(row.workspace);
+  if (bytes > 0 && emulated_device::kind_of(workspace, bytes) != emulated_device::kind::device) {
     return CUDNN_STATUS_BAD_PARAM;
   }
-  if (refuses(p, algorithm)) return CUDNN_STATUS_NOT_SUPPORTED;
-  return work{p, number(alpha), number(beta), y, p.y, workspace}.submit(
-      handle, "cudnnConvolutionForward", [x, w](const problem& of, std::vector<float>& sums) {
-        of.for_each([&](std::size_t i, std::size_t j, std::size_t k) {
-          sums[k] += get(x, of.type, i) * get(w, of.type, j);
-        });
-      });
-}
-cudnnStatus_t cudnnConvolutionBackwardData(cudnnHandle_t handle, const void* alpha,
-                                           cudnnFilterDescriptor_t w_of, const void* w,
-                                           cudnnTensorDescriptor_t dy_of, const void* dy,
-                                           cudnnConvolutionDescriptor_t conv,
-                                           cudnnConvolutionBwdDataAlgo_t algorithm, void* workspace,
-                                           size_t size, const void* beta, cudnnTensorDescriptor_t dx_of,
-                                           void* dx) {
-  problem p;
-  if (!problem::find(dx_of, w_of, conv, dy_of, p) || !all_there(p, dx, w, dy, workspace, size)) {
-    return CUDNN_STATUS_BAD_PARAM;
-  }
-  if (refuses(p, algorithm)) return CUDNN_STATUS_NOT_SUPPORTED;
-  return work{p, number(alpha), number(beta), dx, p.x, workspace}.submit(
-      handle, "cudnnConvolutionBackwardData", [dy, w](const problem& of, std::vector<float>& sums) {
-        of.for_each([&](std::size_t i, std::size_t j, std::size_t k) {
-          sums[i] += get(dy, of.type, k) * get(w, of.type, j);
-        });
-      });
-}
-cudnnStatus_t cudnnConvolutionBackwardFilter(cudnnHandle_t handle, const void* alpha,
-                                             cudnnTensorDescriptor_t x_of, const void* x,
-                                             cudnnTensorDescriptor_t dy_of, const void* dy,
-                                             cudnnConvolutionDescriptor_t conv,
-                                             cudnnConvolutionBwdFilterAlgo_t algorithm, void* workspace,
-                                             size_t size, const void* beta, cudnnFilterDescriptor_t dw_of,
-                                             void* dw) {
-  problem p;
-  if (!problem::find(x_of, dw_of, conv, dy_of, p) || !all_there(p, x, dw, dy, workspace, size)) {
-    return CUDNN_STATUS_BAD_PARAM;
-  }
-  if (refuses(p, algorithm)) return CUDNN_STATUS_NOT_SUPPORTED;
-  return work{p, number(alpha), number(beta), dw, p.w, workspace}.submit(
-      handle, "cudnnConvolutionBackwardFilter", [x, dy](const problem& of, std::vector<float>& sums) {
-        of.for_each([&](std::size_t i, std::size_t j, std::size_t k) {
-          sums[j] += get(x, of.type, i) * get(dy, of.type, k);
-        });
-      });
+  if (what->x[3] == 11) return CUDNN_STATUS_EXECUTION_FAILED;
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(handle->stream, &capture);
+  cudnn_stand_in::told().executions.push_back(
+      {number, data[static_cast<std::size_t>(what->result())], capture != cudaStreamCaptureStatusNone});
+  const bool slow = row.slow;
+  const float scale = row.exact ? 1.0F : 1.5F;
+  const auto work = [=] {
+    if (bytes > 0) std::memset(workspace, 0xff, bytes);
+    if (slow) std::this_thread::sleep_for(cudnn_frontend::time_of_slow);
+    what->compute(data, scale);
+  };
+  const cudaError_t status = emulated_device::submit(handle->stream, "cudnnBackendExecute", work);
+  return status == cudaSuccess ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
