@@ -109,6 +109,15 @@ class Steps(unittest.TestCase):
             launches = [line.split() for line in done.stderr.splitlines()]
             self.assertEqual([int(words[0]) for words in launches if words[1:] == ["norm_gradient_sums"]], [sums] if sums else [])
 
+    def test_launches_of_a_transformer_step(self):
+        # The published network: the projections of queries, keys and values are one product, those of a memory for keys
+        # and values, too; so are the gradients of their weights.
+        asked = {"work": "step", "network": "transformer", "mode": "dense", "batch": 32, "precision": "bf16", "steps": 1}
+        done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, check=True, env={**os.environ, "PUFFERFISH_EMULATED_GRAPHS": "only"})
+        launches = dict(reversed(line.split(maxsplit=1)) for line in done.stderr.strip().split("\n"))
+        self.assertEqual((launches["product"], launches["operations"]), ("207", "369"), done.stderr)
+
     def test_no_time_left(self):
         done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--python", "",
                                "--minutes", "0.001"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
