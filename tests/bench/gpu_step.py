@@ -110,13 +110,16 @@ class Steps(unittest.TestCase):
             self.assertEqual([int(words[0]) for words in launches if words[1:] == ["norm_gradient_sums"]], [sums] if sums else [])
 
     def test_launches_of_a_transformer_step(self):
-        # The published network: the projections of queries, keys and values are one product, those of a memory for keys
-        # and values, too; so are the gradients of their weights.
-        asked = {"work": "step", "network": "transformer", "mode": "dense", "batch": 32, "precision": "bf16", "steps": 1}
-        done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, check=True, env={**os.environ, "PUFFERFISH_EMULATED_GRAPHS": "only"})
-        launches = dict(reversed(line.split(maxsplit=1)) for line in done.stderr.strip().split("\n"))
-        self.assertEqual((launches["product"], launches["operations"]), ("207", "369"), done.stderr)
+        # Two layers in each stack, of which one is factorized. The projections of queries, keys and values are one
+        # product, and so are the gradients of their weights and, before they are added, those of their input.
+        for mode, products, operations in [("dense", 71, 137), ("hybrid", 104, 170)]:
+            asked = {"work": "step", "network": "transformer", "mode": mode, "batch": 32, "precision": "bf16", "steps": 1, "tiny": True}
+            done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, check=True, env={**os.environ, "PUFFERFISH_EMULATED_GRAPHS": "only"})
+            launches = {name.split("<")[0]: int(count) for count, name in (line.split(maxsplit=1) for line in done.stderr.strip().split("\n"))}
+            self.assertEqual(launches["product"], products, done.stderr)
+            self.assertEqual(launches["add_terms"], 4, done.stderr)
+            self.assertEqual(launches["operations"], operations, done.stderr)
 
     def test_no_time_left(self):
         done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--python", "",
