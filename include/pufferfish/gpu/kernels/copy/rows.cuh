@@ -53,7 +53,8 @@ inline grid row_grid(index_t rows, index_t columns, int width) {
 /// Calls f(column) for the first of each `Width` columns of a row, distributed over the threads of a block.
 template <int Width, class F>
 __device__ inline void for_each_column(index_t columns, F f) {
-  for (index_t c = index_t{block_thread()} * Width; c < columns; c += index_t{block_threads()} * Width) {
+  for (index_t c = static_cast<index_t>(threadIdx.x) * Width; c < columns;
+       c += static_cast<index_t>(blockDim.x) * Width) {
     f(c);
   }
 }

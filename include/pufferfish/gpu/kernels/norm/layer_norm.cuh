@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of layer_norm.hpp: one block per row. In each pass over the row, a thread reads the elements of
-/// the sum that it has written itself, so only the block's sums need barriers.
+/// Kernels of layer_norm.hpp. Forward: one block per row; in each pass over the row, a thread reads the
+/// elements of the sum that it has written itself, so only the block's sums need barriers.
 
 #include <pufferfish/gpu/kernels/copy/rows.cuh>
 #include <pufferfish/gpu/kernels/norm/layer_norm.hpp>
@@ -68,14 +68,23 @@ static __global__ void layer_norm_forward_kernel(grid_dependency earlier, norm_p
   }
 }
 
+/// Rows of a block that computes gradients of rows: one for each warp.
+inline constexpr int gradient_rows = static_cast<int>(column_threads) / warp_threads;
+
 /// dsum = (g - mean(g) - n mean(g n)) inverse_deviation for row m, with g = dy weight and the normalized row
-/// n; dx is dsum with dropout's mask. All threads of the block must call this function, which makes two
-/// passes over the row. `key`: of dropout.
+/// n; dx is dsum with dropout's mask. All lanes of a warp must call this function, which makes two passes
+/// over the row. `key`: of dropout.
 template <int Width, class T>
 __device__ inline void layer_norm_row_gradient(const norm_gradient_problem<T>& p, const random_key& key,
                                                index_t m) {
   using A = accumulate_t<T>;
   const layer_dropout& dropout = p.dropout.layer;
+  const auto for_each = [&](auto f) {
+    for (index_t c = index_t{block_thread() % warp_threads} * Width; c < p.columns;
+         c += warp_threads * Width) {
+      f(c);
+    }
+  };
   const A mean = p.statistics[2 * m], deviation = p.statistics[2 * m + 1];
   A sum = A(0), product = A(0);
   const auto load = [&](index_t c, row_values<T, Width>& n, row_values<T, Width>& g) {
@@ -87,7 +96,7 @@ __device__ inline void layer_norm_row_gradient(const norm_gradient_problem<T>& p
       g[i] *= weights[i];
     }
   };
-  for_each_column<Width>(p.columns, [&](index_t c) {
+  for_each([&](index_t c) {
     row_values<T, Width> n, g;
     load(c, n, g);
     for (int i = 0; i < Width; ++i) {
@@ -95,9 +104,9 @@ __device__ inline void layer_norm_row_gradient(const norm_gradient_problem<T>& p
       product += g[i] * n[i];
     }
   });
-  const A shift = block_sum(sum) / static_cast<A>(p.columns),
-          slope = block_sum(product) / static_cast<A>(p.columns);
-  for_each_column<Width>(p.columns, [&](index_t c) {
+  const A shift = warp_sum(sum) / static_cast<A>(p.columns),
+          slope = warp_sum(product) / static_cast<A>(p.columns);
+  for_each([&](index_t c) {
     row_values<T, Width> n, g;
     load(c, n, g);
     for (int i = 0; i < Width; ++i) g[i] = (g[i] - shift - n[i] * slope) * deviation;
@@ -111,20 +120,24 @@ __device__ inline void layer_norm_row_gradient(const norm_gradient_problem<T>& p
   });
 }
 
-/// The gradients of the rows `first`, `first` + step, ...: layer_norm_row_gradient.
+/// layer_norm_row_gradient for all rows, by the warps of `blocks` blocks, of which this one is number
+/// `block`.
 template <int Width, class T>
-__device__ inline void layer_norm_row_gradients(const norm_gradient_problem<T>& p, index_t first,
-                                                index_t step) {
+__device__ inline void layer_norm_row_gradients(const norm_gradient_problem<T>& p, unsigned block,
+                                                unsigned blocks) {
   const layer_dropout& dropout = p.dropout.layer;
   const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
-  for (index_t m = first; m < p.rows; m += step) layer_norm_row_gradient<Width>(p, key, m);
+  const index_t first = index_t{block} * gradient_rows + block_thread() / warp_threads;
+  for (index_t m = first; m < p.rows; m += index_t{blocks} * gradient_rows) {
+    layer_norm_row_gradient<Width>(p, key, m);
+  }
 }
 
-/// Grid: row_grid, one block per row.
+/// Grid: column_threads threads a block, one warp for each row.
 template <class T, int Width>
 static __global__ void layer_norm_input_gradient_kernel(grid_dependency earlier, norm_gradient_problem<T> p) {
   earlier.wait();
-  layer_norm_row_gradients<Width>(p, static_cast<index_t>(blockIdx.x), static_cast<index_t>(gridDim.x));
+  layer_norm_row_gradients<Width>(p, blockIdx.x, gridDim.x);
 }
 
 /// A task of sum_columns: sums over rows of dy n and of dy, where n is the normalized row.
@@ -164,7 +177,7 @@ struct layer_norm_sum_finish {
 };
 
 /// The first tiles x parts blocks compute the gradients of the parameters, as in column_sums_kernel; the
-/// other blocks compute one row each, as in layer_norm_input_gradient_kernel.
+/// other blocks compute rows, one for each warp, as in layer_norm_input_gradient_kernel.
 template <class T, int Width>
 static __global__ void __launch_bounds__(column_threads, 2)
     layer_norm_gradients_kernel(grid_dependency earlier, norm_gradient_problem<T> p, stored_parts parts,
@@ -176,8 +189,7 @@ static __global__ void __launch_bounds__(column_threads, 2)
     return sum_column_part<column_sum_state<2, 1>>(task, parts, counters, finish, blockIdx.x % tiles,
                                                    static_cast<index_t>(blockIdx.x / tiles));
   }
-  layer_norm_row_gradients<Width>(p, static_cast<index_t>(blockIdx.x - sums),
-                                  static_cast<index_t>(gridDim.x - sums));
+  layer_norm_row_gradients<Width>(p, blockIdx.x - sums, gridDim.x - sums);
 }
 
 template <class T>
@@ -203,12 +215,13 @@ void layer_norm_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p
       sum_columns<column_sum_state<2, 1>>(site, layer_norm_sum_task<T, width>{p}, p.rows, p.columns, work,
                                           finish);
       if (!rows) return;
-      return launch(site, row_grid(p.rows, p.columns, width), layer_norm_input_gradient_kernel<T, width>, p);
+      return launch(site, {blocks_for(p.rows, gradient_rows), column_threads},
+                    layer_norm_input_gradient_kernel<T, width>, p);
     }
     const column_grid sums(width, p.rows, p.columns, work);
     const unsigned blocks = sums.tiles * static_cast<unsigned>(sums.parts.count);
-    launch(site, {dim3(blocks + blocks_for(p.rows, 1)), sums.threads}, layer_norm_gradients_kernel<T, width>,
-           p, sums.parts, sums.tiles, work.counters, finish);
+    launch(site, {dim3(blocks + blocks_for(p.rows, gradient_rows)), sums.threads},
+           layer_norm_gradients_kernel<T, width>, p, sums.parts, sums.tiles, work.counters, finish);
   });
 }
 
