@@ -109,6 +109,18 @@ class Steps(unittest.TestCase):
             launches = [line.split() for line in done.stderr.splitlines()]
             self.assertEqual([int(words[0]) for words in launches if words[1:] == ["norm_gradient_sums"]], [sums] if sums else [])
 
+    def test_launches_of_a_transformer_step(self):
+        # Two layers in each stack, of which one is factorized. The projections of queries, keys and values are one
+        # product, and so are the gradients of their weights and, before they are added, those of their input.
+        for mode, products, operations in [("dense", 71, 137), ("hybrid", 104, 170)]:
+            asked = {"work": "step", "network": "transformer", "mode": mode, "batch": 32, "precision": "bf16", "steps": 1, "tiny": True}
+            done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, check=True, env={**os.environ, "PUFFERFISH_EMULATED_GRAPHS": "only"})
+            launches = {name.split("<")[0]: int(count) for count, name in (line.split(maxsplit=1) for line in done.stderr.strip().split("\n"))}
+            self.assertEqual(launches["product"], products, done.stderr)
+            self.assertEqual(launches["add_terms"], 4, done.stderr)
+            self.assertEqual(launches["operations"], operations, done.stderr)
+
     def test_no_time_left(self):
         done = subprocess.run([sys.executable, str(ROOT / "bench" / "gpu_step"), "--ours", EMULATED, "--tiny", "--python", "",
                                "--minutes", "0.001"], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)

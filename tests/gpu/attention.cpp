@@ -105,6 +105,45 @@ TEST_CASE("gpu attention: both passes, runs of all lengths, masks, dropout") {
   }
 }
 
+TEST_CASE("gpu attention: one launch for all gradients has the bits of three") {
+  pf::gpu_context& ctx = gpu_context();
+  namespace kernels = pf::gpu::kernels;
+  std::uint64_t stream = 500;
+  int together = 0, apart = 0;
+  for (const attention_case& c : cases()) {
+    CAPTURE(stream);
+    ctx.begin_step(stream);
+    attention_run run(c, stream += 10);
+    const auto in = run.input(true, ctx.next_random_stream());
+    const kernels::attention_problem<float> problem = pf::gpu::detail::problem_of(ctx, in);
+    CHECK(problem.query_gaps);
+    CHECK(problem.key_gaps);
+    twin<float> log_sums(pf::ops::attention_kept_size(ctx, in), NAN), products(log_sums.size(), NAN);
+    const auto rows = [](spaced& m) { return pf::gpu::detail::rows_of(m.on_device()); };
+    kernels::attention_forward<float>(ctx.stream(), problem, rows(run.y), log_sums.device_data());
+    kernels::attention_gradients<float>(ctx.stream(), problem, rows(run.dy), rows(run.y),
+                                        log_sums.device_data(), products.device_data(), rows(run.dq),
+                                        rows(run.dk), rows(run.dv));
+    const std::vector<float> dq = run.dq.values.fetched(), dk = run.dk.values.fetched(),
+                             dv = run.dv.values.fetched();
+    // The launch of all gradients needs no products in memory.
+    const bool one = kernels::attention_plans::gradients_together(problem);
+    CHECK(one == std::isnan(products.fetched()[0]));
+    ++(one ? together : apart);
+    kernels::attention_row_products<float>(ctx.stream(), problem, rows(run.dy), rows(run.y),
+                                           products.device_data());
+    kernels::attention_query_gradient<float>(ctx.stream(), problem, rows(run.dy), log_sums.device_data(),
+                                             products.device_data(), rows(run.dq));
+    kernels::attention_key_gradient<float>(ctx.stream(), problem, rows(run.dy), log_sums.device_data(),
+                                           products.device_data(), rows(run.dk), rows(run.dv));
+    CHECK(run.dq.values.fetched() == dq);
+    CHECK(run.dk.values.fetched() == dk);
+    CHECK(run.dv.values.fetched() == dv);
+  }
+  CHECK(together >= 4);
+  CHECK(apart >= 3);
+}
+
 TEST_CASE("gpu attention: single queries against parts of a cache that they share") {
   pf::gpu_context& ctx = gpu_context();
   pf::cpu_context host;

@@ -34,6 +34,8 @@ kernels::attention_problem<T> problem_of(const context<device::gpu>& ctx, const 
   result.scale = static_cast<float>(in.scale());
   result.dropout = dropout_of(ctx, in.dropout.probability, in.dropout.random);
   result.first_sequence = in.dropout.first_sequence;
+  result.query_gaps = in.queries.total != in.q.extent(0);
+  result.key_gaps = in.keys.total != in.k.extent(0);
   result.tensor = kernels::attention_plans::tensor(result);
   return result;
 }
@@ -82,12 +84,9 @@ struct attention_ops<device::gpu> {
     const gpu::kernels::attention_problem<T> problem = gpu::detail::problem_of(ctx, in);
     scratch_frame frame(ctx.scratch());
     auto* const products = frame.take<float>(in.heads * in.q.extent(0));
-    const auto g = gpu::detail::rows_of(dy);
-    gpu::kernels::attention_row_products<T>(ctx.stream(), problem, g, gpu::detail::rows_of(y), products);
-    gpu::kernels::attention_query_gradient<T>(ctx.stream(), problem, g, kept, products,
-                                              gpu::detail::rows_of(dq));
-    gpu::kernels::attention_key_gradient<T>(ctx.stream(), problem, g, kept, products,
-                                            gpu::detail::rows_of(dk), gpu::detail::rows_of(dv));
+    gpu::kernels::attention_gradients<T>(ctx.stream(), problem, gpu::detail::rows_of(dy),
+                                         gpu::detail::rows_of(y), kept, products, gpu::detail::rows_of(dq),
+                                         gpu::detail::rows_of(dk), gpu::detail::rows_of(dv));
   }
 };
 

@@ -166,9 +166,8 @@ struct norm_ops<device::gpu> {
     problem.dropout = gpu::detail::numbers_of(ctx, dropout);
     scratch_frame frame(ctx.scratch());
     const auto work = gpu::detail::column_workspace_of(ctx, frame, problem.rows, problem.columns, 2);
-    gpu::kernels::layer_norm_parameter_gradients(ctx.stream(), problem, work,
-                                                 {dweight.data, dbias.data, dweight.add, dbias.add});
-    gpu::kernels::layer_norm_input_gradient(ctx.stream(), problem);
+    gpu::kernels::layer_norm_gradients(ctx.stream(), problem, work,
+                                       {dweight.data, dbias.data, dweight.add, dbias.add});
   }
 
  private:

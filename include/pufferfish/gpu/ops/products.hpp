@@ -10,6 +10,9 @@
 /// All operands are views of memory of the context's device. Calls enqueue their work in the context's stream
 /// and return before it has finished. Products may be captured into graphs.
 
+#include <optional>
+#include <span>
+
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/gpu/kernels/reduce/reductions.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
@@ -19,6 +22,8 @@
 #include <pufferfish/ops/linear/column_blocks.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
 #include <pufferfish/ops/linear/linear.hpp>
+#include <pufferfish/ops/linear/linear_maps.hpp>
+#include <pufferfish/ops/linear/relu_bias.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
@@ -69,6 +74,67 @@ blas_product product_of(context<device::gpu>& ctx, const tensor_view<const T, 2>
   p.compute = element<T>::compute;
   if (p.type == CUDA_R_32F && ctx.math() == math_mode::tf32) p.compute = CUBLAS_COMPUTE_32F_FAST_TF32;
   return p;
+}
+
+/// The product c = a b + bias, or with `add` c += a b + bias, of a list of products.
+template <class T, class C>
+struct listed_product {
+  tensor_view<const T, 2> a, b;
+  tensor_view<C, 2> c;
+  bool add = false;
+  const T* bias = nullptr;
+};
+
+/// Distance from a view to another view of the same shape and strides, in elements; nothing if the shapes or
+/// strides differ or the second view does not begin after the first one, or is the same with `same`.
+template <class T>
+std::optional<index_t> distance(const tensor_view<T, 2>& from, const tensor_view<T, 2>& to, bool same) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(from.data()),
+             end = reinterpret_cast<std::uintptr_t>(to.data());
+  if (from.shape() != to.shape() || from.strides() != to.strides() || end < begin ||
+      (end == begin && !same) || (end - begin) % sizeof(T) != 0) {
+    return std::nullopt;
+  }
+  return static_cast<index_t>((end - begin) / sizeof(T));
+}
+
+/// The batch of products at(first), at(first + 1), ... of a list of `count` products that are computed in one
+/// launch: as many as possible that have one shape and operands at equal distances, and no bias. At least
+/// one.
+template <class At>
+product_batch batch_from(index_t first, index_t count, const At& at) {
+  product_batch batch;
+  for (index_t i = first + 1; i < count; ++i) {
+    const auto last = at(i - 1), next = at(i);
+    const auto a = distance(last.a, next.a, true), b = distance(last.b, next.b, true),
+               c = distance(last.c, next.c, false);
+    if (!a || !b || !c || last.bias != nullptr || next.bias != nullptr || last.add != next.add) break;
+    // cuBLAS's first operand is b (product_of).
+    if (batch.count > 1 && (*b != batch.a || *a != batch.b || *c != batch.c)) break;
+    batch = {batch.count + 1, *b, *a, *c};
+  }
+  return batch;
+}
+
+/// Computes the products at(0) .. at(count - 1), in batches as large as possible. No result overlaps an
+/// operand of another product.
+template <class T, class C, class At>
+void run_list(context<device::gpu>& ctx, index_t count, const At& at) {
+  for (index_t first = 0; first < count;) {
+    const listed_product<T, C> p = at(first);
+    const product_batch batch = batch_from(first, count, at);
+    const C* bias = nullptr;
+    if constexpr (std::is_same_v<T, C>) bias = p.bias;
+    run_products<T, C>(ctx, product_of<T, C>(ctx, p.a, p.b, p.c, p.add), batch, bias);
+    first += batch.count;
+  }
+}
+
+/// Whether the sum of `count` products with results of `bytes` bytes is computed as one batch and a sum of
+/// its results, instead of `count` products that add to one result. By the estimates of `costs` this saves
+/// count - 2 launches, and reads and writes 2 bytes more.
+inline bool sum_in_batch(const product_costs& costs, index_t count, double bytes) {
+  return static_cast<double>(count - 2) * costs.launch > 2 * bytes / costs.bandwidth;
 }
 
 }  // namespace detail
@@ -134,6 +200,17 @@ struct linear_ops<device::gpu> {
                                  gpu::detail::column_workspace_of(ctx, frame, rows, columns, 1), sums);
   }
 
+  /// Computes relu_bias_gradient in one launch. Scratch: column_scratch() doubles.
+  template <class T>
+  static void relu_bias_gradient(context<device::gpu>& ctx, const tensor_view<const T, 2>& y,
+                                 const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dz,
+                                 parameter_t<T>* db, bool accumulate) {
+    const index_t rows = y.extent(0), columns = y.extent(1);
+    scratch_frame frame(ctx.scratch());
+    gpu::kernels::relu_column_sums<T>(ctx.stream(), y.data(), dy.data(), dz.data(), rows, columns, accumulate,
+                                      gpu::detail::column_workspace_of(ctx, frame, rows, columns, 1), db);
+  }
+
   /// c = a b + bias, or with `add` c += a b + bias. All layers with a weight matrix use this product. Throws
   /// the errors of multiply.
   template <class T>
@@ -163,6 +240,59 @@ struct linear_ops<device::gpu> {
                               const tensor_view<const T, 2>& dy, const tensor_view<parameter_t<T>, 2>& dw,
                               bool accumulate) {
     gpu::multiply_wide<T>(ctx, transpose(x), dy, dw, accumulate);
+  }
+
+  /// Computes linear_maps_forward.
+  template <class T>
+  static void forward_maps(context<device::gpu>& ctx, std::span<const linear_map<T>> maps) {
+    gpu::detail::run_list<T, T>(ctx, static_cast<index_t>(maps.size()), [&](index_t i) {
+      const linear_map<T>& m = maps[static_cast<std::size_t>(i)];
+      return gpu::detail::listed_product<T, T>{m.x, m.w, m.y, false, m.bias};
+    });
+  }
+  /// Computes linear_maps_backward_weight.
+  template <class T>
+  static void weight_gradient_maps(context<device::gpu>& ctx, std::span<const weight_gradient_map<T>> maps) {
+    using C = parameter_t<T>;
+    gpu::detail::run_list<T, C>(ctx, static_cast<index_t>(maps.size()), [&](index_t i) {
+      const weight_gradient_map<T>& m = maps[static_cast<std::size_t>(i)];
+      return gpu::detail::listed_product<T, C>{transpose(m.x), m.dy, m.dw, m.accumulate};
+    });
+  }
+  /// Computes linear_maps_backward_input.
+  template <class T>
+  static void input_gradient_maps(context<device::gpu>& ctx, std::span<const input_gradient_map<T>> maps) {
+    gpu::detail::run_list<T, T>(ctx, static_cast<index_t>(maps.size()), [&](index_t i) {
+      const input_gradient_map<T>& m = maps[static_cast<std::size_t>(i)];
+      return gpu::detail::listed_product<T, T>{m.dy, transpose(m.w), m.dx};
+    });
+  }
+  /// Computes linear_maps_backward_sum: by one product after another that adds to dx, or, if sum_in_batch()
+  /// holds and the operands allow it, by one batch and a sum of its results.
+  template <class T>
+  static void input_gradient_sum(context<device::gpu>& ctx, std::span<const input_gradient_map<T>> maps,
+                                 const tensor_view<T, 2>& dx, bool add) {
+    const auto count = static_cast<index_t>(maps.size());
+    if (dx.empty() || count == 0) return;
+    if (gpu::detail::sum_in_batch(ctx.blas().costs(), count, static_cast<double>(dx.size()) * sizeof(T))) {
+      constexpr index_t run = 16 / static_cast<index_t>(sizeof(T));
+      const index_t step = (dx.size() + run - 1) / run * run;
+      scratch_frame frame(ctx.scratch());
+      T* const terms = frame.take<T>(count * step);
+      const auto term = [&](index_t i) {
+        const input_gradient_map<T>& m = maps[static_cast<std::size_t>(i)];
+        return gpu::detail::listed_product<T, T>{m.dy, transpose(m.w), {terms + i * step, dx.shape()}};
+      };
+      if (gpu::detail::batch_from(0, count, term).count == count) {
+        gpu::detail::run_list<T, T>(ctx, count, term);
+        return gpu::kernels::add_terms<T>(ctx.stream(), terms, step, static_cast<int>(count), dx.data(),
+                                          dx.size(), add);
+      }
+    }
+    for (const auto& m : maps) {
+      product<T>(ctx, m.dy, transpose(m.w), dx, add, nullptr);
+      add = true;
+    }
   }
 };
 

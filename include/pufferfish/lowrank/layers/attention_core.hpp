@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <pufferfish/core/context.hpp>
+#include <pufferfish/lowrank/layers/layer_group.hpp>
 #include <pufferfish/ops/attention/attention.hpp>
 #include <pufferfish/ops/elementwise/sum.hpp>
 
@@ -71,6 +72,49 @@ struct projection {
                        const tensor_view<T, 2>& dx, bool add) {
     add ? slot.backward_add(ctx, dy, dx) : slot.backward(ctx, dy, dx);
   }
+  /// See projection_group.
+  template <class T, class Device>
+  static bool forward_group(context<Device>& ctx, layer_group<Slot> slots, const tensor_view<const T, 2>& x,
+                            std::span<const tensor_view<T, 2>> ys) {
+    Slot::forward_group(ctx, slots, x, ys);
+    return true;
+  }
+  template <class T, class Device>
+  static bool backward_group(context<Device>& ctx, layer_group<Slot> slots,
+                             std::span<const tensor_view<const T, 2>> dys,
+                             std::span<const group_gradient<T>> to) {
+    Slot::backward_group(ctx, slots, dys, to);
+    return true;
+  }
+};
+
+/// Passes of several projections of one input. Forward passes run from the last slot to the first, backward
+/// passes from the first to the last. A device computes equal products of all slots in one launch if
+/// projection<Slot> has passes of groups for the layers in the slots: its functions forward_group and
+/// backward_group return whether they have computed the pass; both return the same.
+template <class T, class Slot>
+struct projection_group {
+  template <class Device>
+  static void forward(context<Device>& ctx, layer_group<Slot> slots, const tensor_view<const T, 2>& x,
+                      std::span<const tensor_view<T, 2>> ys) {
+    if constexpr (!ops::is_cpu<Device>) {
+      if (projection<Slot>::template forward_group<T>(ctx, slots, x, ys)) return;
+    }
+    for (std::size_t i = slots.size(); i-- > 0;) {
+      projection<Slot>::template forward<T>(ctx, *slots[i], x, ys[i]);
+    }
+  }
+  template <class Device>
+  static void backward(context<Device>& ctx, layer_group<Slot> slots,
+                       std::span<const tensor_view<const T, 2>> dys, std::span<const group_gradient<T>> to) {
+    if constexpr (!ops::is_cpu<Device>) {
+      if (projection<Slot>::template backward_group<T>(ctx, slots, dys, to)) return;
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      projection<Slot>::template backward<T>(ctx, *slots[i], dys[i], to[i].dx,
+                                             to[i].add && !to[i].dx.is_null());
+    }
+  }
 };
 
 /// y = output(attention(query(x), key(memory), value(memory))).
@@ -106,14 +150,15 @@ class attention_core {
                const attention_batch& batch, const tensor_view<T, 2>& y) const {
     check(x.shape(), memory.shape(), y.shape());
     scratch_frame frame(ctx.scratch());
-    const auto take = [&](index_t rows, index_t columns) {
-      const extents<2> size{rows, columns};
+    const group_block<T> projected = projections_of(x.extent(0), memory.extent(0));
+    const auto take = [&](index_t size) {
       return ctx.training() ? ctx.tape().template push<T>(size) : frame.take<T>(size);
     };
-    const tensor_view<T, 2> q = take(x.extent(0), shape_.key_width());
-    const tensor_view<T, 2> k = take(memory.extent(0), shape_.key_width());
-    const tensor_view<T, 2> v = take(memory.extent(0), shape_.value_width());
-    const tensor_view<T, 2> heads = take(x.extent(0), shape_.value_width());
+    T* const block = take(projected.size());
+    const tensor_view<T, 2> v = projected.at(block, 0), k = projected.at(block, 1),
+                            q = projected.at(block, 2);
+    const tensor_view<T, 2> heads(take(q.extent(0) * shape_.value_width()),
+                                  {q.extent(0), shape_.value_width()});
     taped kept;
     kept.in = input(ctx, q, k, v, batch);
     kept.weights = nullptr;
@@ -123,10 +168,11 @@ class attention_core {
     kept.x = x;
     kept.memory = memory;
     kept.heads = heads;
-    projection<Slot>::template forward<T>(ctx, slots[0], x, q);
-    projection<Slot>::template forward<T>(ctx, slots[1], memory, k);
-    projection<Slot>::template forward<T>(ctx, slots[2], memory, v);
-    attend(ctx, kept.in, heads, kept.weights);
+    const std::array<tensor_view<T, 2>, 3> to{v, k, q};
+    const std::size_t grouped = group_size(x, memory);
+    if (grouped < 3) projection<Slot>::template forward<T>(ctx, slots[0], x, q);
+    group::forward(ctx, group_slots(grouped), memory, std::span(to).first(grouped));
+    ops::attention_forward<T>(ctx, kept.in, heads, kept.weights);
     projection<Slot>::template forward<T>(ctx, slots[3], heads, y);
     if (ctx.training()) ctx.tape().push_value(*this, kept);
   }
@@ -143,7 +189,7 @@ class attention_core {
     const tensor_view<T, 2> q = frame.take<T>(extents<2>{x.extent(0), shape_.key_width()});
     const tensor_view<T, 2> heads = frame.take<T>(extents<2>{x.extent(0), shape_.value_width()});
     projection<Slot>::template forward<T>(ctx, slots[0], x, q);
-    attend(ctx, input(ctx, q, keys, values, batch), heads, nullptr);
+    ops::attention_forward<T>(ctx, input(ctx, q, keys, values, batch), heads, nullptr);
     projection<Slot>::template forward<T>(ctx, slots[3], heads, y);
   }
 
@@ -158,25 +204,24 @@ class attention_core {
     const auto kept = ctx.tape().template pop_value<taped>(*this);
     check(kept.x.shape(), kept.memory.shape(), dy.shape());
     scratch_frame frame(ctx.scratch());
-    const tensor_view<T, 2> dq = frame.take<T>(kept.in.q.shape());
-    const tensor_view<T, 2> dk = frame.take<T>(kept.in.k.shape());
-    const tensor_view<T, 2> dv = frame.take<T>(kept.in.v.shape());
+    const group_block<T> projected = projections_of(kept.x.extent(0), kept.memory.extent(0));
+    T* const block = frame.take<T>(projected.size());
+    const tensor_view<T, 2> dv = projected.at(block, 0), dk = projected.at(block, 1),
+                            dq = projected.at(block, 2);
     const tensor_view<T, 2> dheads = frame.take<T>(kept.heads.shape());
     projection<Slot>::template backward<T>(ctx, slots[3], dy, dheads, false);
-    ops::clear_rows_outside<T>(ctx, kept.in.queries, dq);
-    ops::clear_rows_outside<T>(ctx, kept.in.keys, dk);
-    ops::clear_rows_outside<T>(ctx, kept.in.keys, dv);
     ops::attention_backward<T>(ctx, kept.in, kept.weights, dheads, dq, dk, dv, kept.heads);
-    const bool self = !dx.is_null() && dx.data() == dmemory.data();
-    const bool add_first = self ? add : add_memory;
-    projection<Slot>::template backward<T>(ctx, slots[2], dv, dmemory, add_first && !dmemory.is_null());
-    projection<Slot>::template backward<T>(ctx, slots[1], dk, dmemory, !dmemory.is_null());
-    projection<Slot>::template backward<T>(ctx, slots[0], dq, dx, !dx.is_null() && (self || add));
+    const bool one = dx.data() == dmemory.data();
+    const std::array<tensor_view<const T, 2>, 3> of{dv, dk, dq};
+    const std::array<group_gradient<T>, 3> to{
+        {{dmemory, one ? add : add_memory}, {dmemory, true}, {dx, one || add}}};
+    const std::size_t grouped = group_size(kept.x, kept.memory);
+    group::backward(ctx, group_slots(grouped), std::span(of).first(grouped), std::span(to).first(grouped));
+    if (grouped < 3)
+      projection<Slot>::template backward<T>(ctx, slots[0], dq, dx, !dx.is_null() && (one || add));
     ctx.tape().template pop<parameter_t<T>>(ops::attention_kept_size(ctx, kept.in));
     ctx.tape().template pop<T>(kept.heads.shape());
-    ctx.tape().template pop<T>(kept.in.v.shape());
-    ctx.tape().template pop<T>(kept.in.k.shape());
-    ctx.tape().template pop<T>(kept.in.q.shape());
+    ctx.tape().template pop<T>(projected.size());
   }
 
   /// Multiply-accumulates of both attention products for one sequence, without the projections.
@@ -191,6 +236,29 @@ class attention_core {
     tensor_view<const T, 2> x, memory, heads;
   };
 
+  using group = projection_group<T, Slot>;
+
+  // Number of projections that read the memory: values and keys and, in self attention, queries.
+  static std::size_t group_size(const tensor_view<const T, 2>& x, const tensor_view<const T, 2>& memory) {
+    return x.data() == memory.data() && x.shape() == memory.shape() ? 3 : 2;
+  }
+  // The first `count` of the slots of values, keys and queries, the order of the backward pass. In the arena
+  // of a network, parameters have this order.
+  struct slot_list {
+    std::array<const Slot*, 3> slots;
+    std::size_t count;
+    operator layer_group<Slot>() const { return {slots.data(), count}; }
+  };
+  slot_list group_slots(std::size_t count) const { return {{&slots[2], &slots[1], &slots[0]}, count}; }
+  // Matrices of values, keys and queries, in this order.
+  group_block<T> projections_of(index_t rows, index_t memory_rows) const {
+    group_block<T> block;
+    block.push(memory_rows, shape_.value_width());
+    block.push(memory_rows, shape_.key_width());
+    block.push(rows, shape_.key_width());
+    return block;
+  }
+
   // Collects the operands of the attention products. Draws a random stream if weights are dropped.
   template <class Device>
   ops::attention_input<T> input(context<Device>& ctx, const tensor_view<const T, 2>& q,
@@ -201,13 +269,6 @@ class attention_core {
       in.dropout = {dropout_, ctx.next_random_stream(), static_cast<std::uint64_t>(ctx.first_sample())};
     }
     return in;
-  }
-
-  template <class Device>
-  void attend(context<Device>& ctx, const ops::attention_input<T>& in, const tensor_view<T, 2>& heads,
-              parameter_t<T>* weights) const {
-    ops::clear_rows_outside<T>(ctx, in.queries, heads);
-    ops::attention_forward<T>(ctx, in, heads, weights);
   }
 
   void check(const extents<2>& x, const extents<2>& memory, const extents<2>& y) const {

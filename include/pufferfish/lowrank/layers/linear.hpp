@@ -7,13 +7,17 @@
 /// Rows are samples: x has M rows of `in` numbers, y has M rows of `out` numbers. Both products of a forward
 /// pass need M rank (in + out) multiply-adds; the dense layer needs M in out.
 
+#include <span>
 #include <string>
+#include <utility>
 
+#include <pufferfish/lowrank/layers/layer_group.hpp>
 #include <pufferfish/lowrank/layers/layer_storage.hpp>
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/lowrank/rank.hpp>
 #include <pufferfish/lowrank/traits.hpp>
 #include <pufferfish/ops/linear/linear.hpp>
+#include <pufferfish/ops/linear/relu_bias.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -117,6 +121,76 @@ class low_rank_linear {
     run_backward(ctx, dy, dx, true);
   }
 
+  /// The backward pass for y = relu(layer(x)) from dy, the gradient of y, which becomes the gradient of the
+  /// layer's output. With `add`, the gradient of x is added to dx. Otherwise the contract of backward.
+  template <class Device>
+  void backward_after_relu(context<Device>& ctx, const tensor_view<const T, 2>& y,
+                           const tensor_view<T, 2>& dy, const tensor_view<T, 2>& dx, bool add) const {
+    if (has_bias()) {
+      ops::relu_bias_gradient<T>(ctx, y, dy, dy, bias_.gradient_data(), bias_.accumulate());
+    } else {
+      ops::relu_backward<T>(ctx, y.flat(), std::as_const(dy).flat(), dy.flat());
+    }
+    run_backward(ctx, dy, dx, add, true);
+  }
+
+  /// The forward passes of several layers that read one x: `ys` are their outputs. A device computes the
+  /// products with first factors of one rank in one launch, and those with second factors if there are no
+  /// biases. Shapes, aliasing and errors are those of forward.
+  template <class Device>
+  static void forward_group(context<Device>& ctx, layer_group<low_rank_linear> layers,
+                            const tensor_view<const T, 2>& x, std::span<const tensor_view<T, 2>> ys) {
+    for (std::size_t i = 0; i < layers.size(); ++i) check_forward(*layers[i], x, ys[i]);
+    const group_block<T> inner = inner_of(layers, x.extent(0));
+    scratch_frame frame(ctx.scratch());
+    T* const block = ctx.training() ? ctx.tape().template push<T>(inner.size()) : frame.take<T>(inner.size());
+    if (ctx.training()) ctx.tape().push_value(*layers.front(), x);
+    group_array<ops::linear_map<T>> first, second;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const low_rank_linear& layer = *layers[i];
+      first.push({x, stored(layer.down_), nullptr, inner.at(block, i)});
+      second.push({inner.at(block, i), stored(layer.up_),
+                   layer.has_bias() ? layer.bias_.template as<T>() : nullptr, ys[i]});
+    }
+    ops::linear_maps_forward<T>(ctx, first.all());
+    ops::linear_maps_forward<T>(ctx, second.all());
+  }
+  /// The backward passes of forward_group of the same layers. `to`: where the gradients of x are
+  /// written, one for each layer. Shapes, aliasing and errors are those of backward. The gradients become
+  /// ready in the order of the layers: all up, then all down.
+  template <class Device>
+  static void backward_group(context<Device>& ctx, layer_group<low_rank_linear> layers,
+                             std::span<const tensor_view<const T, 2>> dys,
+                             std::span<const group_gradient<T>> to) {
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*layers.front());
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      check_backward(*layers[i], x.shape(), dys[i], to[i].dx);
+    }
+    const group_block<T> inner = inner_of(layers, x.extent(0));
+    T* const kept = ctx.tape().template pop<T>(inner.size());
+    scratch_frame frame(ctx.scratch());
+    T* const block = frame.take<T>(inner.size());
+    group_array<ops::weight_gradient_map<T>> up, down;
+    group_array<ops::input_gradient_map<T>> second, first;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const low_rank_linear& layer = *layers[i];
+      const tensor_view<T, 2> dt = inner.at(block, i);
+      up.push({inner.at(kept, i), dys[i], gradient(layer.up_), layer.up_.accumulate()});
+      second.push({dys[i], stored(layer.up_), dt});
+      down.push({x, dt, gradient(layer.down_), layer.down_.accumulate()});
+      first.push({dt, stored(layer.down_)});
+    }
+    ops::linear_maps_backward_weight<T>(ctx, up.all());
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      ctx.gradient_written(layers[i]->up_);
+      layers[i]->write_bias_gradient(ctx, dys[i]);
+    }
+    ops::linear_maps_backward_input<T>(ctx, second.all());
+    ops::linear_maps_backward_weight<T>(ctx, down.all());
+    for (const low_rank_linear* layer : layers) ctx.gradient_written(layer->down_);
+    write_input_gradients<T>(ctx, first.all(), to);
+  }
+
   /// Computes forward(ctx, x, y) with a newly allocated y. Throws shape_error; state_error for a moved-from
   /// layer.
   tensor<T, 2> forward(context<device::cpu>& ctx, const tensor_view<const T, 2>& x) const {
@@ -162,22 +236,34 @@ class low_rank_linear {
   // Pops x, then t. The gradients become ready in the order up, bias, down.
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
-                    bool add) const {
+                    bool add, bool bias_known = false) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
     check_backward(*this, x.shape(), dy, dx);
     const tensor_view<const T, 2> t = ctx.tape().template pop<T>(extents<2>{x.extent(0), rank_});
     ops::linear_backward_weight<T>(ctx, t, dy, gradient(up_), up_.accumulate());
     ctx.gradient_written(up_);
-    if (has_bias()) {
-      ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
-      ctx.gradient_written(bias_);
-    }
+    write_bias_gradient(ctx, dy, bias_known);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> dt = frame.take<T>(t.shape());
     ops::linear_backward_input<T>(ctx, dy, stored(up_), dt);
     ops::linear_backward_weight<T>(ctx, x, dt, gradient(down_), down_.accumulate());
     ctx.gradient_written(down_);
     if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dt, stored(down_), dx, add);
+  }
+
+  // Writes the gradient of the bias, if there is one. `known`: it is written already.
+  template <class Device>
+  void write_bias_gradient(context<Device>& ctx, const tensor_view<const T, 2>& dy,
+                           bool known = false) const {
+    if (!has_bias()) return;
+    if (!known) ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
+    ctx.gradient_written(bias_);
+  }
+  // The results of the first factors of a group, rows x rank each.
+  static group_block<T> inner_of(layer_group<low_rank_linear> layers, index_t rows) {
+    group_block<T> inner;
+    for (const low_rank_linear* layer : layers) inner.push(rows, layer->rank_);
+    return inner;
   }
 
   static logical_layout checked(index_t in, index_t out, index_t rank) {

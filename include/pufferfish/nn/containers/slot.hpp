@@ -4,6 +4,7 @@
 /// \file
 /// Internal: slots, which hold replaceable layers, for blocks that arrange their layers themselves.
 
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -44,6 +45,59 @@ struct projection<any_layer<T, Device>> {
     const tensor_view<U, 2> own = frame.template take<U>(dx.shape());
     slot.backward(ctx, images_of(dy), images_of(own));
     ops::add<U>(ctx, std::as_const(own).flat(), dx.flat());
+  }
+
+  /// The backward pass for y = relu(layer(x)) from dy, the gradient of y, which is overwritten. Otherwise the
+  /// contract of backward.
+  template <class U>
+  static void backward_after_relu(context<Device>& ctx, const slot_type& slot,
+                                  const tensor_view<const U, 2>& y, const tensor_view<U, 2>& dy,
+                                  const tensor_view<U, 2>& dx, bool add) {
+    if constexpr (!ops::is_cpu<Device>) {
+      const auto by_layer = [&](const auto* layer) {
+        if (layer != nullptr) layer->backward_after_relu(ctx, y, dy, dx, add);
+        return layer != nullptr;
+      };
+      if (by_layer(slot.template target<Linear<T>>())) return;
+      if (by_layer(slot.template target<LowRankLinear<T>>())) return;
+    }
+    ops::relu_backward<U>(ctx, y.flat(), std::as_const(dy).flat(), dy.flat());
+    backward<U>(ctx, slot, dy, dx, add);
+  }
+
+  /// Passes of slots that all hold the library's dense layer, or all its low-rank layer (projection_group).
+  /// Return false, and compute nothing, for other layers.
+  template <class U>
+  static bool forward_group(context<Device>& ctx, layer_group<slot_type> slots,
+                            const tensor_view<const U, 2>& x, std::span<const tensor_view<U, 2>> ys) {
+    return with_group(slots, [&]<class L>(layer_group<L> layers) { L::forward_group(ctx, layers, x, ys); });
+  }
+  template <class U>
+  static bool backward_group(context<Device>& ctx, layer_group<slot_type> slots,
+                             std::span<const tensor_view<const U, 2>> dys,
+                             std::span<const group_gradient<U>> to) {
+    return with_group(slots,
+                      [&]<class L>(layer_group<L> layers) { L::backward_group(ctx, layers, dys, to); });
+  }
+
+ private:
+  // Calls f with the layers in the slots if all of them are dense, or all are low-rank. Returns whether it
+  // did.
+  template <class F>
+  static bool with_group(layer_group<slot_type> slots, F&& f) {
+    return with_layers<Linear<T>, Linear<T>>(slots, f) ||
+           with_layers<LowRankLinear<T>, low_rank_linear<T>>(slots, f);
+  }
+  template <class Held, class L, class F>
+  static bool with_layers(layer_group<slot_type> slots, F&& f) {
+    group_array<const L*> layers;
+    for (const slot_type* slot : slots) {
+      const auto* layer = slot->template target<Held>();
+      if (layer == nullptr) return false;
+      layers.push(layer);
+    }
+    f(layer_group<L>(layers.all()));
+    return true;
   }
 };
 

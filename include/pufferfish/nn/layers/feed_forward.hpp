@@ -88,8 +88,8 @@ class FeedForward : public detail::layer_of_parts<FeedForward<T, Device>, T, Dev
     const tensor_view<T, 2> dz = frame.take<T>(dy.shape()), dhidden = frame.take<T>(hidden.shape());
     norm_.backward_sum(ctx, dy, dx, dz);
     detail::projection<layer_type>::template backward<T>(ctx, w_2_, dz, dhidden, false);
-    ops::relu_backward<T>(ctx, std::as_const(hidden).flat(), std::as_const(dhidden).flat(), dhidden.flat());
-    detail::projection<layer_type>::template backward<T>(ctx, w_1_, dhidden, dx, !dx.is_null());
+    detail::projection<layer_type>::template backward_after_relu<T>(ctx, w_1_, hidden, dhidden, dx,
+                                                                    !dx.is_null());
     ctx.tape().template pop<T>(dy.shape());
     ctx.tape().template pop<T>(hidden.shape());
   }

@@ -5,9 +5,13 @@
 /// `Linear`: the dense fully connected layer.
 
 #include <array>
+#include <span>
+#include <utility>
 
 #include <pufferfish/lowrank/factorization/factorize.hpp>
+#include <pufferfish/lowrank/layers/layer_group.hpp>
 #include <pufferfish/lowrank/layers/shape_check.hpp>
+#include <pufferfish/ops/linear/relu_bias.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -86,6 +90,64 @@ class Linear {
     run_backward(ctx, dy, dx, true);
   }
 
+  /// The backward pass for y = relu(layer(x)) from dy, the gradient of y, which becomes the gradient of the
+  /// layer's output. With `add`, the gradient of x is added to dx. Otherwise the contract of backward.
+  template <class Device>
+  void backward_after_relu(context<Device>& ctx, const tensor_view<const T, 2>& y,
+                           const tensor_view<T, 2>& dy, const tensor_view<T, 2>& dx, bool add) const {
+    if (has_bias()) {
+      ops::relu_bias_gradient<T>(ctx, y, dy, dy, bias_.gradient_data(), bias_.accumulate());
+    } else {
+      ops::relu_backward<T>(ctx, y.flat(), std::as_const(dy).flat(), dy.flat());
+    }
+    run_backward(ctx, dy, dx, add, true);
+  }
+
+  /// The forward passes of several layers that read one x: `ys` are their outputs. A device computes layers
+  /// of one shape without biases in one launch. Shapes, aliasing and errors are those of forward.
+  template <class Device>
+  static void forward_group(context<Device>& ctx, detail::layer_group<Linear> layers,
+                            const tensor_view<const T, 2>& x, std::span<const tensor_view<T, 2>> ys) {
+    detail::group_array<ops::linear_map<T>> maps;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const Linear& layer = *layers[i];
+      detail::check_forward(layer, x, ys[i]);
+      maps.push({x, layer.stored(), layer.has_bias() ? layer.bias_.template as<T>() : nullptr, ys[i]});
+    }
+    if (ctx.training()) ctx.tape().push_value(*layers.front(), x);
+    ops::linear_maps_forward<T>(ctx, maps.all());
+    for (std::size_t i = 0; i < layers.size() && ctx.training(); ++i) {
+      const Linear& layer = *layers[i];
+      if (!layer.shows_inputs()) {
+        ctx.rows()(layer.weight_, row_kind::output, tensor_view<const T, 2>(ys[i]));
+      }
+    }
+  }
+  /// The backward passes of forward_group of the same layers. `to`: where the gradients of x are
+  /// written, one for each layer. Shapes, aliasing and errors are those of backward.
+  template <class Device>
+  static void backward_group(context<Device>& ctx, detail::layer_group<Linear> layers,
+                             std::span<const tensor_view<const T, 2>> dys,
+                             std::span<const detail::group_gradient<T>> to) {
+    const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*layers.front());
+    detail::group_array<ops::weight_gradient_map<T>> weights;
+    detail::group_array<ops::input_gradient_map<T>> inputs;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const Linear& layer = *layers[i];
+      detail::check_backward(layer, x.shape(), dys[i], to[i].dx);
+      if (layer.shows_inputs()) ctx.rows()(layer.weight_, row_kind::input, x);
+      ctx.rows()(layer.weight_, row_kind::output_gradient, dys[i]);
+      weights.push({x, dys[i], layer.gradient(), layer.weight_.accumulate()});
+      inputs.push({dys[i], layer.stored()});
+    }
+    ops::linear_maps_backward_weight<T>(ctx, weights.all());
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      ctx.gradient_written(layers[i]->weight_);
+      layers[i]->write_bias_gradient(ctx, dys[i]);
+    }
+    detail::write_input_gradients<T>(ctx, inputs.all(), to);
+  }
+
   /// Draws weight and bias from U(+-1/sqrt(in)), PyTorch's default.
   void initialize(random_stream random) {
     detail::fill_fan_in(weight_, in_, random.child("weight"));
@@ -109,18 +171,24 @@ class Linear {
   // Weight gradient first, then the bias, then dx, so that an exchange can send the gradients early.
   template <class Device>
   void run_backward(context<Device>& ctx, const tensor_view<const T, 2>& dy, const tensor_view<T, 2>& dx,
-                    bool add) const {
+                    bool add, bool bias_known = false) const {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
     detail::check_backward(*this, x.shape(), dy, dx);
     if (shows_inputs()) ctx.rows()(weight_, row_kind::input, x);
     ctx.rows()(weight_, row_kind::output_gradient, dy);
-    ops::linear_backward_weight<T>(ctx, x, dy, {weight_.gradient_data(), {in_, out_}}, weight_.accumulate());
+    ops::linear_backward_weight<T>(ctx, x, dy, gradient(), weight_.accumulate());
     ctx.gradient_written(weight_);
-    if (has_bias()) {
-      ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
-      ctx.gradient_written(bias_);
-    }
+    write_bias_gradient(ctx, dy, bias_known);
     if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dy, stored(), dx, add);
+  }
+
+  // Writes the gradient of the bias, if there is one. `known`: it is written already.
+  template <class Device>
+  void write_bias_gradient(context<Device>& ctx, const tensor_view<const T, 2>& dy,
+                           bool known = false) const {
+    if (!has_bias()) return;
+    if (!known) ops::bias_gradient<T>(ctx, dy, bias_.gradient_data(), bias_.accumulate());
+    ctx.gradient_written(bias_);
   }
 
   // Layout of the weight, [out][in] with outputs innermost. Throws shape_error for a size below 1.
@@ -133,7 +201,9 @@ class Linear {
   }
   // An observer needs the rows on one side of the weight only; it gets those of the narrower side.
   bool shows_inputs() const { return in_ < out_; }
+  // The weight, and its gradient, as stored: [in][out].
   tensor_view<const T, 2> stored() const { return {weight_.template as<T>(), {in_, out_}}; }
+  tensor_view<parameter_t<T>, 2> gradient() const { return {weight_.gradient_data(), {in_, out_}}; }
 
   index_t in_, out_;
   parameter<parameter_t<T>> weight_, bias_;

@@ -264,11 +264,11 @@ template <class T>
 /// the keys j that the mask lets query i see (Vaswani et al.: "Attention is all you need", NIPS 2017, section
 /// 3.2). A query that may see no key gets zeros, as does every query of a sequence without keys.
 ///
-/// y: rows of q by columns of v, contiguous rows, overlaps no input; rows of no sequence are not written
-/// (clear_rows_outside). `kept`: attention_kept_size elements in training; nullptr in inference, which turns
-/// dropout off. Sequences may share keys, not queries. All operands are in memory of the context's device.
-/// Finite scores of any size are safe; a NaN among the visible scores of a query makes its output NaN. Throws
-/// shape_error if the shapes, or on the CPU the runs or the mask, do not fit; a device does not check these.
+/// y: rows of q by columns of v, contiguous rows, overlaps no input; rows of no sequence become zeros.
+/// `kept`: attention_kept_size elements in training; nullptr in inference, which turns dropout off. Sequences
+/// may share keys, not queries. All operands are in memory of the context's device. Finite scores of any size
+/// are safe; a NaN among the visible scores of a query makes its output NaN. Throws shape_error if the
+/// shapes, or on the CPU the runs or the mask, do not fit; a device does not check these.
 ///
 /// On the CPU each pair of sequence and head is one task, so the result has the same bits for any number of
 /// threads. Scratch of each thread: a matrix of scores of the longest sequence, and copies of its operands. A
@@ -279,6 +279,8 @@ void attention_forward(context<Device>& ctx, attention_input<T> in, const tensor
   detail::check_attention_shapes(in, y.shape());
   if constexpr (is_cpu<Device>) detail::check_attention_runs(in);
   if (kept == nullptr) in.dropout = {};
+  // The kernels of a device clear rows themselves, unless there is no sequence.
+  if (is_cpu<Device> || in.queries.sequences == 0) clear_rows_outside<T>(ctx, in.queries, y);
   if (y.empty() || in.queries.sequences == 0) return;
   if constexpr (!is_cpu<Device>) {
     attention_ops<Device>::attention_forward(ctx, in, y, kept);
@@ -290,7 +292,7 @@ PUFFERFISH_SEPARATE_OPERATION(sequence, attention_forward);
 
 /// Gradients dq, dk, dv of q, k, v, with their shapes, from the gradient dy of y (formulas:
 /// reference::attention_backward). Rows are contiguous; the outputs are overwritten and overlap nothing. They
-/// may be columns of one matrix. Rows of no sequence are not written. `in`, `kept`: as in the forward pass,
+/// may be columns of one matrix. Rows of no sequence become zeros. `in`, `kept`: as in the forward pass,
 /// but sequences must not share keys. y: the output of the forward pass, which a device needs; the CPU only
 /// checks its shape. Throws shape_error as attention_forward, and if a gradient does not have the shape of
 /// its operand. Scratch on a device: heads x (rows of q) floats.
@@ -303,6 +305,11 @@ void attention_backward(context<Device>& ctx, const attention_input<T>& in, cons
   if (!is_cpu<Device> || !y.is_null()) detail::check_attention_shapes(in, y.shape());
   if constexpr (is_cpu<Device>) detail::check_attention_runs(in);
   detail::check_attention_gradients(in, dq.shape(), dk.shape(), dv.shape());
+  if (is_cpu<Device> || in.queries.sequences == 0) {
+    clear_rows_outside<T>(ctx, in.queries, dq);
+    clear_rows_outside<T>(ctx, in.keys, dk);
+    clear_rows_outside<T>(ctx, in.keys, dv);
+  }
   if (in.queries.sequences == 0) return;
   if constexpr (!is_cpu<Device>) {
     attention_ops<Device>::attention_backward(ctx, in, kept, dy, dq, dk, dv, y);

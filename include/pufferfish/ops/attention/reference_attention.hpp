@@ -46,10 +46,23 @@ double attention_kept(const attention_input<T>& in, index_t s, index_t head, ind
   return dropped(random, position, dropout_threshold(in.dropout.probability)) ? 0.0 : in.dropout.scale();
 }
 
-/// y_i = sum over keys j of dropout(weight_ij) v_j, head by head; see ops::attention_forward. Rows of
-/// sequences are written, other rows are not.
+/// Writes zeros to the rows of x that belong to no sequence.
+template <class T>
+void clear_other_rows(const token_runs& runs, const tensor_view<T, 2>& x) {
+  for (index_t row = 0; row < x.extent(0); ++row) {
+    bool inside = false;
+    for (index_t s = 0; s < runs.sequences; ++s) {
+      inside = inside || (row >= runs.first[s] && row < runs.first[s] + runs.count[s]);
+    }
+    for (index_t c = 0; c < x.extent(1) && !inside; ++c) x(row, c) = T{};
+  }
+}
+
+/// y_i = sum over keys j of dropout(weight_ij) v_j, head by head; see ops::attention_forward. Rows that
+/// belong to no sequence become zeros.
 template <class T>
 void attention_forward(const attention_input<T>& in, const tensor_view<T, 2>& y) {
+  clear_other_rows(in.queries, y);
   const index_t e = in.value_depth();
   tensor<double, 1> weights({in.keys.most()});
   for (index_t s = 0; s < in.queries.sequences; ++s) {
@@ -72,11 +85,14 @@ void attention_forward(const attention_input<T>& in, const tensor_view<T, 2>& y)
 /// The gradients of attention_forward. With weights p_ij, dropout factors c_ij (attention_kept) and g_ij =
 /// c_ij dy_i v_j: dv_j = sum_i p_ij c_ij dy_i; the gradient of score ij is s_ij = p_ij (g_ij - sum_k p_ik
 /// g_ik); dq_i = scale sum_j s_ij k_j, dk_j = scale sum_i s_ij q_i, with scale = 1 / sqrt(d). Rows that
-/// belong to no sequence are not written.
+/// belong to no sequence become zeros.
 template <class T>
 void attention_backward(const attention_input<T>& in, const tensor_view<const T, 2>& dy,
                         const tensor_view<T, 2>& dq, const tensor_view<T, 2>& dk,
                         const tensor_view<T, 2>& dv) {
+  clear_other_rows(in.queries, dq);
+  clear_other_rows(in.keys, dk);
+  clear_other_rows(in.keys, dv);
   const index_t d = in.depth(), e = in.value_depth(), most = in.keys.most();
   tensor<double, 1> weights({most}), slopes({most});
   tensor<double, 2> dkeys({most, d}), dvalues({most, e});

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <pufferfish/ops/linear/linear.hpp>
+#include <pufferfish/ops/linear/linear_maps.hpp>
+#include <pufferfish/ops/linear/relu_bias.hpp>
 
 #include "../../support/gradient_check.hpp"
 
@@ -81,6 +83,86 @@ TEST_CASE("linear operations: nothing in, nothing out, no crash") {
     check_against_reference<float>(ctx, 4, 5, 0, round);
     check_against_reference<double>(ctx, 4, 0, 3, round);
   }
+}
+
+template <class T, std::size_t N>
+std::vector<T> values_of(const tensor<T, N>& t) {
+  return {t.flat().begin(), t.flat().end()};
+}
+
+TEST_CASE_TEMPLATE("linear operations: several maps at once have the bits of single maps", T, float, double) {
+  cpu_context ctx({2, 0});
+  picker pick(8);
+  for (std::uint64_t round = 0; round < 30; ++round) {
+    const index_t rows = round == 0 ? 0 : pick(1, 60), in = pick(1, 30);
+    const bool add = round % 2 == 0;
+    const auto x = random_tensor<T, 2>({rows, in}, {1, round});
+    auto dx = random_tensor<T, 2>({rows, in}, {2, round}), dx2 = dx;
+    std::vector<tensor<T, 2>> w, dy, y, y2, dw, dw2, dxs, dxs2;
+    std::vector<tensor<T, 1>> bias;
+    for (index_t i = 0; i < pick(1, 4); ++i) {
+      const index_t out = pick(1, 20);
+      const std::uint64_t stream = 10 * round + static_cast<std::uint64_t>(i);
+      w.push_back(random_tensor<T, 2>({in, out}, {3, stream}));
+      dy.push_back(random_tensor<T, 2>({rows, out}, {4, stream}));
+      y.push_back(tensor<T, 2>({rows, out}));
+      dw.push_back(random_tensor<T, 2>({in, out}, {5, stream}));
+      dxs.push_back(tensor<T, 2>({rows, in}));
+      bias.push_back(random_tensor<T, 1>({out}, {6, stream}));
+    }
+    y2 = y;
+    dw2 = dw;
+    dxs2 = dxs;
+    std::vector<ops::linear_map<T>> forward;
+    std::vector<ops::weight_gradient_map<T>> weights;
+    std::vector<ops::input_gradient_map<T>> inputs;
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      const T* const b = i % 2 == 0 ? nullptr : bias[i].data();
+      forward.push_back({x.view(), w[i].view(), b, y[i].view()});
+      weights.push_back({x.view(), dy[i].view(), dw[i].view(), add});
+      inputs.push_back({dy[i].view(), w[i].view(), dxs[i].view()});
+      ops::linear_forward<T>(ctx, x, w[i], b, y2[i]);
+      ops::linear_backward_weight<T>(ctx, x, dy[i], dw2[i], add);
+      ops::linear_backward_input<T>(ctx, dy[i], w[i], dxs2[i]);
+      ops::linear_backward_input<T>(ctx, dy[i], w[i], dx2, add || i > 0);
+    }
+    ops::linear_maps_forward<T>(ctx, forward);
+    ops::linear_maps_backward_weight<T>(ctx, weights);
+    ops::linear_maps_backward_input<T>(ctx, inputs);
+    ops::linear_maps_backward_sum<T>(ctx, inputs, dx, add);
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      CHECK(same_bits(values_of(y[i]), values_of(y2[i])));
+      CHECK(same_bits(values_of(dw[i]), values_of(dw2[i])));
+      CHECK(same_bits(values_of(dxs[i]), values_of(dxs2[i])));
+    }
+    CHECK(same_bits(values_of(dx), values_of(dx2)));
+    // Of no maps, the sum is zero.
+    ops::linear_maps_backward_sum<T>(ctx, {}, dx, true);
+    CHECK(same_bits(values_of(dx), values_of(dx2)));
+    ops::linear_maps_backward_sum<T>(ctx, {}, dx, false);
+    for (const T value : dx.flat()) CHECK(value == T{});
+  }
+}
+
+TEST_CASE_TEMPLATE("linear operations: a ReLU's gradient and that of the bias before it", T, float, double) {
+  cpu_context ctx({2, 0});
+  picker pick(9);
+  for (std::uint64_t round = 0; round < 20; ++round) {
+    const extents<2> shape{round == 0 ? 0 : pick(1, 600), pick(1, 30)};
+    const auto y = random_tensor<T, 2>(shape, {1, round}), dy = random_tensor<T, 2>(shape, {2, round});
+    tensor<T, 2> dz = dy, dz2(shape);
+    auto db = random_tensor<T, 1>({shape[1]}, {3, round}), db2 = db;
+    const bool accumulate = round % 2 == 0;
+    ops::relu_bias_gradient<T>(ctx, y, dz.view(), dz.view(), db.data(), accumulate);
+    ops::relu_backward<T>(ctx, y.flat(), dy.flat(), dz2.flat());
+    ops::bias_gradient<T>(ctx, dz2, db2.data(), accumulate);
+    CHECK(same_bits(values_of(dz), values_of(dz2)));
+    CHECK(same_bits(values_of(db), values_of(db2)));
+  }
+  tensor<float, 2> y({2, 3}), other({2, 4});
+  CHECK(contains(
+      error_text([&] { ops::relu_bias_gradient<float>(ctx, y, y.view(), other.view(), nullptr, false); }),
+      "[2 x 4]"));
 }
 
 void check_threads(index_t rows, index_t in, index_t out) {

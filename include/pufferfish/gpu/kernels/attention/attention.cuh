@@ -23,10 +23,12 @@ static __global__ void __launch_bounds__(attention_threads, Block::forward_block
   constexpr int edge = Block::edge;
   using scores_tile = typename Block::scores;
   __shared__ typename Block::memory memory;
+  const int column = static_cast<int>(blockIdx.z) * result_columns;
+  if (p.query_gaps)
+    clear_result_gaps<edge>(p.queries, p.query_rows, static_cast<index_t>(blockIdx.x), y, p.value_depth);
   const run_tile tile = find_tile<edge>(p.queries, static_cast<index_t>(blockIdx.x));
   if (tile.sequence < 0) return;
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
-  const int column = static_cast<int>(blockIdx.z) * result_columns;
   const attention_operands<T> operands{{head.q, head.q.part(0, 0)},
                                        {head.k, head.v.part(column, result_columns)}};
   const int end = head.visible(p, tile.first + edge);
@@ -72,7 +74,7 @@ void with_attention_block(const attention_problem<T>& p, index_t rows, index_t s
   if constexpr (sizeof(T) == 2) {
     if (p.tensor) return f(std::type_identity<tensor_block<T>>());
   }
-  if (rows <= attention_plans::short_run * sequences) {
+  if (attention_plans::is_short(rows, sequences)) {
     f(std::type_identity<float_block<T, 32>>());
   } else {
     f(std::type_identity<float_block<T, 64>>());
@@ -120,7 +122,8 @@ void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& p
   with_attention_block(problem, problem.query_rows, problem.queries.sequences, [&](auto kind) {
     using Block = typename decltype(kind)::type;
     launch(site, attention_grid<Block>(problem, problem.query_rows, problem.depth, panels, panels),
-           attention_query_gradient_kernel<T, Block>, problem, dy, log_sums, products, dq);
+           attention_query_gradient_kernel<T, Block>, problem, dy, query_numbers<T>{log_sums, products, {}},
+           dq);
   });
 }
 
@@ -133,18 +136,41 @@ void attention_key_gradient(cudaStream_t stream, const attention_problem<T>& pro
   with_attention_block(problem, problem.key_rows, problem.keys.sequences, [&](auto kind) {
     using Block = typename decltype(kind)::type;
     launch(site, attention_grid<Block>(problem, problem.key_rows, columns, panels, panels),
-           attention_key_gradient_kernel<T, Block>, problem, dy, log_sums, products, dk, dv);
+           attention_key_gradient_kernel<T, Block>, problem, dy, query_numbers<T>{log_sums, products, {}}, dk,
+           dv);
   });
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                          \
-  template void attention_forward<T>(cudaStream_t, const attention_problem<T>&, row_array<T>, float*);     \
-  template void attention_row_products<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
-                                          row_array<const T>, float*);                                     \
-  template void attention_query_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>, \
-                                            const float*, const float*, row_array<T>);                     \
-  template void attention_key_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
-                                          const float*, const float*, row_array<T>, row_array<T>);
+template <class T>
+void attention_gradients(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
+                         row_array<const T> y, const float* log_sums, float* products, row_array<T> dq,
+                         row_array<T> dk, row_array<T> dv) {
+  if (!attention_plans::gradients_together(problem)) {
+    attention_row_products<T>(stream, problem, dy, y, products);
+    attention_query_gradient<T>(stream, problem, dy, log_sums, products, dq);
+    return attention_key_gradient<T>(stream, problem, dy, log_sums, products, dk, dv);
+  }
+  const launch_site site(stream, "attention_gradients");
+  using Block = float_block<T, 32>;
+  const int columns = problem.depth > problem.value_depth ? problem.depth : problem.value_depth;
+  grid blocks = attention_grid<Block>(problem, problem.query_rows, columns, 0, 0);
+  const unsigned query_tiles = blocks.blocks.x;
+  blocks.blocks.x += attention_grid<Block>(problem, problem.key_rows, columns, 0, 0).blocks.x;
+  launch(site, blocks, attention_gradients_kernel<T, Block>, problem, dy,
+         query_numbers<T>{log_sums, nullptr, y}, dq, dk, dv, query_tiles);
+}
+
+#define PUFFERFISH_INSTANTIATE(T)                                                                            \
+  template void attention_forward<T>(cudaStream_t, const attention_problem<T>&, row_array<T>, float*);       \
+  template void attention_row_products<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,     \
+                                          row_array<const T>, float*);                                       \
+  template void attention_query_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,   \
+                                            const float*, const float*, row_array<T>);                       \
+  template void attention_key_gradient<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,     \
+                                          const float*, const float*, row_array<T>, row_array<T>);           \
+  template void attention_gradients<T>(cudaStream_t, const attention_problem<T>&, row_array<const T>,        \
+                                       row_array<const T>, const float*, float*, row_array<T>, row_array<T>, \
+                                       row_array<T>);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

@@ -7,8 +7,8 @@
 /// row's sum (Dao, Fu, Ermon, Rudra, Ré: "FlashAttention", NeurIPS 2022; Milakov, Gimelshein: "Online
 /// normalizer calculation for softmax", 2018).
 ///
-/// Order of use: attention_forward; in the backward pass attention_row_products, then
-/// attention_query_gradient and attention_key_gradient, all with the same problem.
+/// Order of use: attention_forward; in the backward pass attention_gradients, or attention_row_products, then
+/// attention_query_gradient and attention_key_gradient; all with the same problem.
 ///
 /// There are two kinds of kernels, which compute the same function. Kernels on float units multiply floats.
 /// Kernels on tensor cores multiply numbers of 16 bits with sums in float (Dao: "FlashAttention-2", ICLR
@@ -41,6 +41,9 @@ struct attention_problem {
   float scale;                   ///< factor of the scores, positive
   layer_dropout dropout;         ///< dropout of the weights
   std::uint64_t first_sequence;  ///< number of the first sequence in the global batch, for dropout's streams
+  /// Whether rows of queries, or of keys, may belong to no run. Kernels write zeros to these rows of their
+  /// results; without gaps they do not look for them.
+  bool query_gaps, key_gaps;
   bool tensor;  ///< products on tensor cores, for T of 16 bits (attention_plans::tensor); float: no effect
 };
 
@@ -75,13 +78,25 @@ bool tensor(const attention_problem<T>& p) {
          2 * (panels(p.depth) + panels(p.value_depth)) <= most_panels;
 }
 
+/// Whether the kernels on float units have tiles of 32 rows. `rows`: of a matrix with `sequences` runs.
+inline bool is_short(index_t rows, index_t sequences) { return rows <= short_run * sequences; }
+
+/// Whether one launch computes the gradients of queries, keys and values: for short runs of queries and of
+/// keys on float units. Each block then computes the dot products of dy and y that it needs itself. For
+/// longer runs too many blocks would compute the same ones.
+template <class T>
+bool gradients_together(const attention_problem<T>& p) {
+  return !(sizeof(T) == 2 && p.tensor) && is_short(p.query_rows, p.queries.sequences) &&
+         is_short(p.key_rows, p.keys.sequences);
+}
+
 }  // namespace attention_plans
 
 /// Writes y and, unless it is nullptr, log_sums[head * query_rows + row] = log sum_j exp(score_ij), heads x
 /// query_rows floats. For a query that sees no key, the logarithm is -infinity and y is 0. Rows that belong
-/// to no run are not written. All launchers except attention_row_products start one block of 128 threads for
-/// each tile of 32 or 64 rows, each head, and each 64 columns of the result; none uses atomics. Throws
-/// backend_error if a launch fails.
+/// to no run become 0 if problem.query_gaps is set, and are not written otherwise. All launchers except
+/// attention_row_products start one block of 128 threads for each tile of 32 or 64 rows, each head, and each
+/// 64 columns of the result; none uses atomics. Throws backend_error if a launch fails.
 template <class T>
 void attention_forward(cudaStream_t stream, const attention_problem<T>& problem, row_array<T> y,
                        float* log_sums);
@@ -93,7 +108,7 @@ void attention_row_products(cudaStream_t stream, const attention_problem<T>& pro
                             row_array<const T> y, float* products);
 
 /// Writes dq, the gradient of the queries. log_sums is the result of attention_forward, products that of
-/// attention_row_products. Rows that belong to no run are not written.
+/// attention_row_products. Rows that belong to no run: as in attention_forward.
 template <class T>
 void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                               const float* log_sums, const float* products, row_array<T> dq);
@@ -102,5 +117,13 @@ void attention_query_gradient(cudaStream_t stream, const attention_problem<T>& p
 template <class T>
 void attention_key_gradient(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
                             const float* log_sums, const float* products, row_array<T> dk, row_array<T> dv);
+
+/// The whole backward pass: dq, dk and dv, in one launch if attention_plans::gradients_together(problem),
+/// else by the three launchers above. y: the result of the forward pass; products: as in
+/// attention_row_products, may be unused. The bits are those of the three launchers.
+template <class T>
+void attention_gradients(cudaStream_t stream, const attention_problem<T>& problem, row_array<const T> dy,
+                         row_array<const T> y, const float* log_sums, float* products, row_array<T> dq,
+                         row_array<T> dk, row_array<T> dv);
 
 PUFFERFISH_KERNELS_END

@@ -38,15 +38,46 @@ struct query_record {
   float shift, product;
 };
 
-/// Reads the record of a query of a head. All weights of a query that sees no key are hidden, and the rows of
-/// a query that does not exist are 0, so their logarithm is 0.
+/// The numbers of queries, in device memory, that the backward pass reads: the arrays log_sums and products
+/// of attention_query_gradient. products nullptr: each block computes the products that it needs from dy and
+/// y.
+template <class T>
+struct query_numbers {
+  const float *log_sums, *products;
+  row_array<const T> y;
+};
+
+/// Reads the record of a query of a head; the product is 0 if it is not in memory. All weights of a query
+/// that sees no key are hidden, and the rows of a query that does not exist are 0, so their logarithm is 0.
 template <class T>
 __device__ inline query_record read_query(const attention_problem<T>& p, const attention_head<T>& head,
-                                          const float* log_sums, const float* products, int query) {
+                                          const query_numbers<T>& numbers, int query) {
   if (query >= head.queries) return {0.0F, 0.0F};
   const index_t at = head.head * p.query_rows + head.first_query + query;
-  const float log_sum = log_sums[at];
-  return {log_sum == -HUGE_VALF ? 0.0F : -log_sum * log2_e, products[at]};
+  const float log_sum = numbers.log_sums[at];
+  return {log_sum == -HUGE_VALF ? 0.0F : -log_sum * log2_e,
+          numbers.products == nullptr ? 0.0F : numbers.products[at]};
+}
+
+/// Writes the products of the `Edge` queries from `first` on to records[i].product: 0 for a query that does
+/// not exist. Warps take the queries by turns; the sums are those of attention_row_products_kernel. A barrier
+/// must follow.
+template <int Edge, class T>
+__device__ inline void write_products(const head_rows<T>& dy, const head_rows<T>& y, int first,
+                                      query_record* records) {
+  const int lane = block_thread() % warp_threads;
+#pragma unroll 4
+  for (int i = block_thread() / warp_threads; i < Edge; i += attention_threads / warp_threads) {
+    float sum = 0.0F;
+    if (first + i < dy.rows) {
+      const T *const a = dy.data + (first + i) * dy.stride, *const b = y.data + (first + i) * y.stride;
+      for (int c = lane; c < dy.columns; c += warp_threads) {
+        sum += static_cast<float>(a[c]) * static_cast<float>(b[c]);
+      }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) records[i].product = sum;
+  }
 }
 
 /// Factor of weights that are kept.
@@ -55,21 +86,20 @@ __device__ float kept_factor(const attention_problem<T>& p) {
   return p.dropout.drops() ? p.dropout.scale : 1.0F;
 }
 
-/// Computes 64 columns of dq for a tile of queries of one head.
-template <class T, class Block>
-static __global__ void __launch_bounds__(attention_threads, Block::query_blocks)
-    /// Block (bx, by, bz): tile bx of the queries, head by, columns 64 bz .. of the head's depth. Sums run
-    /// over keys in order.
-    attention_query_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
-                                    const float* log_sums, const float* products, row_array<T> dq) {
-  earlier.wait();
+/// Computes 64 columns of dq for tile `number` of the queries of one head: columns 64 blockIdx.z .. of the
+/// depth of head blockIdx.y. Sums run over keys in order. `Own`: numbers.products is nullptr.
+template <class Block, bool Own, class T>
+__device__ inline void query_gradient_tile(const attention_problem<T>& p, const row_array<const T>& dy,
+                                           const query_numbers<T>& numbers, const row_array<T>& dq,
+                                           index_t number) {
   constexpr int edge = Block::edge;
   using scores_tile = typename Block::scores;
   __shared__ typename Block::memory memory;
-  const run_tile tile = find_tile<edge>(p.queries, static_cast<index_t>(blockIdx.x));
-  if (tile.sequence < 0) return;
-  const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
   const int column = static_cast<int>(blockIdx.z) * result_columns;
+  if (p.query_gaps) clear_result_gaps<edge>(p.queries, p.query_rows, number, dq, p.depth);
+  const run_tile tile = find_tile<edge>(p.queries, number);
+  if (tile.sequence < 0 || column >= p.depth) return;
+  const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
   const attention_operands<T> operands{{head.q, head.of_queries(dy, p.value_depth)}, {head.k, head.v}};
   const int end = head.visible(p, tile.first + edge);
   Block block(memory, operands, tile.first, 0, end);
@@ -77,7 +107,14 @@ static __global__ void __launch_bounds__(attention_threads, Block::query_blocks)
   array_of<query_record, scores_tile::own_rows> queries;
 #pragma unroll
   for (int r = 0; r < scores_tile::own_rows; ++r) {
-    queries[r] = read_query(p, head, log_sums, products, tile.first + result.row(r));
+    queries[r] = read_query(p, head, numbers, tile.first + result.row(r));
+  }
+  if constexpr (Own) {
+    __shared__ query_record own[static_cast<std::size_t>(edge)];
+    write_products<edge>(operands.left[1], head.of_queries(numbers.y, p.value_depth), tile.first, own);
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < scores_tile::own_rows; ++r) queries[r].product = own[result.row(r)].product;
   }
   const float scale = p.scale * log2_e, factor = kept_factor(p);
   for (int key = 0; key < end; key += edge) {
@@ -104,20 +141,22 @@ static __global__ void __launch_bounds__(attention_threads, Block::query_blocks)
   store_result(result, p.scale, dq, head.first_query, tile.first, head.queries, head.head, p.depth, column);
 }
 
-/// Computes 64 columns of dk and of dv for a tile of keys of one head. Rows of tiles belong to keys.
-template <class T, class Block>
-static __global__ void __launch_bounds__(attention_threads, Block::key_blocks)
-    /// Block (bx, by, bz): tile bx of the keys, head by, columns 64 bz .. of both depths. Sums run over
-    /// queries in order. Columns beyond a depth are not stored.
-    attention_key_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
-                                  const float* log_sums, const float* products, row_array<T> dk,
-                                  row_array<T> dv) {
-  earlier.wait();
+/// Computes 64 columns of dk and of dv for tile `number` of the keys of one head: columns 64 blockIdx.z .. of
+/// both depths of head blockIdx.y. Rows of tiles belong to keys. Sums run over queries in order. Columns
+/// beyond a depth are not stored. `Own`: numbers.products is nullptr.
+template <class Block, bool Own, class T>
+__device__ inline void key_gradient_tile(const attention_problem<T>& p, const row_array<const T>& dy,
+                                         const query_numbers<T>& numbers, const row_array<T>& dk,
+                                         const row_array<T>& dv, index_t number) {
   constexpr int edge = Block::edge;
   using scores_tile = typename Block::scores;
   __shared__ typename Block::memory memory;
   __shared__ query_record queries[static_cast<std::size_t>(edge)];
-  const run_tile tile = find_tile<edge>(p.keys, static_cast<index_t>(blockIdx.x));
+  if (p.key_gaps) {
+    clear_result_gaps<edge>(p.keys, p.key_rows, number, dk, p.depth);
+    clear_result_gaps<edge>(p.keys, p.key_rows, number, dv, p.value_depth);
+  }
+  const run_tile tile = find_tile<edge>(p.keys, number);
   if (tile.sequence < 0) return;
   const attention_head<T> head(p, tile.sequence, static_cast<int>(blockIdx.y));
   const int column = static_cast<int>(blockIdx.z) * result_columns;
@@ -129,14 +168,18 @@ static __global__ void __launch_bounds__(attention_threads, Block::key_blocks)
   typename Block::result key_result, value_result;
   const float scale = p.scale * log2_e, factor = kept_factor(p);
   const auto record_at = [&](int query) {
-    return block_thread() < edge ? read_query(p, head, log_sums, products, query + block_thread())
-                                 : query_record{};
+    return block_thread() < edge ? read_query(p, head, numbers, query + block_thread()) : query_record{};
   };
   query_record record = record_at(first);
   for (int query = first; query < head.queries; query += edge) {
     const auto mask = tile_mask<T>::template of<edge>(p, head, query, tile.first);
     const kept_bits<edge> kept = draw_kept<edge>(p, head, query, tile.first, memory.kept);
-    if (block_thread() < edge) queries[block_thread()] = record;
+    if constexpr (Own) {
+      if (block_thread() < edge) queries[block_thread()].shift = record.shift;
+      write_products<edge>(operands.right[1], head.of_queries(numbers.y, p.value_depth), query, queries);
+    } else {
+      if (block_thread() < edge) queries[block_thread()] = record;
+    }
     record = record_at(query + edge);  // read during the products
     block.fetch(query);
     scores_tile scores, gradients;
@@ -167,6 +210,37 @@ static __global__ void __launch_bounds__(attention_threads, Block::key_blocks)
   store_result(key_result, p.scale, dk, head.first_key, tile.first, head.keys, head.head, p.depth, column);
   store_result(value_result, factor, dv, head.first_key, tile.first, head.keys, head.head, p.value_depth,
                column);
+}
+
+/// Grid: (tiles of queries, heads, 64 columns of a head's depth).
+template <class T, class Block>
+static __global__ void __launch_bounds__(attention_threads, Block::query_blocks)
+    attention_query_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
+                                    query_numbers<T> numbers, row_array<T> dq) {
+  earlier.wait();
+  query_gradient_tile<Block, false>(p, dy, numbers, dq, static_cast<index_t>(blockIdx.x));
+}
+/// Grid: (tiles of keys, heads, 64 columns of the larger depth of a head).
+template <class T, class Block>
+static __global__ void __launch_bounds__(attention_threads, Block::key_blocks)
+    attention_key_gradient_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
+                                  query_numbers<T> numbers, row_array<T> dk, row_array<T> dv) {
+  earlier.wait();
+  key_gradient_tile<Block, false>(p, dy, numbers, dk, dv, static_cast<index_t>(blockIdx.x));
+}
+/// Both kinds of tiles in one launch, where a block computes the products of its queries itself. Grid:
+/// (query_tiles tiles of queries, then tiles of keys; heads; 64 columns of the larger depth of a head).
+template <class T, class Block>
+static __global__ void __launch_bounds__(attention_threads, Block::key_blocks)
+    attention_gradients_kernel(grid_dependency earlier, attention_problem<T> p, row_array<const T> dy,
+                               query_numbers<T> numbers, row_array<T> dq, row_array<T> dk, row_array<T> dv,
+                               unsigned query_tiles) {
+  earlier.wait();
+  if (blockIdx.x < query_tiles) {
+    query_gradient_tile<Block, true>(p, dy, numbers, dq, static_cast<index_t>(blockIdx.x));
+  } else {
+    key_gradient_tile<Block, true>(p, dy, numbers, dk, dv, static_cast<index_t>(blockIdx.x - query_tiles));
+  }
 }
 
 PUFFERFISH_KERNELS_END

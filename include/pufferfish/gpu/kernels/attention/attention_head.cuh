@@ -103,6 +103,40 @@ __device__ inline run_tile find_tile(const run_arrays& runs, index_t number) {
   return {-1, 0};
 }
 
+/// Writes zeros to the rows of no run among rows Tile number .. Tile number + Tile - 1 of a matrix with
+/// `rows` rows: to the columns first .. first + count - 1. All threads of a block must call this function.
+template <int Tile, class T>
+__device__ inline void clear_gaps(const run_arrays& runs, index_t rows, index_t number,
+                                  const row_array<T>& to, index_t first, int count) {
+  static_assert(Tile <= 64);
+  const index_t begin = number * Tile;
+  if (begin >= rows) return;
+  const int lane = block_thread() % warp_threads;
+  const int inside = rows - begin < Tile ? static_cast<int>(rows - begin) : Tile;
+  // Bit i: row begin + i belongs to a run.
+  std::uint64_t taken = 0;
+  for (index_t s = lane; s < runs.sequences; s += warp_threads) {
+    const index_t from = runs.first[s] - begin, end = from + runs.count[s];
+    if (end <= 0 || from >= inside || runs.count[s] == 0) continue;
+    const std::uint64_t below = from <= 0 ? 0 : (std::uint64_t{1} << from) - 1;
+    taken |= (end >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << end) - 1) & ~below;
+  }
+  taken = warp_reduce(taken, [](std::uint64_t a, std::uint64_t b) { return a | b; });
+  for (int i = block_thread() / warp_threads; i < inside; i += attention_threads / warp_threads) {
+    if ((taken >> i & 1U) != 0) continue;
+    for (int c = lane; c < count; c += warp_threads) to.row(begin + i)[first + c] = T(0.0F);
+  }
+}
+
+/// clear_gaps for the columns of a block: 64 blockIdx.z .. of the `depth` columns of head blockIdx.y.
+template <int Tile, class T>
+__device__ inline void clear_result_gaps(const run_arrays& runs, index_t rows, index_t number,
+                                         const row_array<T>& to, int depth) {
+  const int column = static_cast<int>(blockIdx.z) * result_columns;
+  const int count = depth - column < result_columns ? depth - column : result_columns;
+  clear_gaps<Tile>(runs, rows, number, to, static_cast<index_t>(blockIdx.y) * depth + column, count);
+}
+
 /// One head of one sequence: its rows of queries, keys and values.
 template <class T>
 struct attention_head {

@@ -117,6 +117,39 @@ void add(cudaStream_t stream, const T* x, T* y, index_t size, bool relu) {
   map<T>(stream, sum_of(), size, y, before, x);
 }
 
+/// Grid: element_grid. A thread adds the terms of its elements one after another.
+template <class T>
+static __global__ void add_terms_kernel(grid_dependency earlier, const T* terms, index_t step, int count,
+                                        T* y, index_t size, bool add, bool vectors) {
+  earlier.wait();
+  using A = accumulate_t<T>;
+  for_each_vector<T>(
+      size, vectors,
+      [&](index_t i) {
+        array_of<A, vector_width<T>> sum = {};
+        const auto take = [&](const T* from) {
+          const vector<T> values = load_vector(from);
+          for (int k = 0; k < vector_width<T>; ++k) sum[k] += static_cast<A>(values[k]);
+        };
+        if (add) take(y + i);
+        for (int t = 0; t < count; ++t) take(terms + t * step + i);
+        vector<T> result;
+        for (int k = 0; k < vector_width<T>; ++k) result[k] = static_cast<T>(sum[k]);
+        store_vector(y + i, result);
+      },
+      [&](index_t i) {
+        A sum = add ? static_cast<A>(y[i]) : A(0);
+        for (int t = 0; t < count; ++t) sum += static_cast<A>(terms[t * step + i]);
+        y[i] = static_cast<T>(sum);
+      });
+}
+
+template <class T>
+void add_terms(cudaStream_t stream, const T* terms, index_t step, int count, T* y, index_t size, bool add) {
+  launch(stream, element_grid<T>(size), add_terms_kernel<T>, terms, step, count, y, size, add,
+         aligned16(y, terms) && step % vector_width<T> == 0);
+}
+
 // ---------------------------------------------------------------------------------------------------------
 // Masks
 
@@ -281,6 +314,7 @@ void from_float16(cudaStream_t stream, const std::uint16_t* x, float* y, index_t
   template void relu_backward<T>(cudaStream_t, const T*, const T*, T*, index_t);                   \
   template void activation_forward<T>(cudaStream_t, activation, const T*, T*, index_t);            \
   template void activation_backward<T>(cudaStream_t, activation, const T*, const T*, T*, index_t); \
+  template void add_terms<T>(cudaStream_t, const T*, index_t, int, T*, index_t, bool);             \
   template void add<T>(cudaStream_t, const T*, T*, index_t, bool);                                 \
   template void masked<T>(cudaStream_t, const T*, const std::uint32_t*, T*, index_t, bool);        \
   template void dropout<T>(cudaStream_t, const T*, T*, accumulate_t<T>, const dropout_rows&,       \

@@ -55,6 +55,11 @@ void activation_backward(cudaStream_t stream, activation kind, const T* kept, co
 template <class T>
 void add(cudaStream_t stream, const T* x, T* y, index_t size, bool relu);
 
+/// y_i = the sum over t < count of terms[t step + i], or with `add` y_i += that sum. The sum begins with y_i,
+/// runs in the order of t in accumulate_t<T>, and is rounded once. y does not overlap the terms.
+template <class T>
+void add_terms(cudaStream_t stream, const T* terms, index_t step, int count, T* y, index_t size, bool add);
+
 /// y_i = x_i where the mask (see relu_mask.hpp) has a set bit, else 0. With `add`, this value is added to
 /// y_i.
 template <class T>

@@ -2,8 +2,8 @@
 #pragma once
 
 /// \file
-/// Kernels of layer_norm.hpp: one block per row. In each pass over the row, a thread reads the elements of
-/// the sum that it has written itself, so only the block's sums need barriers.
+/// Kernels of layer_norm.hpp. Forward: one block per row; in each pass over the row, a thread reads the
+/// elements of the sum that it has written itself, so only the block's sums need barriers.
 
 #include <pufferfish/gpu/kernels/copy/rows.cuh>
 #include <pufferfish/gpu/kernels/norm/layer_norm.hpp>
@@ -68,49 +68,76 @@ static __global__ void layer_norm_forward_kernel(grid_dependency earlier, norm_p
   }
 }
 
-/// dsum = (g - mean(g) - n mean(g n)) inverse_deviation with g = dy weight and the normalized row n; dx is
-/// dsum with dropout's mask. Grid: row_grid, one block per row, which makes two passes over the row.
+/// Rows of a block that computes gradients of rows: one for each warp.
+inline constexpr int gradient_rows = static_cast<int>(column_threads) / warp_threads;
+
+/// dsum = (g - mean(g) - n mean(g n)) inverse_deviation for row m, with g = dy weight and the normalized row
+/// n; dx is dsum with dropout's mask. All lanes of a warp must call this function, which makes two passes
+/// over the row. `key`: of dropout.
+template <int Width, class T>
+__device__ inline void layer_norm_row_gradient(const norm_gradient_problem<T>& p, const random_key& key,
+                                               index_t m) {
+  using A = accumulate_t<T>;
+  const layer_dropout& dropout = p.dropout.layer;
+  const auto for_each = [&](auto f) {
+    for (index_t c = index_t{block_thread() % warp_threads} * Width; c < p.columns;
+         c += warp_threads * Width) {
+      f(c);
+    }
+  };
+  const A mean = p.statistics[2 * m], deviation = p.statistics[2 * m + 1];
+  A sum = A(0), product = A(0);
+  const auto load = [&](index_t c, row_values<T, Width>& n, row_values<T, Width>& g) {
+    const row_values<T, Width> weights = load_row<Width>(p.weight + c);
+    n = load_row<Width>(p.sum.row(m) + c);
+    g = load_row<Width>(p.dy.row(m) + c);
+    for (int i = 0; i < Width; ++i) {
+      n[i] = (n[i] - mean) * deviation;
+      g[i] *= weights[i];
+    }
+  };
+  for_each([&](index_t c) {
+    row_values<T, Width> n, g;
+    load(c, n, g);
+    for (int i = 0; i < Width; ++i) {
+      sum += g[i];
+      product += g[i] * n[i];
+    }
+  });
+  const A shift = warp_sum(sum) / static_cast<A>(p.columns),
+          slope = warp_sum(product) / static_cast<A>(p.columns);
+  for_each([&](index_t c) {
+    row_values<T, Width> n, g;
+    load(c, n, g);
+    for (int i = 0; i < Width; ++i) g[i] = (g[i] - shift - n[i] * slope) * deviation;
+    if (p.dsum.data != nullptr) store_row<Width>(p.dsum.row(m) + c, g);
+    if (p.dx.data == nullptr) return;
+    if (dropout.drops()) {
+      const std::uint64_t first = p.dropout.number(m) * static_cast<std::uint64_t>(p.columns);
+      drop_values(dropout, key, first + static_cast<std::uint64_t>(c), g);
+    }
+    store_row<Width>(p.dx.row(m) + c, g);
+  });
+}
+
+/// layer_norm_row_gradient for all rows, by the warps of `blocks` blocks, of which this one is number
+/// `block`.
+template <int Width, class T>
+__device__ inline void layer_norm_row_gradients(const norm_gradient_problem<T>& p, unsigned block,
+                                                unsigned blocks) {
+  const layer_dropout& dropout = p.dropout.layer;
+  const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
+  const index_t first = index_t{block} * gradient_rows + block_thread() / warp_threads;
+  for (index_t m = first; m < p.rows; m += index_t{blocks} * gradient_rows) {
+    layer_norm_row_gradient<Width>(p, key, m);
+  }
+}
+
+/// Grid: column_threads threads a block, one warp for each row.
 template <class T, int Width>
 static __global__ void layer_norm_input_gradient_kernel(grid_dependency earlier, norm_gradient_problem<T> p) {
   earlier.wait();
-  using A = accumulate_t<T>;
-  const layer_dropout& dropout = p.dropout.layer;
-  const random_key key = dropout.drops() ? layer_key(*dropout.step, dropout.layer) : random_key{};
-  for (index_t m = static_cast<index_t>(blockIdx.x); m < p.rows; m += static_cast<index_t>(gridDim.x)) {
-    const A mean = p.statistics[2 * m], deviation = p.statistics[2 * m + 1];
-    A sum = A(0), product = A(0);
-    const auto load = [&](index_t c, row_values<T, Width>& n, row_values<T, Width>& g) {
-      const row_values<T, Width> weights = load_row<Width>(p.weight + c);
-      n = load_row<Width>(p.sum.row(m) + c);
-      g = load_row<Width>(p.dy.row(m) + c);
-      for (int i = 0; i < Width; ++i) {
-        n[i] = (n[i] - mean) * deviation;
-        g[i] *= weights[i];
-      }
-    };
-    for_each_column<Width>(p.columns, [&](index_t c) {
-      row_values<T, Width> n, g;
-      load(c, n, g);
-      for (int i = 0; i < Width; ++i) {
-        sum += g[i];
-        product += g[i] * n[i];
-      }
-    });
-    const A shift = block_sum(sum) / static_cast<A>(p.columns),
-            slope = block_sum(product) / static_cast<A>(p.columns);
-    for_each_column<Width>(p.columns, [&](index_t c) {
-      row_values<T, Width> n, g;
-      load(c, n, g);
-      for (int i = 0; i < Width; ++i) g[i] = (g[i] - shift - n[i] * slope) * deviation;
-      if (p.dsum.data != nullptr) store_row<Width>(p.dsum.row(m) + c, g);
-      if (p.dx.data == nullptr) return;
-      if (dropout.drops()) {
-        const std::uint64_t first = p.dropout.number(m) * static_cast<std::uint64_t>(p.columns);
-        drop_values(dropout, key, first + static_cast<std::uint64_t>(c), g);
-      }
-      store_row<Width>(p.dx.row(m) + c, g);
-    });
-  }
+  layer_norm_row_gradients<Width>(p, blockIdx.x, gridDim.x);
 }
 
 /// A task of sum_columns: sums over rows of dy n and of dy, where n is the normalized row.
@@ -149,6 +176,22 @@ struct layer_norm_sum_finish {
   }
 };
 
+/// The first tiles x parts blocks compute the gradients of the parameters, as in column_sums_kernel; the
+/// other blocks compute rows, one for each warp, as in layer_norm_input_gradient_kernel.
+template <class T, int Width>
+static __global__ void __launch_bounds__(column_threads, 2)
+    layer_norm_gradients_kernel(grid_dependency earlier, norm_gradient_problem<T> p, stored_parts parts,
+                                unsigned tiles, unsigned* counters, layer_norm_sum_finish finish) {
+  earlier.wait();
+  const unsigned sums = tiles * static_cast<unsigned>(parts.count);
+  if (blockIdx.x < sums) {
+    const layer_norm_sum_task<T, Width> task{p};
+    return sum_column_part<column_sum_state<2, 1>>(task, parts, counters, finish, blockIdx.x % tiles,
+                                                   static_cast<index_t>(blockIdx.x / tiles));
+  }
+  layer_norm_row_gradients<Width>(p, blockIdx.x - sums, gridDim.x - sums);
+}
+
 template <class T>
 void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& p) {
   const launch_site site(stream, "layer_norm_forward");
@@ -160,30 +203,32 @@ void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& p) {
 }
 
 template <class T>
-void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& p) {
-  const launch_site site(stream, "layer_norm_input_gradient");
-  if (p.dsum.data == nullptr && p.dx.data == nullptr) return;
+void layer_norm_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p,
+                          const column_workspace& work, const norm_parameter_gradients& gradients) {
+  const launch_site site(stream, "layer_norm_gradients");
+  const bool rows = (p.dsum.data != nullptr || p.dx.data != nullptr) && p.rows > 0 && p.columns > 0;
+  const bool in_place = p.dsum.data == p.dy.data || p.dx.data == p.dy.data;
   const bool vectors = rows_in_vectors<T>(p.columns, p.sum, p.dy, p.dsum, p.dx) && aligned16(p.weight);
   with_width<T>(vectors, [&](auto width) {
-    launch(site, row_grid(p.rows, p.columns, width), layer_norm_input_gradient_kernel<T, width>, p);
+    const layer_norm_sum_finish finish{gradients};
+    if (!rows || in_place) {
+      sum_columns<column_sum_state<2, 1>>(site, layer_norm_sum_task<T, width>{p}, p.rows, p.columns, work,
+                                          finish);
+      if (!rows) return;
+      return launch(site, {blocks_for(p.rows, gradient_rows), column_threads},
+                    layer_norm_input_gradient_kernel<T, width>, p);
+    }
+    const column_grid sums(width, p.rows, p.columns, work);
+    const unsigned blocks = sums.tiles * static_cast<unsigned>(sums.parts.count);
+    launch(site, {dim3(blocks + blocks_for(p.rows, gradient_rows)), sums.threads},
+           layer_norm_gradients_kernel<T, width>, p, sums.parts, sums.tiles, work.counters, finish);
   });
 }
 
-template <class T>
-void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& p,
-                                    const column_workspace& work, const norm_parameter_gradients& gradients) {
-  const launch_site site(stream, "layer_norm_parameter_gradients");
-  with_width<T>(rows_in_vectors<T>(p.columns, p.sum, p.dy), [&](auto width) {
-    sum_columns<column_sum_state<2, 1>>(site, layer_norm_sum_task<T, width>{p}, p.rows, p.columns, work,
-                                        layer_norm_sum_finish{gradients});
-  });
-}
-
-#define PUFFERFISH_INSTANTIATE(T)                                                                \
-  template void layer_norm_forward<T>(cudaStream_t, const norm_problem<T>&);                     \
-  template void layer_norm_input_gradient<T>(cudaStream_t, const norm_gradient_problem<T>&);     \
-  template void layer_norm_parameter_gradients<T>(cudaStream_t, const norm_gradient_problem<T>&, \
-                                                  const column_workspace&, const norm_parameter_gradients&);
+#define PUFFERFISH_INSTANTIATE(T)                                                      \
+  template void layer_norm_forward<T>(cudaStream_t, const norm_problem<T>&);           \
+  template void layer_norm_gradients<T>(cudaStream_t, const norm_gradient_problem<T>&, \
+                                        const column_workspace&, const norm_parameter_gradients&);
 PUFFERFISH_DEVICE_TYPES(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

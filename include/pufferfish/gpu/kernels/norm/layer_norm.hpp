@@ -59,14 +59,11 @@ template <class T>
 void layer_norm_forward(cudaStream_t stream, const norm_problem<T>& problem);
 
 /// dsum = (g - mean(g) - n mean(g n)) inverse deviation with g = dy weight and the normalized row n; dx =
-/// dsum with dropout's mask. Does nothing if both results are null.
+/// dsum with dropout's mask. Each is computed unless it is null. The gradient of the weight is the sum of dy
+/// n over rows, that of the bias the sum of dy. One launch computes all of them, unless dsum or dx is dy:
+/// then the gradients of the parameters are a launch before. `work`: for two quantities.
 template <class T>
-void layer_norm_input_gradient(cudaStream_t stream, const norm_gradient_problem<T>& problem);
-
-/// The gradients of the weight (sum of dy n over rows) and of the bias (sum of dy over rows). Call this
-/// function before dsum overwrites dy. `work`: for two quantities.
-template <class T>
-void layer_norm_parameter_gradients(cudaStream_t stream, const norm_gradient_problem<T>& problem,
-                                    const column_workspace& work, const norm_parameter_gradients& gradients);
+void layer_norm_gradients(cudaStream_t stream, const norm_gradient_problem<T>& problem,
+                          const column_workspace& work, const norm_parameter_gradients& gradients);
 
 PUFFERFISH_KERNELS_END

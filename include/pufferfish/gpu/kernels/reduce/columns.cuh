@@ -242,22 +242,20 @@ __device__ inline void add_parts(const stored_parts& parts, index_t first, index
   if (thread < tile_columns && inside) use(column, sum);
 }
 
-/// Sums a part of the rows of some columns. The last block of a group of parts then adds up the group, and
-/// the last block of all groups adds up the groups and calls finish(column, state) for each column. Grid:
-/// (tiles of columns, parts). `counters`: see column_counters.
+/// Sums part `part` of the rows of the columns of tile `tile`. The last block of a group of parts then adds
+/// up the group, and the last block of all groups adds up the groups and calls finish(column, state) for each
+/// column. One block for each pair of a tile and a part; all its threads call this function. `counters`: see
+/// column_counters. Block (across, 256 / across) with `across` a power of two up to 32: thread (x, y) has the
+/// columns (tile across + x) task::width .. of the part, and of its rows every (256 / across)-th one from y
+/// on.
 template <class State, class Task, class Finish>
-static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3)
-    /// Block (across, 256 / across) with `across` a power of two up to 32: thread (x, y) of block (bx, p) has
-    /// the columns (bx across + x) task::width .. of part p, and of its rows every (256 / across)-th one from
-    /// y on.
-    column_sums_kernel(grid_dependency earlier, Task task, stored_parts parts, unsigned* counters,
-                       Finish finish) {
-  earlier.wait();
+__device__ inline void sum_column_part(const Task& task, const stored_parts& parts, unsigned* counters,
+                                       const Finish& finish, unsigned tile, index_t part) {
   constexpr std::size_t doubles = merge_doubles<State>, task_doubles = merge_doubles<typename Task::state>;
   __shared__ double memory[doubles > task_doubles ? doubles : task_doubles];
-  const index_t part = blockIdx.y, begin = parts.begin(part), end = parts.begin(part + 1);
+  const index_t begin = parts.begin(part), end = parts.begin(part + 1);
   const unsigned across = blockDim.x, tile_columns = across * static_cast<unsigned>(Task::width);
-  const index_t first_column = static_cast<index_t>(blockIdx.x) * tile_columns;
+  const index_t first_column = static_cast<index_t>(tile) * tile_columns;
   const index_t column = first_column + static_cast<index_t>(threadIdx.x) * Task::width;
   typename Task::state sum;
   sum.clear();
@@ -271,7 +269,7 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
   const index_t group = part / grouped_parts, groups = ceil_div(parts.count, grouped_parts);
   const index_t first = group * grouped_parts;
   const index_t last = first + grouped_parts < parts.count ? first + grouped_parts : parts.count;
-  unsigned* const own = counters + blockIdx.x * (groups + 1);
+  unsigned* const own = counters + tile * (groups + 1);
   if (parts.count == 1) {
     __syncthreads();
   } else if (!is_last_block(own + group, static_cast<unsigned>(last - first))) {
@@ -286,19 +284,38 @@ static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3
   add_parts<State>(parts, 0, parts.count, grouped_parts, first_column, tile_columns, memory, finish);
 }
 
+/// Grid: (tiles of columns, parts), each block as in sum_column_part.
+template <class State, class Task, class Finish>
+static __global__ void __launch_bounds__(column_threads, Task::width > 4 ? 2 : 3)
+    column_sums_kernel(grid_dependency earlier, Task task, stored_parts parts, unsigned* counters,
+                       Finish finish) {
+  earlier.wait();
+  sum_column_part<State>(task, parts, counters, finish, blockIdx.x, blockIdx.y);
+}
+
+/// The blocks of sums of columns: `tiles` x parts blocks of `threads`.
+struct column_grid {
+  unsigned tiles;
+  dim3 threads;
+  stored_parts parts;
+  column_grid(int width, index_t rows, index_t columns, const column_workspace& work)
+      : parts{work.parts, row_parts(rows, columns), rows, columns} {
+    const index_t units = ceil_div(columns, width);
+    unsigned across = 1;
+    while (across < 32 && across < units) across *= 2;
+    tiles = static_cast<unsigned>(ceil_div(units, across));
+    threads = dim3(across, column_threads / across);
+  }
+};
+
 /// Sums all columns in one launch. Without rows, finish is called with cleared states. The number of columns
 /// must be a multiple of task::width, and the data aligned as the task's loads require.
 template <class State, class Task, class Finish>
 void sum_columns(const launch_site& stream, const Task& task, index_t rows, index_t columns,
                  const column_workspace& work, const Finish& finish) {
-  const index_t parts = row_parts(rows, columns), units = ceil_div(columns, Task::width);
-  unsigned across = 1;
-  while (across < 32 && across < units) across *= 2;
-  launch(stream,
-         {dim3(static_cast<unsigned>(ceil_div(units, across)), static_cast<unsigned>(parts)),
-          dim3(across, column_threads / across)},
-         column_sums_kernel<State, Task, Finish>, task, stored_parts{work.parts, parts, rows, columns},
-         work.counters, finish);
+  const column_grid blocks(Task::width, rows, columns, work);
+  launch(stream, {dim3(blocks.tiles, static_cast<unsigned>(blocks.parts.count)), blocks.threads},
+         column_sums_kernel<State, Task, Finish>, task, blocks.parts, work.counters, finish);
 }
 
 // ---------------------------------------------------------------------------------------------------------

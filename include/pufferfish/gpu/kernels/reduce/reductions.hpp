@@ -28,4 +28,11 @@ template <class T>
 void column_sums(cudaStream_t stream, const T* x, index_t row_stride, index_t rows, index_t columns, bool add,
                  const column_workspace& work, accumulate_t<T>* sums);
 
+/// dz_i = dy_i where y_i > 0 or y_i is NaN, else 0; and sums_c = sum over rows of dz, or sums_c += that sum
+/// with `add`. y, dy and dz: rows x columns, dense; dz may be dy. `work`: for one quantity. Throws
+/// backend_error if the launch fails.
+template <class T>
+void relu_column_sums(cudaStream_t stream, const T* y, const T* dy, T* dz, index_t rows, index_t columns,
+                      bool add, const column_workspace& work, accumulate_t<T>* sums);
+
 PUFFERFISH_KERNELS_END
