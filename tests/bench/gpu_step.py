@@ -95,9 +95,10 @@ class Steps(unittest.TestCase):
 
     def test_launches_of_a_step(self):
         # Kernels, copies and fills of a captured step of the published network. With 128 images, nine batch norms have
-        # more rows than one launch normalizes; the convolutions before all of them compute their moments, and those
-        # after six of them the sums for their gradients. The program ends before it would run them.
-        for batch, most, sums in [(2, 148, 0), (128, 152, 3)]:
+        # more rows than one launch normalizes; the convolutions before all of them compute their moments, those after
+        # five of them the norms themselves, and those after six of them the sums for their gradients. The program ends
+        # before it would run them.
+        for batch, most, applied, sums in [(2, 148, 0, 0), (128, 147, 4, 3)]:
             asked = {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": batch, "precision": "bf16", "steps": 1}
             done = subprocess.run([EMULATED], input=json.dumps(asked) + "\n", text=True, stdout=subprocess.PIPE,
                                   stderr=subprocess.PIPE, check=True, env={**os.environ, "PUFFERFISH_EMULATED_GRAPHS": "only"})
@@ -107,7 +108,8 @@ class Steps(unittest.TestCase):
             self.assertGreater(int(count), most - 10, "a lower limit is possible")
             self.assertNotIn("norm_use_batch", done.stderr)
             launches = [line.split() for line in done.stderr.splitlines()]
-            self.assertEqual([int(words[0]) for words in launches if words[1:] == ["norm_gradient_sums"]], [sums] if sums else [])
+            for name, times in [("norm_apply", applied), ("norm_gradient_sums", sums)]:
+                self.assertEqual([int(words[0]) for words in launches if words[1:] == [name]], [times] if times else [], name)
 
     def test_launches_of_a_transformer_step(self):
         # Two layers in each stack, of which one is factorized. The projections of queries, keys and values are one

@@ -22,6 +22,7 @@
 #include <pufferfish/gpu/ops/collect_moments.hpp>
 #include <pufferfish/gpu/ops/conv_by_groups.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/gpu/ops/pending_norm.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/ops/conv/low_rank_conv.hpp>
 
@@ -106,17 +107,20 @@ namespace ops {
 /// Device implementation of the functions of ops/conv/, where shapes and errors are described.
 template <>
 struct conv_ops<device::gpu> {
-  /// y = x * w + bias. The top of this file tells which library or kernel computes it. Kernels for one group,
-  /// without slices, collect moments (collect_moments).
+  /// y = x * w + bias, by the library or kernel that the top of this file tells. Kernels for one group,
+  /// without slices, collect moments (collect_moments). A pending `norm` is computed (request_norm).
   template <class T>
   static void conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                            const tensor_view<const T, 4>& x, const T* w, const T* bias,
-                           const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr) {
+                           const tensor_view<T, 4>& y, moment_parts<T>* moments = nullptr,
+                           pending_norm<T>* norm = nullptr) {
     if (shape.is_pointwise()) {
+      gpu::detail::compute_pending(ctx, norm);
       return gpu::multiply<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), detail::as_rows(y), false,
                               bias);
     }
     const auto geometry = gpu::detail::geometry_of("conv_forward", shape, x.shape(), y.shape());
+    if (shape.groups > 1 || ctx.conv_library() != nullptr) gpu::detail::compute_pending(ctx, norm);
     if (shape.groups > 1) {
       return gpu::kernels::grouped_conv_forward<T>(ctx.stream(), geometry, static_cast<int>(shape.groups),
                                                    x.data(), w, bias, y.data());
@@ -129,15 +133,16 @@ struct conv_ops<device::gpu> {
     if (gpu::detail::done_by_warp_groups<T>(
             gpu::kernels::plan_halo_forward(geometry),
             [&](const auto& plan) {
-              gpu::detail::collect_moments<T>(
-                  ctx, y, moments, gpu::kernels::halo_moments_fit(plan, plan.columns), [&](const auto& to) {
+              gpu::detail::compute_halo<T>(
+                  ctx, geometry, plan, 0, y, moments, norm, [&](const auto& to, const auto& request) {
                     gpu::kernels::halo_forward<T>(ctx.stream(), geometry, plan, x.data(), w, bias, y.data(),
-                                                  to);
+                                                  to, request);
                   });
             },
             x.data(), w, y.data())) {
       return;
     }
+    gpu::detail::compute_pending(ctx, norm);
     const auto plan = gpu::kernels::plan_conv_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx),
                                                       gpu::detail::vector_of<T>);
     gpu::detail::collect_moments<T>(ctx, y, moments, plan.slices == 1, [&](const auto& to) {
@@ -206,13 +211,13 @@ struct conv_ops<device::gpu> {
   /// else, if the rank is at most 64 and there are enough pixels (plan_low_rank_forward), one that gathers
   /// patches. Otherwise, or if warp groups are faster in two passes (is_faster_apart), conv_forward and a
   /// matrix product run one after the other, and only then a convolution library is used. Kernels that
-  /// compute both convolutions collect moments.
+  /// compute both convolutions collect moments. `norm`: as in conv_forward.
   template <class T>
   static void low_rank_conv_forward(context<device::gpu>& ctx, const conv_shape& shape,
                                     const tensor_view<const T, 4>& x, const T* down,
                                     const tensor_view<const T, 2>& up, const T* bias,
                                     const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
-                                    moment_parts<T>* moments) {
+                                    moment_parts<T>* moments, pending_norm<T>* norm) {
     extents<4> inner = y.shape();
     inner[3] = shape.out_channels;
     const auto geometry = gpu::detail::geometry_of("low_rank_conv_forward", shape, x.shape(), inner);
@@ -220,18 +225,19 @@ struct conv_ops<device::gpu> {
     if (gpu::detail::done_by_warp_groups<T>(
             gpu::kernels::plan_halo_low_rank(geometry, out_channels),
             [&](const auto& plan) {
-              gpu::detail::collect_moments<T>(
-                  ctx, y, moments, gpu::kernels::halo_moments_fit(plan, out_channels), [&](const auto& to) {
-                    gpu::kernels::halo_low_rank_forward<T>(ctx.stream(), geometry, plan, x.data(), down,
-                                                           up.data(), out_channels, bias, t.data(), y.data(),
-                                                           to);
-                  });
+              gpu::detail::compute_halo<T>(ctx, geometry, plan, out_channels, y, moments, norm,
+                                           [&](const auto& to, const auto& request) {
+                                             gpu::kernels::halo_low_rank_forward<T>(
+                                                 ctx.stream(), geometry, plan, x.data(), down, up.data(),
+                                                 out_channels, bias, t.data(), y.data(), to, request);
+                                           });
             },
             x.data(), down, up.data(), t.data(), y.data())) {
       return;
     }
     const auto plan = gpu::kernels::plan_low_rank_forward(geometry, gpu::detail::by_tensor_cores<T>(ctx));
     if (plan.fused && !gpu::detail::is_faster_apart<T>(ctx, geometry, x.data(), down, t.data())) {
+      gpu::detail::compute_pending(ctx, norm);
       return gpu::detail::collect_moments<T>(ctx, y, moments, true, [&](const auto& to) {
         gpu::kernels::low_rank_conv_forward<T>(ctx.stream(), geometry, plan, x.data(), down, up.data(),
                                                out_channels, bias, t.data(), y.data(), to);
@@ -239,7 +245,7 @@ struct conv_ops<device::gpu> {
     }
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 4> kept = t.is_null() ? frame.take<T>(inner) : t;
-    conv_forward<T>(ctx, shape, x, down, nullptr, kept);
+    conv_forward<T>(ctx, shape, x, down, nullptr, kept, nullptr, norm);
     gpu::multiply<T>(ctx, detail::as_rows(kept), up, detail::as_rows(y), false, bias);
   }
 

@@ -14,6 +14,7 @@
 #include <pufferfish/gpu/kernels/norm/layer_norm.hpp>
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/ops/elementwise.hpp>
+#include <pufferfish/gpu/ops/pending_norm.hpp>
 #include <pufferfish/ops/elementwise/relu_mask.hpp>
 #include <pufferfish/ops/norm/batch_norm.hpp>
 #include <pufferfish/ops/norm/layer_norm.hpp>
@@ -62,30 +63,38 @@ struct norm_ops<device::gpu> {
                                const parameter_t<T>* weight, const parameter_t<T>* bias,
                                const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue) {
     const gpu::kernels::norm_matrix<T> m{x.flat().data(), mean, inv_std, weight, x.extent(0), x.extent(1)};
-    gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail_of(epilogue), y.flat().data());
+    gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, gpu::detail::tail_of<T>(epilogue), y.flat().data());
   }
 
   /// batch_norm_use_batch and batch_norm_apply: one launch if there are few rows (block_norm_fits) or if the
-  /// moments of x are known, else two.
+  /// moments of x are known, else two. The launch of batch_norm_apply is left to `later`, if that is not
+  /// nullptr and elements have 16 bits: the convolutions that take it over have no kernels for float.
   template <class T>
   static void batch_norm_forward(context<device::gpu>& ctx, const tensor_view<const T, 2>& x, double eps,
                                  double momentum, parameter_t<T>* statistics, parameter_t<T>* running_mean,
                                  parameter_t<T>* running_var, parameter_t<T>* batches,
                                  const parameter_t<T>* weight, const parameter_t<T>* bias,
                                  const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue,
-                                 const double* moments) {
+                                 const double* moments, pending_norm<T>* later) {
     const index_t channels = x.extent(1);
     const gpu::kernels::norm_matrix<T> m{x.flat().data(), statistics,  statistics + channels,
                                          weight,          x.extent(0), channels};
-    const auto tail = tail_of(epilogue);
+    const auto tail = gpu::detail::tail_of<T>(epilogue);
     const gpu::kernels::norm_batch_use use{eps, momentum, statistics, running_mean, running_var, batches};
-    if (moments != nullptr) {
+    if (sizeof(T) != 2) later = nullptr;
+    if (moments != nullptr && later == nullptr) {
       return gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data(), {moments, use});
     }
-    if (gpu::kernels::block_norm_fits<T>(m, tail.addend, y.flat().data())) {
+    if (moments == nullptr && gpu::kernels::block_norm_fits<T>(m, tail.addend, y.flat().data())) {
       return gpu::kernels::block_norm_forward<T>(ctx.stream(), m, use, bias, tail, y.flat().data());
     }
-    batch_norm_use_batch<T>(ctx, x, eps, momentum, statistics, running_mean, running_var, batches);
+    if (moments == nullptr) {
+      batch_norm_use_batch<T>(ctx, x, eps, momentum, statistics, running_mean, running_var, batches);
+    }
+    if (later != nullptr) {
+      return later->set({x, eps, momentum, statistics, running_mean, running_var, batches, weight, bias, y,
+                         epilogue, moments});
+    }
     gpu::kernels::norm_apply<T>(ctx.stream(), m, bias, tail, y.flat().data());
   }
 
@@ -168,14 +177,6 @@ struct norm_ops<device::gpu> {
     const auto work = gpu::detail::column_workspace_of(ctx, frame, problem.rows, problem.columns, 2);
     gpu::kernels::layer_norm_gradients(ctx.stream(), problem, work,
                                        {dweight.data, dbias.data, dweight.add, dbias.add});
-  }
-
- private:
-  // Kernel argument for an epilogue.
-  template <class T>
-  static gpu::kernels::norm_tail<T> tail_of(const norm_epilogue<T>& epilogue) {
-    return {epilogue.addend.is_null() ? nullptr : epilogue.addend.flat().data(), epilogue.relu,
-            epilogue.relu ? gpu::detail::mask_words(epilogue.mask) : nullptr};
   }
 };
 

@@ -31,6 +31,7 @@ class low_rank_conv {
   static constexpr bool reads_output = false;
   /// The backward pass reads the input only through a view on the tape, pushed after the activation.
   static constexpr bool input_may_move = true;
+  static constexpr bool takes_pending_norm = true;
 
   /// Constructs the layer with all factors and the bias zero. Throws shape_error for an invalid shape, and
   /// rank_error unless 1 <= rank <= min(out / groups, patch), patch = in / groups * kernel height * kernel
@@ -116,7 +117,8 @@ class low_rank_conv {
 
   /// Computes y like forward and applies `epilogue` to it while tiles of y are in the cache: the moments that
   /// a batch norm after this layer needs (a device need not store them, see moment_parts), or, in inference
-  /// only, a summand and a ReLU. Throws the errors of forward.
+  /// only, a summand and a ReLU. A device also computes epilogue.norm_of_x, whose output is x, if it is
+  /// pending. Throws the errors of forward.
   template <class Device>
   void forward_with_epilogue(context<Device>& ctx, const tensor_view<const T, 4>& x,
                              const tensor_view<T, 4>& y, const ops::output_epilogue<T>& epilogue) const {

@@ -35,7 +35,7 @@
 ///                             ops::gradient_sums<T>&) const;
 ///       void recompute(context<Device>&, const forward_record<T>&, const view& y) const;
 ///       static constexpr bool is_relu, takes_moments, output_in_place, gradient_in_place;
-///       static constexpr bool gradient_over_input, input_may_move;
+///       static constexpr bool gives_pending_norm, takes_pending_norm, gradient_over_input, input_may_move;
 ///       static constexpr bool reads_input, reads_output;         // true for a layer without them
 ///
 ///       // For a wrapper of a low-rank layer, with the meaning of any_layer's members of these names:
@@ -45,7 +45,8 @@
 ///
 /// A container has layer_abilities abilities() const instead of these constants. If it fuses, adds gradients
 /// or passes gradient sums on, it has forward_fused and backward_fused(context, dy, dx, backward_fusion).
-/// forward_with_epilogue must call moments->start() before it takes scratch; on a device it need not.
+/// forward_with_epilogue must call moments->start() before it takes scratch; on a device it need not. With
+/// takes_pending_norm, it must compute epilogue.norm_of_x (ops::pending_norm) before it reads x.
 ///
 /// Activations are NHWC and dense, otherwise any_layer throws; a vector is N x 1 x 1 x C. In training, x must
 /// not change until the layer's backward pass if the layer has reads_input, nor y if it has reads_output. dx

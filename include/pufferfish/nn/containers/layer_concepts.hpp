@@ -117,6 +117,8 @@ layer_abilities abilities_of([[maybe_unused]] const L& layer) {
     if constexpr (requires { L::is_relu; }) result.is_relu = L::is_relu;
     if constexpr (requires { L::takes_moments; }) result.takes_moments = L::takes_moments;
     if constexpr (requires { L::takes_gradient_sums; }) result.takes_gradient_sums = L::takes_gradient_sums;
+    if constexpr (requires { L::gives_pending_norm; }) result.gives_pending_norm = L::gives_pending_norm;
+    if constexpr (requires { L::takes_pending_norm; }) result.takes_pending_norm = L::takes_pending_norm;
     if constexpr (requires { L::output_in_place; }) result.output_in_place = L::output_in_place;
     if constexpr (requires { L::gradient_in_place; }) result.gradient_in_place = L::gradient_in_place;
     if constexpr (requires { L::reads_input; }) result.reads_input = L::reads_input;

@@ -9,6 +9,7 @@
 #include <pufferfish/ops/elementwise/relu_mask.hpp>
 #include <pufferfish/ops/norm/gradient_sums.hpp>
 #include <pufferfish/ops/norm/moments.hpp>
+#include <pufferfish/ops/norm/pending_norm.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 
@@ -36,6 +37,10 @@ struct layer_abilities {
   /// Whether the layer's backward_masked uses sums over dy that the layer after it has collected, and its
   /// forward_fused fills the record that this needs.
   bool takes_gradient_sums = false;
+  /// Whether forward_fused in training may leave y to the layer after it, which takes pending norms.
+  bool gives_pending_norm = false;
+  /// Whether the layer's forward pass in training computes a pending norm whose output is x.
+  bool takes_pending_norm = false;
   /// Whether y may be x in the layer's forward pass, provided that no pass reads x later.
   bool output_in_place = false;
   /// Whether dx may be dy in the layer's backward pass.
@@ -80,6 +85,20 @@ struct forward_fusion {
   /// Receives data for recompute() or gradient sums; nullptr: not wanted (`recomputes`,
   /// `takes_gradient_sums`).
   forward_record<T>* record = nullptr;
+  /// Receives the layer's batch norm if y is left to the next layer (`gives_pending_norm`); nullptr: y is
+  /// computed.
+  ops::pending_norm<T>* pending = nullptr;
+  /// The batch norm whose output is x and may be pending; nullptr: none (`takes_pending_norm`).
+  ops::pending_norm<T>* norm_of_x = nullptr;
+
+  /// Of the operations that a container is asked for, those of one of its layers: norm_of_x of the first
+  /// layer, the others of the last one.
+  forward_fusion of_layer(bool first, bool last) const {
+    forward_fusion own;
+    if (last) own = *this;
+    own.norm_of_x = first ? norm_of_x : nullptr;
+    return own;
+  }
 };
 
 /// Operations added to the backward pass of a layer.

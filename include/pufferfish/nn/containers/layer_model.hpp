@@ -144,6 +144,7 @@ struct layer_model final : layer_interface<T, Device> {
     } else if constexpr (epilogue_layer<T, L, Device>) {
       ops::output_epilogue<T> epilogue(fusion.addend.data(), fusion.relu);
       epilogue.moments = moments;
+      epilogue.norm_of_x = fusion.norm_of_x;
       layer.forward_with_epilogue(ctx, view("x", x), view("y", y), epilogue);
     } else {
       forward(ctx, x, y);

@@ -80,8 +80,9 @@ class Residual {
   void forward(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y) const {
     forward_fused(ctx, x, y, {});
   }
-  /// forward; the branch's last layer fills outer.record (ability takes_gradient_sums). The other members of
-  /// `outer` are not used.
+  /// forward; the branch's last layer fills outer.record (ability takes_gradient_sums) and outer.pending
+  /// (gives_pending_norm), and its first one computes outer.norm_of_x (takes_pending_norm). The other members
+  /// of `outer` are not used.
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& outer) const {
     detail::check_dense(*this, "x", x);
@@ -92,7 +93,7 @@ class Residual {
       detail::throw_error<shape_error>({describe(), ": the shortcut is the identity, but y ", y.shape(),
                                         " is not shaped as x ", x.shape()});
     }
-    if (fuses(ctx.training())) return forward_in_branch(ctx, x, y, outer.record);
+    if (fuses(ctx.training())) return forward_in_branch(ctx, x, y, outer);
     scratch_frame frame(ctx.scratch());
     if (ctx.training() && keeps_output(branch_)) {
       const tensor_view<T, 4> own = ctx.tape().template push<T>(y.shape());
@@ -153,6 +154,11 @@ class Residual {
     result.gradient_in_place = fuses(true) && passes_gradient_on();
     result.gives_gradient_sums = fuses(true) && passes_gradient_on() && branch.gives_gradient_sums;
     result.takes_gradient_sums = fuses(true) && branch.takes_gradient_sums;
+    // Until a pending norm is computed, its addend must not change or end. The output of a shortcut with
+    // layers ends with the pass; x stays if the branch reads it in the backward pass.
+    const bool direct = fuses(true) && shortcut_.empty();
+    result.gives_pending_norm = direct && branch.reads_input && branch.gives_pending_norm;
+    result.takes_pending_norm = direct && branch_.size() > 1 && branch.takes_pending_norm;
     result.reads_input = branch.reads_input || (!shortcut_.empty() && shortcut_.abilities().reads_input);
     result.reads_output = !fuses(true) && relu_;
     return result;
@@ -231,9 +237,11 @@ class Residual {
   // The forward pass of a block whose branch fuses: the branch's last layer adds the shortcut and applies the
   // ReLU.
   void forward_in_branch(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
-                         forward_record<T>* record) const {
+                         const forward_fusion<T>& outer) const {
     forward_fusion<T> fusion;
-    fusion.record = record;
+    fusion.record = outer.record;
+    fusion.pending = outer.pending;
+    fusion.norm_of_x = outer.norm_of_x;
     fusion.relu = relu_;
     if (relu_ && ctx.training())
       fusion.mask.words = ctx.tape().template push<mask_word>(mask_size(y.shape()));

@@ -85,6 +85,31 @@ class sequence_plan {
            leader(writer).abilities().gives_moments && leader(reader).abilities().takes_moments;
   }
 
+  /// Whether the first group may leave its batch norm to the second one, on a device in training.
+  bool norm_passes(const group& norm, const group& reader) const {
+    return training_ && !std::is_same_v<Device, device::cpu> && reader.begin < reader.end &&
+           leader(norm).abilities().gives_pending_norm && leader(reader).abilities().takes_pending_norm;
+  }
+  /// The batch norm that group `norm` may leave to the group after it, with memory from `frame`; none unless
+  /// norm_passes. `shapes`: as in place_outputs.
+  std::optional<ops::pending_norm<T>> pending_after(const group& norm, const extents<4>* shapes,
+                                                    scratch_frame& frame) const {
+    if (!norm_passes(norm, starting_at(norm.end))) return std::nullopt;
+    return ops::pending_norm<T>(frame, shapes[norm.end][3]);
+  }
+
+  /// Of the operations `asked` of all groups, those of group g, with its record if that is needed. `norm`:
+  /// the norm whose output g reads, `left`: pending_after(g). `outputs`: nullptr in inference.
+  forward_fusion<T> fusion_of(const group& g, const forward_fusion<T>& asked,
+                              std::optional<ops::pending_norm<T>>& norm,
+                              std::optional<ops::pending_norm<T>>& left, output_state* outputs) const {
+    forward_fusion<T> own = asked.of_layer(g.begin == 0, g.end == size());
+    if (outputs != nullptr && needs_record(g)) own.record = &outputs[g.end].record;
+    if (norm) own.norm_of_x = &*norm;
+    if (left) own.pending = &*left;
+    return own;
+  }
+
   /// Whether the backward pass of the second group collects sums over its dx for the first group, on a
   /// device.
   bool sums_pass(const group& norm, const group& reader) const {

@@ -23,10 +23,10 @@ PUFFERFISH_NAMESPACE_BEGIN
 /// gradient is written afterwards. Outputs that are not kept alternate between two blocks of scratch,
 /// and so do gradients, unless they can overwrite an output that has had its last reader.
 ///
-/// Neighbours share passes over memory if their abilities allow it (layer_abilities). A batch norm
-/// takes the moments of its input from the layer before and applies the ReLU after it: only the ReLU's output
-/// is then written, and the ReLU's backward pass is part of the batch norm's. On a device, the convolution
-/// after it collects sums for that pass. In inference, convolutions apply the ReLU after them, too.
+/// Neighbours share passes over memory if their abilities allow it (layer_abilities). A batch norm takes the
+/// moments of its input from the layer before and applies the ReLU after it: only the ReLU's output is then
+/// written, and the ReLU's backward pass is part of the batch norm's. On a device, the convolution after it
+/// may compute it, and sums for its backward pass. In inference, convolutions apply the ReLU after them, too.
 ///
 /// A Sequential is a value: copies are deep. It can be a layer of another container, and the root of a
 /// network. Without layers it copies x to y.
@@ -127,6 +127,8 @@ class Sequential {
     result.adds_gradient = first.adds_gradient;
     result.gives_gradient_sums = first.gives_gradient_sums;
     result.takes_gradient_sums = last.takes_gradient_sums;
+    result.gives_pending_norm = last.gives_pending_norm;
+    result.takes_pending_norm = first.takes_pending_norm;
     result.gradient_over_input = first.gradient_over_input;
     result.reads_input = first.reads_input;
     result.reads_output = plan.reads_output(plan.ending_at(size()));
@@ -159,30 +161,27 @@ class Sequential {
     }
     const detail::inner_places<T> places = plan.place_outputs(ctx, frame, notes, shapes, outputs, y.data());
     const auto output_of = [&](const group& g) { return tensor_view<T, 4>(places[g.end], shapes[g.end]); };
-    const auto fusion_of = [&](const group& g) {
-      forward_fusion<T> own;
-      if (g.end == size()) own = fusion;
-      if (ctx.training() && plan.needs_record(g)) own.record = &outputs[g.end].record;
-      return own;
-    };
+    std::optional<ops::pending_norm<T>> norm, none;  // norm: the one whose output is `input`
     tensor_view<const T, 4> input = x;
     for (group g = plan.starting_at(0); g.begin < size(); g = plan.starting_at(g.end)) {
       const tensor_view<T, 4> output = output_of(g);
       const group next = plan.starting_at(g.end);
-      if (!ctx.training() || !plan.moments_pass(g, next)) {
-        run(ctx, plan.leader(g), g.relu, input, output, fusion_of(g), nullptr);
-        input = output;
-        continue;
-      }
+      const bool passes = ctx.training() && plan.moments_pass(g, next);
+      auto left = plan.pending_after(passes ? next : g, shapes, frame);
+      forward_fusion<T> with = plan.fusion_of(next, fusion, none, left, outputs);
       scratch_frame collected(ctx.scratch());
-      ops::moment_parts<T> moments(collected);
-      run(ctx, plan.leader(g), g.relu, input, output, fusion_of(g), &moments);
-      const tensor_view<T, 4> normalised = output_of(next);
-      forward_fusion<T> with_moments = fusion_of(next);
-      with_moments.moments = &moments;
-      run(ctx, plan.leader(next), next.relu, output, normalised, with_moments, nullptr);
-      input = normalised;
-      g = next;
+      ops::moment_parts<T> moments(collected, with.pending ? with.pending->moments() : nullptr);
+      run(ctx, plan.leader(g), g.relu, input, output,
+          plan.fusion_of(g, fusion, norm, passes ? none : left, outputs), passes ? &moments : nullptr);
+      input = output;
+      if (passes) {
+        with.moments = &moments;
+        const tensor_view<T, 4> normalised = output_of(next);
+        run(ctx, plan.leader(next), next.relu, output, normalised, with, nullptr);
+        input = normalised;
+        g = next;
+      }
+      norm = left;
     }
     if (ctx.training()) ctx.tape().push_value(*this, kept{x.shape(), outputs});
   }

@@ -41,6 +41,7 @@ class BatchNorm {
   using value_type = T;
   static constexpr bool takes_moments = true;
   static constexpr bool takes_gradient_sums = true;
+  static constexpr bool gives_pending_norm = true;
   static constexpr bool gradient_in_place = true;
   static constexpr bool gradient_over_input = true;
   static constexpr bool reads_output = false;
@@ -93,7 +94,7 @@ class BatchNorm {
   /// If `fusion` has a mask, the backward pass must be backward_masked. Throws the errors of forward, and
   /// shape_error for moments of other sizes than x. With s = weight / sqrt(variance + eps): y = relu(s (x -
   /// mean) + bias + addend), where sum and ReLU are optional. The addend is dense, of the shape of x, and
-  /// does not overlap y.
+  /// does not overlap y. In training on a device, y may be left to fusion.pending (ops::pending_norm).
   template <class Device>
   void forward_fused(context<Device>& ctx, const tensor_view<const T, 4>& x, const tensor_view<T, 4>& y,
                      const forward_fusion<T>& fusion) const {
@@ -134,7 +135,7 @@ class BatchNorm {
     }
     ops::batch_norm_forward<T>(ctx, rows(x), eps_, momentum_of(ctx), statistics, running_mean_.data(),
                                running_var_.data(), batches_.data(), weight_.data(), bias_.data(), rows(y),
-                               epilogue, merged);
+                               epilogue, merged, fusion.pending);
   }
 
   /// Writes the output of a forward pass in training again, bit for bit, before the backward pass.

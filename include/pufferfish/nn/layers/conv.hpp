@@ -37,6 +37,7 @@ class Conv {
   using value_type = T;
   static constexpr bool reads_output = false;
   static constexpr bool input_may_move = true;
+  static constexpr bool takes_pending_norm = true;
 
   /// Throws shape_error for a shape that conv_shape::validate refuses. Parameters are zero until
   /// initialize().
@@ -72,7 +73,8 @@ class Conv {
 
   /// Computes y like forward and applies `epilogue` to it while y is in the cache: the moments that a batch
   /// norm after this layer needs (a device need not store them, see moment_parts), or, in inference only, a
-  /// summand and a ReLU. Throws the errors of forward.
+  /// summand and a ReLU. A device also computes epilogue.norm_of_x, whose output is x, if it is pending.
+  /// Throws the errors of forward.
   template <class Device>
   void forward_with_epilogue(context<Device>& ctx, const tensor_view<const T, 4>& x,
                              const tensor_view<T, 4>& y, const ops::output_epilogue<T>& epilogue) const {

@@ -85,7 +85,7 @@ void conv_forward(context<Device>& ctx, const conv_shape& shape, const tensor_vi
   detail::check_conv("conv_forward", shape, x.shape(), y.shape());
   if (y.empty()) return detail::start_no_moments(y, epilogue.moments);
   if constexpr (!is_cpu<Device>) {
-    conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y, epilogue.moments);
+    conv_ops<Device>::conv_forward(ctx, shape, x, w, bias, y, epilogue.moments, epilogue.norm_of_x);
   } else if (shape.is_pointwise()) {
     return linear_forward<T>(ctx, detail::as_rows(x), detail::as_matrix(shape, w), bias, detail::as_rows(y),
                              epilogue);

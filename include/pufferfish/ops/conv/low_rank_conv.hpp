@@ -18,6 +18,8 @@
 /// ops::conv_backward_input<float>(ctx, shape, dt, down.data(), dx);
 /// \endcode
 
+#include <utility>
+
 #include <pufferfish/ops/conv/conv.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
 
@@ -55,7 +57,7 @@ void low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape, const 
   moment_parts<T>* const moments = epilogue.moments;
   if (y.empty()) return detail::start_no_moments(y, moments);
   if constexpr (!is_cpu<Device>) {
-    conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y, moments);
+    conv_ops<Device>::low_rank_conv_forward(ctx, shape, x, down, up, bias, t, y, moments, epilogue.norm_of_x);
   } else if constexpr (detail::is_narrow<T>) {
     if (!t.is_null()) {
       conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
@@ -170,9 +172,11 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
                                    const T* bias, const tensor_view<T, 4>& t, const tensor_view<T, 4>& y,
                                    const output_epilogue<T>& epilogue = {}) {
   const conv_shape up_shape = detail::grouped_up_shape(shape.groups, shape.out_channels, y.extent(3));
+  output_epilogue<T> first, second = epilogue;
+  std::swap(first.norm_of_x, second.norm_of_x);
   if (!t.is_null()) {
-    conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t);
-    return conv_forward<T>(ctx, up_shape, t, up, bias, y, epilogue);
+    conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), t, first);
+    return conv_forward<T>(ctx, up_shape, t, up, bias, y, second);
   }
   // Moments are started before the scratch frame, since they must outlive the frame.
   if constexpr (is_cpu<Device>) detail::start_moments(y, epilogue.moments);
@@ -180,7 +184,7 @@ void grouped_low_rank_conv_forward(context<Device>& ctx, const conv_shape& shape
   extents<4> inner = y.shape();
   inner[3] = shape.out_channels;
   const tensor_view<T, 4> kept = frame.take<T>(inner);
-  conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), kept);
+  conv_forward<T>(ctx, shape, x, down, static_cast<const T*>(nullptr), kept, first);
   conv_forward<T>(ctx, up_shape, kept, up, bias, y, {epilogue.addend, epilogue.relu});
   if constexpr (is_cpu<Device>) detail::add_moments(ctx, y, epilogue.moments);
 }

@@ -32,6 +32,9 @@ struct output_epilogue {
   moment_parts<T>* moments = nullptr;
   const T* addend = nullptr;  ///< dense, with the extents of y, which it does not overlap; nullptr: none
   bool relu = false;          ///< whether y = max(y, 0) follows; a NaN stays a NaN
+  /// Not an operation on y: the batch norm whose output is the input x of a convolution on a device, which
+  /// first computes x if it is pending. nullptr: none.
+  pending_norm<T>* norm_of_x = nullptr;
 
   output_epilogue(moment_parts<T>* wanted = nullptr) : moments(wanted) {}
   /// relu(y + addend) with relu = true, else y + addend; a null addend counts as 0.

@@ -215,19 +215,19 @@ void batch_norm_apply(context<Device>& ctx, const tensor_view<const T, 2>& x, co
 }
 PUFFERFISH_SEPARATE_OPERATION(dense, batch_norm_apply);
 
-/// batch_norm_use_batch for the rows of x, then batch_norm_apply, with the contracts of both. A device may do
-/// both in one pass, and takes the statistics from `moments` (moment_parts::merged() of x) unless nullptr.
+/// batch_norm_use_batch for the rows of x, then batch_norm_apply. A device may do both in one pass, takes the
+/// statistics from `moments` (merged() of x), and may leave both to `later`, unless these are nullptr.
 template <class T, class Device>
 void batch_norm_forward(context<Device>& ctx, const tensor_view<const T, 2>& x, double eps, double momentum,
                         parameter_t<T>* statistics, parameter_t<T>* running_mean, parameter_t<T>* running_var,
                         parameter_t<T>* batches, const parameter_t<T>* weight, const parameter_t<T>* bias,
                         const tensor_view<T, 2>& y, const norm_epilogue<T>& epilogue = {},
-                        const double* moments = nullptr) {
+                        const double* moments = nullptr, [[maybe_unused]] pending_norm<T>* later = nullptr) {
   PUFFERFISH_ASSERT(x.extent(0) > 1, "batch_norm_forward: too few rows");
   PUFFERFISH_ASSERT(x.shape() == y.shape(), "batch_norm_forward: shapes differ");
   if constexpr (!is_cpu<Device>) {
     norm_ops<Device>::batch_norm_forward(ctx, x, eps, momentum, statistics, running_mean, running_var,
-                                         batches, weight, bias, y, epilogue, moments);
+                                         batches, weight, bias, y, epilogue, moments, later);
   } else {
     batch_norm_use_batch<T>(ctx, x, eps, momentum, statistics, running_mean, running_var, batches);
     batch_norm_apply<T>(ctx, x, statistics, statistics + x.extent(1), weight, bias, y, epilogue);

@@ -17,6 +17,10 @@
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace ops {
+
+template <class T>
+class pending_norm;  // pending_norm.hpp, which operations that may leave a norm pending need not include
+
 namespace detail {
 
 /// Number of rows whose sums are kept in T. The rounding error is about sqrt(moment_block) epsilon of a
@@ -75,6 +79,8 @@ class moment_parts {
  public:
   /// Memory for the parts comes from `frame`, which must outlive their use.
   explicit moment_parts(scratch_frame& frame) : frame_(&frame) {}
+  /// The same, but start_merged() uses `merged`, of 2 channels doubles, if that is not nullptr.
+  moment_parts(scratch_frame& frame, double* merged) : frame_(&frame), given_(merged) {}
 
   /// Makes `parts` empty parts, any number, for rows of `channels` elements; each part has 2 channels
   /// doubles. Earlier parts are forgotten; their memory remains in the frame. Call it once for a result, from
@@ -92,7 +98,7 @@ class moment_parts {
   double* start_merged(index_t rows, index_t channels) {
     merged_rows_ = rows;
     channels_ = channels;
-    return values_ = frame_->take<double>(2 * channels);
+    return values_ = given_ != nullptr ? given_ : frame_->take<double>(2 * channels);
   }
   /// What start_merged() returned; nullptr if it was not called.
   const double* merged() const { return merged_rows_ > 0 ? values_ : nullptr; }
@@ -139,6 +145,7 @@ class moment_parts {
 
  private:
   scratch_frame* frame_;
+  double* given_ = nullptr;
   index_t parts_ = 0;
   index_t channels_ = 0;
   index_t merged_rows_ = 0;

@@ -11,6 +11,7 @@
 
 #include <pufferfish/gpu/kernels/conv/halo_conv.hpp>
 #include <pufferfish/gpu/kernels/conv/halo_moments.cuh>
+#include <pufferfish/gpu/kernels/conv/halo_norm.cuh>
 #include <pufferfish/gpu/kernels/conv/halo_operands.cuh>
 #include <pufferfish/gpu/kernels/conv/halo_store.cuh>
 
@@ -19,13 +20,14 @@ PUFFERFISH_KERNELS_BEGIN
 /// Computes a halo_correlation. Grid: blockIdx.y is the part of `Columns` columns. Of the gridDim.x thread
 /// blocks of a part, warp group g of thread block b computes the blocks of pixels b + (g + 4 n) gridDim.x,
 /// n = 0, 1, ... Dynamic shared memory: the weight, then `up` if Paired, then the sums of halo_moments if
-/// moments are wanted, then the tiles of each group.
+/// moments are wanted, then the numbers of halo_norm if Normalizes, then the tiles of each group.
 ///
 /// `Chunk`: number of input channels in a tile. `Kind`: a halo_kind, the taps and the blocks; if it is a
 /// gradient of the input, the weight has the layout and order of taps of halo_weight<Backward = true>.
 /// `Paired`: the results are rounded to T and multiplied by `up`, without leaving the registers; a thread
-/// block then computes all columns.
-template <class T, int Columns, int Chunk, class Kind, bool Paired>
+/// block then computes all columns. `Normalizes`: work.in is normalized in shared memory (work.input); a tile
+/// is normalized while the one before it is multiplied.
+template <class T, int Columns, int Chunk, class Kind, bool Paired, bool Normalizes = false>
 static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     correlate_halo(grid_dependency earlier, halo_correlation<T> work) {
   earlier.wait();
@@ -35,7 +37,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   constexpr halo_shape shape = Kind::shape;
   constexpr int slots = plans::halo_slots, spacing = shape.spacing(), results = shape.results();
   constexpr block_layout layout = shape.inputs();
-  using tiles = pixel_tiles<T, layout, Chunk, group_threads>;
+  using tiles = pixel_tiles<T, layout, Chunk, group_threads, Normalizes>;
   using weights = halo_weight<T, Columns, shape>;
   using target = block_target<T, layout>;
   constexpr int threads = plans::halo_groups * group_threads, up_chunk = 64;
@@ -65,8 +67,15 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   if constexpr (shape.backward) {
     if (collects) moments.clear(work.norm.mean + first_column);
   }
+  unsigned char* const norm_numbers = memory;
+  if constexpr (Normalizes) memory += plans::halo_norm_bytes(work.depth);
   unsigned char* const all_tiles = memory;
   memory += group * slots * tiles::bytes;
+  const bool is_first_part = blockIdx.y == 0;
+  [[maybe_unused]] const halo_norm<T, tiles> norm(
+      norm_numbers, all_tiles + (plans::halo_groups * slots + group) * tiles::bytes, work.input, work.depth,
+      is_first_part);
+  if constexpr (Normalizes) norm.load(thread, threads, is_first_part && blockIdx.x == 0);
 
   const block_grid& all = work.blocks;
   const int step = static_cast<int>(gridDim.x) * plans::halo_groups;
@@ -92,14 +101,27 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     copied_chunk = 0;
     copied += step;
   };
+  // Normalizes a chunk of a block of pixels, in slot `at`, and starts the copies of the addend for the chunk
+  // after it, `next`, if there is one.
+  [[maybe_unused]] const auto normalize = [&](int of_block, int of_chunk, int at, int next) {
+    wait_for_copies<slots - 2>();
+    norm.template apply<shape.side>(copies, memory + at * tiles::bytes,
+                                    layout.origin(all.at(of_block), work.top, work.left), of_chunk * Chunk);
+    if (next < units) norm.copy_addend(copies, (copied_chunk == 0 ? chunks : copied_chunk) * Chunk - Chunk);
+    commit_copies();
+  };
 #pragma unroll
   for (int unit = 0; unit < slots - 1; ++unit) {
     if (unit < units) copy_next();
+    if constexpr (Normalizes) {
+      if (unit == 0) norm.copy_addend(copies, 0);
+    }
     commit_copies();
   }
   wait_for_copies<slots - 1>();
   publish_to_products();
   __syncthreads();  // the weight is now visible to all threads
+  if constexpr (Normalizes) normalize(first, 0, 0, 1);
 
   array_of<group_sums<T, Columns>, results> sums;
 #pragma unroll
@@ -108,7 +130,7 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
   int block = first;
   int chunk = 0, slot = 0;
   for (int unit = 0; unit < units; ++unit) {
-    wait_for_copies<slots - 2>();
+    if constexpr (!Normalizes) wait_for_copies<slots - 2>();
     publish_to_products();
     group_barrier(group);  // the tile of this unit is complete, and no warp reads the previous one any more
     const block_matrix left(memory + slot * tiles::bytes, layout.core(), tiles::plane);
@@ -125,6 +147,13 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
     end_products();
     if (unit + slots - 1 < units) copy_next();
     commit_copies();
+    if constexpr (Normalizes) {
+      const bool same = chunk + 1 < chunks;  // whether the next chunk is of the same block of pixels
+      if (unit + 1 < units) {
+        normalize(same ? block : block + step, same ? chunk + 1 : 0, slot + 1 == slots ? 0 : slot + 1,
+                  unit + 2);
+      }
+    }
     wait_for_products(sums);
     slot = slot + 1 == slots ? 0 : slot + 1;
     if (++chunk < chunks) continue;
@@ -223,19 +252,28 @@ static __global__ void __launch_bounds__(plans::halo_groups* group_threads, 1)
 /// blocks of pixels and the parts of the columns. Throws backend_error if the launch fails.
 template <class T, bool Backward, bool Paired>
 inline void run_halo(const launch_site& site, const halo_plan& plan, halo_correlation<T> work,
-                     const moment_workspace& moments = {}) {
+                     const moment_workspace& moments, const norm_request<T>& norm = {}) {
   const index_t parts = work.columns / plan.columns;
   const index_t at_once = std::max<index_t>(plans::halo_blocks / parts, 1);
   const index_t blocks = std::min<index_t>(work.blocks.blocks, at_once);
   work.moments = moment_store::of(moments, blocks, Paired ? work.up_columns : work.columns);
-  const index_t more =
-      work.moments.wanted() ? plans::halo_moment_bytes(Paired ? work.up_columns : plan.columns) : 0;
+  index_t shared = plan.shared_bytes;
+  if (work.moments.wanted()) shared += plans::halo_moment_bytes(Paired ? work.up_columns : plan.columns);
+  if (norm.wanted()) {
+    work.in = norm.m.x;
+    work.input = halo_norm_input<T>::of(norm);
+    shared += plans::halo_norm_bytes(plan, work.depth, norm.tail.addend != nullptr);
+  }
+  const grid threads{{static_cast<unsigned>(blocks), static_cast<unsigned>(parts)},
+                     plans::halo_groups * group_threads,
+                     static_cast<std::size_t>(shared)};
   const auto start = [&](auto kind, auto columns, auto chunk) {
-    launch(site,
-           {{static_cast<unsigned>(blocks), static_cast<unsigned>(parts)},
-            plans::halo_groups * group_threads,
-            static_cast<std::size_t>(plan.shared_bytes + more)},
-           correlate_halo<T, columns, chunk, decltype(kind), Paired>, work);
+    if constexpr (plans::halo_normalizes(kind.shape, columns, Paired)) {
+      if (norm.wanted()) {
+        return launch(site, threads, correlate_halo<T, columns, chunk, decltype(kind), Paired, true>, work);
+      }
+    }
+    launch(site, threads, correlate_halo<T, columns, chunk, decltype(kind), Paired>, work);
   };
   with_halo_kind<Backward>(plan, [&](auto kind, auto columns) {
     constexpr halo_shape shape = kind.shape;
@@ -256,13 +294,13 @@ bool halo_available() {
 
 template <class T>
 void halo_forward(cudaStream_t stream, const conv_geometry& g, const halo_plan& plan, const T* x, const T* w,
-                  const T* bias, T* y, const moment_workspace& moments) {
+                  const T* bias, T* y, const moment_workspace& moments, const norm_request<T>& norm) {
   run_halo<T, false, false>(
       stream, plan,
       {x, w, nullptr, bias, nullptr, y, block_grid::of(g.images, g.out_height, g.out_width, plan.shape.side),
        g.in_height, g.in_width, g.in_channels, g.out_height, g.out_width, g.out_channels, 0, g.padding_height,
        g.padding_width, false},
-      moments);
+      moments, norm);
 }
 
 template <class T>
@@ -284,24 +322,24 @@ void halo_backward_input(cudaStream_t stream, const conv_geometry& g, const halo
 template <class T>
 void halo_low_rank_forward(cudaStream_t stream, const conv_geometry& g, const halo_plan& plan, const T* x,
                            const T* down, const T* up, int out_channels, const T* bias, T* t, T* y,
-                           const moment_workspace& moments) {
+                           const moment_workspace& moments, const norm_request<T>& norm) {
   run_halo<T, false, true>(
       stream, plan,
       {x, down, up, bias, t, y, block_grid::of(g.images, g.out_height, g.out_width, plan.shape.side),
        g.in_height, g.in_width, g.in_channels, g.out_height, g.out_width, g.out_channels, out_channels,
        g.padding_height, g.padding_width, false},
-      moments);
+      moments, norm);
 }
 
-#define PUFFERFISH_INSTANTIATE(T)                                                                         \
-  template void halo_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*, const T*, \
-                                const T*, T*, const moment_workspace&);                                   \
-  template void halo_backward_input<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,    \
-                                       const T*, T*, bool, const moment_workspace&,                       \
-                                       const gradient_sum_input<T>&);                                     \
-  template void halo_low_rank_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,  \
-                                         const T*, const T*, int, const T*, T*, T*,                       \
-                                         const moment_workspace&);
+#define PUFFERFISH_INSTANTIATE(T)                                                                            \
+  template void halo_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*, const T*,    \
+                                const T*, T*, const moment_workspace&, const norm_request<T>&);              \
+  template void halo_backward_input<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,       \
+                                       const T*, T*, bool, const moment_workspace&,                          \
+                                       const gradient_sum_input<T>&);                                        \
+  template void halo_low_rank_forward<T>(cudaStream_t, const conv_geometry&, const halo_plan&, const T*,     \
+                                         const T*, const T*, int, const T*, T*, T*, const moment_workspace&, \
+                                         const norm_request<T>&);
 PUFFERFISH_DEVICE_TYPES_16(PUFFERFISH_INSTANTIATE)
 #undef PUFFERFISH_INSTANTIATE
 

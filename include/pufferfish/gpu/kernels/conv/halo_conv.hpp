@@ -13,6 +13,7 @@
 #include <pufferfish/gpu/kernels/conv/halo_plan.hpp>
 #include <pufferfish/gpu/kernels/conv/slice_sum.hpp>
 #include <pufferfish/gpu/kernels/launchers.hpp>
+#include <pufferfish/gpu/kernels/norm/batch_norm.hpp>
 #include <pufferfish/gpu/kernels/reduce/moment_parts.hpp>
 
 PUFFERFISH_KERNELS_BEGIN
@@ -30,10 +31,13 @@ bool halo_available();
 /// [kernel][kernel][in_channels][out_channels]; bias: out_channels elements, or nullptr; y: images x
 /// out_height x out_width x out_channels. Each element of y is rounded once. `plan`: plan_halo_forward.
 /// `moments` may receive those of the columns of y as stored; halo_moments_fit and moments_fit must then be
-/// true.
+/// true. `norm`, if wanted, is a normalization of norm.m.x whose result is x; halo_norm_fits must then be
+/// true. The launch then also does what norm_apply does, with the same bits: it writes x. Neither x nor the
+/// addend may overlap anything else.
 template <class T>
 void halo_forward(cudaStream_t stream, const conv_geometry& geometry, const halo_plan& plan, const T* x,
-                  const T* w, const T* bias, T* y, const moment_workspace& moments = {});
+                  const T* w, const T* bias, T* y, const moment_workspace& moments = {},
+                  const norm_request<T>& norm = {});
 
 /// dx = the gradient with respect to x; with `add`, dx += the gradient. dy has the shape of y, dx that of x,
 /// w that of halo_forward. Each element of dx is rounded once. `plan`: plan_halo_backward_input. `sums` may
@@ -47,11 +51,12 @@ void halo_backward_input(cudaStream_t stream, const conv_geometry& geometry, con
 /// Forward pass of a low-rank convolution in one launch: t = x * down, which is stored unless t is null, and
 /// y = t up + bias, where t is rounded to T. geometry: that of `down`, whose out_channels are the rank; down:
 /// [3][3][in_channels][rank]; up: rank x out_channels; bias: out_channels elements, or nullptr; t:
-/// pixels x rank; y: pixels x out_channels. `plan`: plan_halo_low_rank. `moments`: as in halo_forward.
+/// pixels x rank; y: pixels x out_channels. `plan`: plan_halo_low_rank. `moments`, `norm`: as in
+/// halo_forward.
 template <class T>
 void halo_low_rank_forward(cudaStream_t stream, const conv_geometry& geometry, const halo_plan& plan,
                            const T* x, const T* down, const T* up, int out_channels, const T* bias, T* t,
-                           T* y, const moment_workspace& moments = {});
+                           T* y, const moment_workspace& moments = {}, const norm_request<T>& norm = {});
 
 /// dw = the gradient with respect to w; with `accumulate`, dw += the gradient. dw has the shape of w, in
 /// float. `partials`: plan.scratch floats of device memory, which are overwritten; may be null if

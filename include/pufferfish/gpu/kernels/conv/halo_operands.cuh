@@ -5,6 +5,7 @@
 /// Internal: the arguments of the kernel of halo_conv.cuh, its weight in shared memory, and the choice of
 /// kernels by plans.
 
+#include <pufferfish/gpu/kernels/conv/halo_norm.cuh>
 #include <pufferfish/gpu/kernels/conv/halo_plan.hpp>
 #include <pufferfish/gpu/kernels/conv/halo_tiles.cuh>
 #include <pufferfish/gpu/kernels/reduce/moment_parts.cuh>
@@ -35,6 +36,7 @@ struct halo_correlation {
   bool add;
   gradient_sum_input<T> norm = {};  ///< backward only
   moment_store moments = {};        ///< moments of `out`, or backward the sums for `norm`
+  halo_norm_input<T> input = {};    ///< normalization of `in`, for kernels that normalize
 };
 
 /// The weight in shared memory, as the right operand of products: `Columns` columns from column `first` on,

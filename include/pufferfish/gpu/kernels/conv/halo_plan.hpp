@@ -43,6 +43,12 @@ inline constexpr int halo_groups = 4, halo_slots = 3;
 /// Number of bytes of shared memory for the moments of `columns` channels (halo_moments): three numbers in
 /// each channel and one other number for each of the 16 warps.
 constexpr index_t halo_moment_bytes(index_t columns) { return halo_groups * 4 * (3 * columns + 1) * 4; }
+/// Number of bytes of shared memory for the numbers of `channels` channels that are normalized (halo_norm).
+constexpr int halo_norm_bytes(int channels) { return 3 * channels * 4; }
+/// The same with the addend's tile of each warp group, if the normalization `sums`.
+constexpr index_t halo_norm_bytes(const halo_plan& plan, int channels, bool sums) {
+  return halo_norm_bytes(channels) + (sums ? halo_groups * plan.shape.inputs().bytes(plan.chunk) : 0);
+}
 /// Number of thread blocks that run at the same time on a large device: one on each of the 132
 /// multiprocessors of an H100.
 inline constexpr index_t halo_blocks = 132;
@@ -101,6 +107,11 @@ constexpr bool halo_supports(const halo_shape& shape, int columns) {
 }
 /// Whether there are kernels that multiply the result by another factor.
 constexpr bool halo_pairs(const halo_shape& shape) { return shape.kernel == 3 && shape.side == 8; }
+/// Whether there are kernels that normalize their input: forward, with 3 x 3 taps and stride 1. With 64
+/// columns and another factor (`paired`), registers are too few.
+constexpr bool halo_normalizes(const halo_shape& shape, int columns, bool paired) {
+  return !shape.backward && shape.stride == 1 && shape.kernel == 3 && !(paired && columns == 64);
+}
 
 /// The plan of a correlation of `depth` channels with a result of `columns` channels: the largest number of
 /// columns for which there are kernels and the shared memory of a thread block suffices. The shared memory
@@ -158,6 +169,18 @@ inline halo_plan plan_halo_low_rank(const conv_geometry& g, int out_channels) {
 /// can collect moments: the shared memory of a thread block suffices.
 inline bool halo_moments_fit(const halo_plan& plan, index_t columns) {
   return plan.shared_bytes + plans::halo_moment_bytes(columns) <= plans::most_shared;
+}
+/// Whether halo_forward (`up_columns`: 0) or halo_low_rank_forward (`up_columns`: the output channels) can
+/// normalize its input, at the same time as it collects the moments that halo_moments_fit allows. `sums`:
+/// whether the normalization has an addend. The convolution has a padding of 1, and at most two thread blocks
+/// normalize a pixel, since each computes a part of the result's channels.
+inline bool halo_norm_fits(const conv_geometry& g, const halo_plan& plan, index_t up_columns, bool sums) {
+  const index_t columns = up_columns == 0 ? plan.columns : up_columns;
+  const index_t moments = halo_moments_fit(plan, columns) ? plans::halo_moment_bytes(columns) : 0;
+  return plans::halo_normalizes(plan.shape, plan.columns, up_columns != 0) && g.padding_height == 1 &&
+         g.padding_width == 1 && g.out_channels <= 2 * plan.columns &&
+         plan.shared_bytes + moments + plans::halo_norm_bytes(plan, g.in_channels, sums) <=
+             plans::most_shared;
 }
 /// Whether halo_backward_input can collect sums for a batch norm.
 inline bool halo_gradient_sums_fit(const halo_plan& plan) {

@@ -43,7 +43,8 @@ struct block_grid {
 };
 
 /// Copies tiles of pixels of dense NHWC images, `Channels` channels each, to shared memory, by `Threads`
-/// threads. Pixels outside of the image become zeros. T has 16 bits; Channels: 16, 32 or 64.
+/// threads. Pixels outside of the image become zeros. T has 16 bits; Channels: 16, 32 or 64. Frugal: whether
+/// each call computes addresses anew, with fewer registers.
 ///
 /// \code
 /// pixel_tiles<T, layout, 32, 128> tiles(images, count, height, width, channels, thread);
@@ -51,11 +52,13 @@ struct block_grid {
 /// tiles.find({image, y, x});
 /// tiles.copy(tile, channel);  // starts the copies; commit_copies and wait_for_copies follow
 /// \endcode
-template <class T, block_layout Layout, int Channels, int Threads>
+template <class T, block_layout Layout, int Channels, int Threads, bool Frugal = false>
 class pixel_tiles {
  public:
   /// Number of planes of a tile, number of bytes from a plane to the next one, and number of bytes of a tile.
   static constexpr int planes = Channels / 8, plane = Layout.plane(Channels), bytes = Layout.bytes(Channels);
+  /// Number of copies that each thread starts for a tile; threads with high numbers may start one less.
+  static constexpr int copies = ceil_div(Layout.pixels() * planes, Threads);
   /// Whether a tile has pixels that are never copied. They must be set to zeros before the first copy.
   static constexpr bool has_borders = Layout.copied() < Layout.patch;
 
@@ -83,44 +86,76 @@ class pixel_tiles {
   /// Chooses the pixels that copy() copies. `first`: the image, line and column of the tile's first pixel;
   /// both of the latter may be negative. Pixels of images that do not exist become zeros, too.
   __device__ void find(const block_pixel& first) {
-    first_ =
-        images_ + ((static_cast<index_t>(first.image) * height_ + first.y) * width_ + first.x) * channels_;
+    first_ = images_ + place_of(first);
     inside_ = 0;
 #pragma unroll
     for (int i = 0; i < copies; ++i) {
-      const block_pixel at = pixel(i);
-      const bool inside = static_cast<unsigned>(first.y + at.y) < static_cast<unsigned>(height_) &&
-                          static_cast<unsigned>(first.x + at.x) < static_cast<unsigned>(width_) &&
-                          first.image + at.image < count_;
-      inside_ |= (inside ? 1U : 0U) << i;
+      inside_ |= (is_inside(first, pixel_at(place_of_copy(i))) ? 1U : 0U) << i;
     }
   }
 
   /// Starts copies (copy_async) of the channels channel .. channel + Channels - 1 of the chosen pixels to
   /// `tile`, which has `bytes` bytes and is aligned to 16 bytes. All threads must call this function.
-  __device__ void copy(unsigned char* tile, int channel) const {
+  __device__ void copy(unsigned char* tile, int channel) const { copy_from(first_, tile, channel); }
+  /// The same for other images of the same size.
+  __device__ void copy_other(const T* images, unsigned char* tile, int channel) const {
+    copy_from(images + (first_ - images_), tile, channel);
+  }
+
+  /// Calls use(at, place) for each copy of the calling thread to a tile: pixel `at`, counted from the tile's
+  /// first pixel in the image, is copied to `place` bytes after the tile's beginning.
+  template <class F>
+  __device__ void for_each(F use) const {
 #pragma unroll
     for (int i = 0; i < copies; ++i) {
       if (i == copies - 1 && !last_) break;
-      const block_pixel at = pixel(i);
-      copy_async<16, true>(
-          tile + (places_[i] >> 15) * 16,
-          first_ + ((at.image * height_ + at.y) * width_ + at.x) * channels_ + channel + (places_[i] & 7) * 8,
-          (inside_ >> i & 1U) != 0);
+      const int place = place_of_copy(i);
+      use(pixel_at(place), (place >> 15) * 16);
     }
+  }
+  /// The plane of all copies of the calling thread.
+  __device__ int own_plane() const { return places_[0] & 7; }
+  /// Whether pixel `at` of the tile that begins at `first` exists.
+  __device__ bool is_inside(const block_pixel& first, const block_pixel& at) const {
+    return static_cast<unsigned>(first.y + at.y) < static_cast<unsigned>(height_) &&
+           static_cast<unsigned>(first.x + at.x) < static_cast<unsigned>(width_) &&
+           first.image + at.image < count_;
+  }
+  /// Number of elements from the first image to the pixel `first`, and from there to `at` of its tile.
+  __device__ index_t place_of(const block_pixel& first) const {
+    return ((static_cast<index_t>(first.image) * height_ + first.y) * width_ + first.x) * channels_;
+  }
+  __device__ int offset(const block_pixel& at) const {
+    return ((at.image * height_ + at.y) * width_ + at.x) * channels_;
   }
 
  private:
-  // The pixel of copy i of the thread, counted from the tile's first pixel in the image.
-  __device__ block_pixel pixel(int i) const {
-    const int place = places_[i];
+  // Starts the copies to `tile`; `first`: address of the tile's first pixel.
+  __device__ void copy_from(const T* first, unsigned char* tile, int channel) const {
+#pragma unroll
+    for (int i = 0; i < copies; ++i) {
+      if (i == copies - 1 && !last_) break;
+      const int place = place_of_copy(i);
+      copy_async<16, true>(tile + (place >> 15) * 16,
+                           first + offset(pixel_at(place)) + channel + (place & 7) * 8,
+                           (inside_ >> i & 1U) != 0);
+    }
+  }
+  // Element i of places_. If Frugal, the compiler does not know that the value is the same at each call.
+  __device__ int place_of_copy(int i) const {
+    int place = places_[i];
+#if !defined(PUFFERFISH_EMULATED_DEVICE)
+    if constexpr (Frugal) asm volatile("" : "+r"(place));
+#endif
+    return place;
+  }
+  // The pixel of a copy, counted from the tile's first pixel in the image. `place`: element of places_.
+  __device__ static block_pixel pixel_at(int place) {
     return {Layout.images() == 1 ? 0 : place >> 13 & 3, (place >> 8 & 31) * Layout.apart,
             (place >> 3 & 31) * Layout.apart};
   }
 
-  // Number of copies that each thread starts for a tile; threads with high numbers may start one less.
-  static constexpr int copies = ceil_div(Layout.pixels() * planes, Threads);
-  static_assert(copies <= 32 && bytes < 1 << 20 && Layout.patch <= 32);
+  static_assert(Threads % planes == 0 && copies <= 32 && bytes < 1 << 20 && Layout.patch <= 32);
 
   const T* images_;
   const T* first_ = nullptr;

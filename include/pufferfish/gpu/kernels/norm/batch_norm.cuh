@@ -12,42 +12,13 @@
 #include <pufferfish/gpu/kernels/norm/batch_norm.hpp>
 #include <pufferfish/gpu/kernels/norm/channel_pass.cuh>
 #include <pufferfish/gpu/kernels/norm/moments.cuh>
+#include <pufferfish/gpu/kernels/norm/norm_numbers.cuh>
 #include <pufferfish/gpu/kernels/reduce/columns.cuh>
 
 PUFFERFISH_KERNELS_BEGIN
 
 // ---------------------------------------------------------------------------------------------------------
 // Statistics
-
-/// 1 / sqrt(variance + eps).
-__device__ inline double inverse_deviation(double variance, double eps) { return 1.0 / sqrt(variance + eps); }
-
-/// The running statistic after a batch with the given value: (1 - momentum) running + momentum value.
-__device__ inline float moved_towards(float running, double value, double momentum) {
-  return static_cast<float>((1.0 - momentum) * static_cast<double>(running) + momentum * value);
-}
-
-/// Stores the statistics of channel c and moves the running statistics. Channel 0 also counts the batch.
-struct norm_batch_finish {
-  norm_batch_use use;
-  index_t channels;
-
-  __device__ void operator()(index_t c, const moment_total& s) const {
-    store(c, s.mean(), s.squared_deviations(), s.count);
-  }
-  /// `squares`: the sum of squared deviations of `count` values.
-  __device__ void store(index_t c, double mean, double squares, double count) const {
-    store(c, mean, squares, count, static_cast<float>(inverse_deviation(squares / count, use.eps)));
-  }
-  /// The same for a channel whose inverse deviation is known.
-  __device__ void store(index_t c, double mean, double squares, double count, float inv_std) const {
-    if (c == 0) use.batches[0] += 1.0F;
-    use.statistics[c] = static_cast<float>(mean);
-    use.statistics[channels + c] = inv_std;
-    use.running_mean[c] = moved_towards(use.running_mean[c], mean, use.momentum);
-    use.running_var[c] = moved_towards(use.running_var[c], squares / (count - 1.0), use.momentum);
-  }
-};
 
 template <class T>
 void norm_use_batch(cudaStream_t stream, const T* x, index_t rows, index_t channels,
@@ -81,17 +52,6 @@ void norm_use_running(cudaStream_t stream, const T* running_mean, const T* runni
 // ---------------------------------------------------------------------------------------------------------
 // Forward
 
-/// Replaces negative values by 0; a NaN stays. Bit k of the result says whether value k passed.
-template <class A, int Width>
-__device__ inline std::uint32_t rectify(lanes<A, Width>& values) {
-  std::uint32_t bits = 0;
-  for (int k = 0; k < Width; ++k) {
-    bits |= (values[k] <= A{} ? 0U : 1U) << k;
-    values[k] = values[k] < A{} ? A{} : values[k];
-  }
-  return bits;
-}
-
 /// A task of channel_pass: y = (x - mean) scale + shift with scale = inv_std weight and shift = bias, then
 /// the epilogue. Without statistics, each thread computes those of its channels from the moments. Element i
 /// of the matrix has its mask bit in word i / 32. The lanes of a word join their bits by shuffles, and the
@@ -104,33 +64,27 @@ struct norm_apply_task {
     lanes<A, Width> mean, scale, shift;
   };
 
-  norm_matrix<T> m;
+  norm_statistics<T> statistics;
   const accumulate_t<T>* bias;
   norm_tail<T> tail;
   T* y;
-  norm_batch_moments batch;
-  double share;  ///< 1 / number of rows
 
   /// Stores the statistics of channel c, if they were computed from moments.
-  __device__ void finish(index_t c) const {
-    if (batch.moments == nullptr) return;
-    norm_batch_finish{batch.use, m.channels}.store(c, batch.moments[c], batch.moments[m.channels + c],
-                                                   static_cast<double>(m.rows), inv_std(c));
-  }
+  __device__ void finish(index_t c) const { statistics.finish(c); }
 
   __device__ channel_values load(index_t c) const {
     channel_values v;
-    if (batch.moments == nullptr) {
-      v.mean = load_channels<Width>(m.mean + c);
-      v.scale = load_channels<Width>(m.inv_std + c);
+    if (statistics.batch.moments == nullptr) {
+      v.mean = load_channels<Width>(statistics.m.mean + c);
+      v.scale = load_channels<Width>(statistics.m.inv_std + c);
     } else {
       for (int k = 0; k < Width; ++k) {
-        v.mean[k] = static_cast<A>(batch.moments[c + k]);
-        v.scale[k] = inv_std(c + k);
+        v.mean[k] = statistics.mean(c + k);
+        v.scale[k] = statistics.inv_std(c + k);
       }
     }
     v.shift = load_channels<Width>(bias + c);
-    const lanes<A, Width> weight = load_channels<Width>(m.weight + c);
+    const lanes<A, Width> weight = load_channels<Width>(statistics.m.weight + c);
     for (int k = 0; k < Width; ++k) v.scale[k] *= weight[k];
     return v;
   }
@@ -140,7 +94,7 @@ struct norm_apply_task {
   };
   __device__ fetched fetch(index_t i) const {
     fetched unit;
-    unit.x = load_raw<Width>(m.x + i);
+    unit.x = load_raw<Width>(statistics.m.x + i);
     if (tail.addend != nullptr) unit.addend = load_raw<Width>(tail.addend + i);
     return unit;
   }
@@ -152,7 +106,7 @@ struct norm_apply_task {
     if (inside) {
       const row_values<T, Width> x = widen(unit.x);
       lanes<A, Width> values;
-      for (int k = 0; k < Width; ++k) values[k] = (x[k] - v.mean[k]) * v.scale[k] + v.shift[k];
+      for (int k = 0; k < Width; ++k) values[k] = normalized(x[k], v.mean[k], v.scale[k], v.shift[k]);
       if (tail.addend != nullptr) {
         const row_values<T, Width> other = widen(unit.addend);
         for (int k = 0; k < Width; ++k) values[k] += other[k];
@@ -165,22 +119,15 @@ struct norm_apply_task {
     bits = join_bits<Width>(bits, lane);
     if (inside && lane % (mask_word_bits / Width) == 0) tail.mask[i / mask_word_bits] = bits;
   }
-
- private:
-  // Inverse deviation of channel c from the moments. Root and quotient are in float, which all threads
-  // compute at full speed.
-  __device__ A inv_std(index_t c) const {
-    return A{1} / sqrtf(static_cast<A>(batch.moments[m.channels + c] * share + batch.use.eps));
-  }
 };
 
 template <class T>
 void norm_apply(cudaStream_t stream, const norm_matrix<T>& m, const accumulate_t<T>* bias,
                 const norm_tail<T>& tail, T* y, const norm_batch_moments& batch) {
   const launch_site site(stream, "norm_apply");
-  const double share = 1.0 / static_cast<double>(m.rows);
   with_width<T>(whole_vectors<T>(m.channels, m.x, tail.addend, y), [&](auto width) {
-    channel_pass(site, norm_apply_task<T, width>{m, bias, tail, y, batch, share}, m.rows, m.channels);
+    channel_pass(site, norm_apply_task<T, width>{norm_statistics<T>::of(m, batch), bias, tail, y}, m.rows,
+                 m.channels);
   });
 }
 

@@ -46,6 +46,19 @@ struct norm_batch_moments {
   norm_batch_use use = {};
 };
 
+/// A normalization with the arguments of norm_apply, for a kernel that computes it while it reads the result.
+/// The default: none.
+template <class T>
+struct norm_request {
+  norm_matrix<T> m = {};
+  const accumulate_t<T>* bias = nullptr;
+  norm_tail<T> tail = {};
+  T* y = nullptr;
+  norm_batch_moments batch = {};
+
+  bool wanted() const { return y != nullptr; }
+};
+
 /// Sums over the rows that are known already, and what to do with them. The default: none are.
 struct norm_known_sums {
   /// For each channel the sum of g, then that of g (x - mean), where g is dy with the mask applied.
