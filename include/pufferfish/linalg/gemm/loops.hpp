@@ -121,8 +121,10 @@ class panel_kernels : public panel_shape<T> {
   }
 
   const kernel_list<T>& list(index_t columns, bool adjacent) const {
-    return (adjacent ? this->kernels().adjacent
-                     : this->kernels().strided)[(columns + lanes() - 1) / lanes() - 1];
+    // In one expression, g++ 12 with -fsanitize=undefined computes the index in one of the two cases only.
+    const index_t vectors = (columns + lanes() - 1) / lanes();
+    const kernel_list<T>* const lists = adjacent ? this->kernels().adjacent : this->kernels().strided;
+    return lists[vectors - 1];
   }
 
   // Computes `count` rows of a block, of which `columns` columns are valid.

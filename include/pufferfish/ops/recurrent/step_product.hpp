@@ -101,13 +101,16 @@ class step_panels {
   /// groups; c: columns(task) columns, contiguous rows.
   void multiply(index_t task, const tensor_view<const E, 2>& a, const tensor_view<result_type, 2>& c,
                 bool add) const {
+    if (depth_ == 0) {  // without operands
+      for (index_t row = 0; row < c.extent(0) && !add; ++row) {
+        std::fill_n(c.data() + row * c.stride(0), c.extent(1), result_type{});
+      }
+      return;
+    }
     const depth_blocks blocks(depth_);
     const E* const right =
         data_ + group_of(task) * group_step_ + column_in_group(task) / kernels_.width() * panel_step_;
     const auto from = a.slice(1, group_of(task) * depth_, depth_);
-    for (index_t row = 0; row < c.extent(0) && depth_ == 0 && !add; ++row) {
-      std::fill_n(c.data() + row * c.stride(0), c.extent(1), result_type{});
-    }
     for (index_t block = 0; block < blocks.count(); ++block) {
       multiply_block(from.slice(1, blocks.begin(block), blocks.size(block)),
                      right + blocks.begin(block) * row_step_, c, add || block > 0);
