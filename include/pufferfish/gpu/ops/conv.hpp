@@ -21,7 +21,6 @@
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/ops/collect_moments.hpp>
 #include <pufferfish/gpu/ops/conv_by_groups.hpp>
-#include <pufferfish/gpu/ops/elementwise.hpp>
 #include <pufferfish/gpu/ops/norm.hpp>  // a pending norm may be computed by its own operation
 #include <pufferfish/gpu/ops/pending_norm.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
