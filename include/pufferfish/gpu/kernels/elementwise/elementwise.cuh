@@ -10,6 +10,7 @@
 
 #include <pufferfish/gpu/kernels/elementwise/elementwise.hpp>
 #include <pufferfish/gpu/kernels/elementwise/relu_mask.hpp>
+#include <pufferfish/gpu/kernels/gemm/tile_layout.cuh>
 #include <pufferfish/gpu/kernels/launch.cuh>
 #include <pufferfish/gpu/kernels/narrow.cuh>
 #include <pufferfish/gpu/kernels/random.hpp>
