@@ -17,6 +17,8 @@
 #include <string>
 #include <thread>
 
+#include "../unit/support/tests_run.hpp"
+
 #if defined(PUFFERFISH_TEST_NEEDS_DEVICE)
 #include <pufferfish/gpu/runtime/error.hpp>
 #endif
@@ -79,6 +81,10 @@ int main(int argc, char** argv) {
   context.setCout(&log);
   context.setOption("no-colors", true);
   if (context.run() != 0) failures = 1;
+  if (tests_run == 0 && !context.shouldExit()) {
+    log << "no test was run: does a filter name a file that is not here?\n";
+    failures = 1;
+  }
   // Printed before the wait for other ranks, so that a hang does not hide its cause.
   if (failures != 0 || rank == 0)
     std::cout << "rank " << rank << " of " << size << ":\n" << log.str() << std::endl;
