@@ -10,31 +10,7 @@
 #include "../../support/gradient_check.hpp"
 #include "../../support/host_attention.hpp"
 #include "../../support/host_lstm.hpp"
-
-namespace host {
-struct Matrix {
-  pufferfish::tensor<double, 2> weight{{24, 16}};
-};
-struct Kernel {
-  pufferfish::tensor<double, 4> weight{{24, 6, 3, 3}};
-};
-}  // namespace host
-
-template <>
-struct pufferfish::layer_traits<host::Matrix> {
-  static constexpr auto kind = layer_kind::linear;
-  static auto matrices(const host::Matrix& layer) {
-    return std::array{named_view<const double, 2>{"weight", layer.weight}};
-  }
-};
-template <>
-struct pufferfish::layer_traits<host::Kernel> {
-  static constexpr auto kind = layer_kind::conv;
-  static auto shape(const host::Kernel&) { return conv_shape::square(6, 24, 3, 1, 1); }
-  static auto matrices(const host::Kernel& layer) {
-    return std::array{named_view<const double, 4>{"weight", layer.weight}};
-  }
-};
+#include "../../support/host_matrices.hpp"
 
 namespace {
 using namespace test;
