@@ -142,7 +142,7 @@ class image_step final : public device_step {
 };
 
 template <class T>
-std::unique_ptr<device_step> made_of(const device_case& which) {
+std::unique_ptr<device_step> new_image_step(const device_case& which) {
   std::optional<image_network<T>> network = network_called<T>(which);
   if (!network) return nullptr;
   return std::make_unique<image_step<T>>(which, std::move(*network));
@@ -151,7 +151,7 @@ std::unique_ptr<device_step> made_of(const device_case& which) {
 }  // namespace
 
 std::unique_ptr<device_step> make_device_image_step(const device_case& which) {
-  return which.precision == "bf16" ? made_of<pf::gpu::bf16>(which) : made_of<float>(which);
+  return which.precision == "bf16" ? new_image_step<pf::gpu::bf16>(which) : new_image_step<float>(which);
 }
 
 }  // namespace bench

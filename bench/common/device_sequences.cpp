@@ -183,7 +183,7 @@ class transformer_step final : public device_step {
 };
 
 template <class T>
-std::unique_ptr<device_step> made_of(const device_case& which) {
+std::unique_ptr<device_step> new_sequence_step(const device_case& which) {
   if (which.network == "lstm") return std::make_unique<lstm_step<T>>(which);
   if (which.network == "transformer") return std::make_unique<transformer_step<T>>(which);
   return nullptr;
@@ -192,7 +192,8 @@ std::unique_ptr<device_step> made_of(const device_case& which) {
 }  // namespace
 
 std::unique_ptr<device_step> make_device_sequence_step(const device_case& which) {
-  return which.precision == "bf16" ? made_of<pf::gpu::bf16>(which) : made_of<float>(which);
+  return which.precision == "bf16" ? new_sequence_step<pf::gpu::bf16>(which)
+                                   : new_sequence_step<float>(which);
 }
 
 }  // namespace bench
