@@ -155,7 +155,7 @@ void check_sliced_is_masked(example<T>& one, group_choice choice, double share, 
   const step_results<T> wanted(masked, one.images), found(cut, one.images);
   CHECK(difference(found.inference, wanted.inference) < tolerance<T>);
   CHECK(difference(found.training, wanted.training) < tolerance<T>);
-  CHECK(difference(found.dx, wanted.dx) < tolerance<T>);
+  CHECK(difference(found.dx, wanted.dx) < 3 * tolerance<T>);
   if (!done.made_dense.empty()) return;
   const std::vector<T> gradients = sliced_values<T>(one.net, std::span<const T>(wanted.gradients),
                                                     [&](auto& net) { slice_channels(net, mask); });
