@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """group.py OUTPUT SOURCE...: one source that holds several, each in a namespace of its own, group_of_FOLDER_NAME.
 
-What they share (headers, and the templates that they instantiate) is then compiled once for all of them: 19 tests of
-training compile in 0.38 of the time that five sources of four each take. What is included or tested before the last include
+What they share (headers, and the templates that they instantiate) is then compiled once for all of them: 18 tests of
+training compile in 0.38 of the time that five sources of two to four tests take. What is included or tested before the last include
 of a source, conditions and all, comes first; what is included again is skipped by its guard.
 """
 import os
