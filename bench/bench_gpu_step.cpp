@@ -6,10 +6,11 @@
 //   {"work": "rates", "tiny": false}                 copies within the device, products in each precision
 //   {"work": "step", "network": "resnet18", "mode": "hybrid", "batch": 128, "precision": "tf32", "steps": 20,
 //    "captured": true, "cudnn": false, "overlap": false, "copies": true, "together": true,
-//    "tiny": false}
+//    "parallel": false, "tiny": false}
 //          milliseconds a step, of `steps` in a row; the number of operations in a captured step; copies:
 //          whether operands of products are copied to aligned rows; together: whether all time steps of an
-//          LSTM are one launch (gpu/runtime/product_costs.hpp)
+//          LSTM are one launch (gpu/runtime/product_costs.hpp); parallel: whether gradients of weights and of
+//          inputs are computed in two streams (gpu::context_options::parallel_gradients)
 //   {"work": "layers", ... as step, "repeats": 20, "samples": 5}
 //   {"work": "convolutions", "batch": 128, "tiny": false}   those of ResNet-18, by each kind of kernels
 //   {"work": "attention", "depth": 64, "dropout": 0.0, "tiny": false}   each pass, by each kind of kernels
@@ -132,6 +133,7 @@ device_case case_of(const request& asked) {
   which.batch = asked.at("batch");
   which.captured = asked.value("captured", true);
   which.cudnn = asked.value("cudnn", false);
+  which.parallel = asked.value("parallel", false);
   which.tiny = asked.value("tiny", false);
   which.precision = asked.value("precision", which.precision);
   return which;
@@ -151,7 +153,8 @@ class kept_steps {
     pf::gpu::kernels::overlap_launches(overlap);  // of direct launches and of a capture
     const bool copies = asked.value("copies", true);
     const bool together = asked.value("together", true);
-    std::unique_ptr<device_step>& step = steps_[{which.captured, which.cudnn, overlap, copies, together}];
+    std::unique_ptr<device_step>& step =
+        steps_[{which.captured, which.cudnn, which.parallel, overlap, copies, together}];
     if (step == nullptr) {
       std::unique_ptr<device_step> made = make_device_step(which);
       pf::gpu::product_costs& costs = made->context().blas().costs();
@@ -166,8 +169,8 @@ class kept_steps {
   void forget() { steps_.clear(); }
 
  private:
-  // By captured, cudnn, overlap, copies, together.
-  std::map<std::tuple<bool, bool, bool, bool, bool>, std::unique_ptr<device_step>> steps_;
+  // By captured, cudnn, parallel, overlap, copies, together.
+  std::map<std::tuple<bool, bool, bool, bool, bool, bool>, std::unique_ptr<device_step>> steps_;
   std::string name_;
 };
 

@@ -30,6 +30,7 @@ struct device_case {
   std::string precision = "fp32";  ///< or tf32, bf16
   bool captured = true;            ///< replayed as a CUDA graph
   bool cudnn = false;              ///< dense convolutions by cuDNN
+  bool parallel = false;           ///< gpu::context_options::parallel_gradients
   bool tiny = false;               ///< a few channels and small images, to test that it works at all
 };
 
@@ -86,7 +87,8 @@ class device_step {
     // As PyTorch, which is not asked for reproducible bits either.
     return {.seed = 1,
             .math = which.precision == "tf32" ? math_mode::tf32 : math_mode::fp32,
-            .deterministic = false};
+            .deterministic = false,
+            .parallel_gradients = which.parallel};
   }
 
   std::uint64_t number_ = 0;

@@ -66,8 +66,10 @@ class Steps(unittest.TestCase):
             self.assertEqual([row["precision"] for row in result["rows"]], [precision] * len(networks))
 
     def test_directly(self):
-        result, _ = self.run_script("--networks", "resnet18:2", "--modes", "hybrid", "--python", "", "--no-layers", "--direct")
-        self.assertIn("ours, direct", result["rows"][0]["ms"])
+        result, _ = self.run_script("--networks", "resnet18:2", "--modes", "hybrid", "--python", "", "--no-layers", "--direct",
+                                    "--two-streams")
+        for name in ("ours, direct", "ours, two streams"):
+            self.assertIn(name, result["rows"][0]["ms"])
         self.assertEqual(result["rows"][0]["precision"], "bf16")
 
     def test_convolutions(self):

@@ -186,7 +186,7 @@ TEST_CASE_TEMPLATE("gpu low-rank convolution: both gradients of weights in one c
           if (together) {
             return pf::ops::low_rank_conv_backward_weights<T>(
                 ctx, c.down.shape, inputs, inners, outers, up.narrow.device_view(factor),
-                {dup.device_data(), add}, to, {ddown.device_data(), add});
+                {dup.device_data(), add}, to, {ddown.device_data(), add}, [](auto&& rest) { rest(); });
           }
           pf::ops::low_rank_conv_backward_up<T>(ctx, inners, outers, up.narrow.device_view(factor),
                                                 dup.device_view(factor), add, to);
@@ -211,7 +211,8 @@ TEST_CASE_TEMPLATE("gpu low-rank convolution: both gradients of weights in one c
   CHECK_THROWS_AS(pf::ops::low_rank_conv_backward_weights<T>(
                       ctx, pf::conv_shape::square(2, 4, 3, 1, 1), some.narrow.device_view(image),
                       some.narrow.device_view(none), some.narrow.device_view(image),
-                      some.narrow.device_view(pf::extents<2>{3, 2}), {}, some.narrow.device_view(none), {}),
+                      some.narrow.device_view(pf::extents<2>{3, 2}), {}, some.narrow.device_view(none), {},
+                      [](auto&&) { FAIL("computed"); }),
                   pf::shape_error);
 }
 

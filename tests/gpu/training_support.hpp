@@ -144,12 +144,13 @@ struct language_case {
   template <class Device, class Comm>
   using run_type = pf::training_run<task_type<Device>, Comm>;
   template <class Device, class Comm>
-  run_type<Device, Comm> make(Comm& comm, const pf::run_options& o = options()) const {
+  run_type<Device, Comm> make(Comm& comm, const pf::run_options& o = options(),
+                              const typename run_type<Device, Comm>::machine_options& machine = {}) const {
     typename task_type<Device>::model_type net{pf::lstm_lm<computing_t<T, Device>, Device>({11, 12, 2, 0.2})};
     net.initialize(3);
     // Segments of 12 tokens, the last one of 5.
     task_type<Device> task(net, train, test, {5, 12, 3}, comm.rank(), comm.size());
-    return run_type<Device, Comm>(std::move(net), comm, std::move(task), o);
+    return run_type<Device, Comm>(std::move(net), comm, std::move(task), o, machine);
   }
 };
 
@@ -207,10 +208,11 @@ struct translation_case {
   template <class Device, class Comm>
   using run_type = pf::training_run<task_type<Device>, Comm>;
   template <class Device, class Comm>
-  run_type<Device, Comm> make(Comm& comm, const pf::run_options& o = options()) const {
+  run_type<Device, Comm> make(Comm& comm, const pf::run_options& o = options(),
+                              const typename run_type<Device, Comm>::machine_options& machine = {}) const {
     auto net = model<Device>();
     auto own = task<Device>(net, o.seed, comm.rank(), comm.size());
-    return run_type<Device, Comm>(std::move(net), comm, std::move(own), o);
+    return run_type<Device, Comm>(std::move(net), comm, std::move(own), o, machine);
   }
 };
 
@@ -224,9 +226,9 @@ void run_and_save(Run& run, index_t stop, const std::string& path, pf::training_
   }
 }
 
-template <class Device, class Case, class Comm, class Options>
-outcome whole_run(const Case& of, Comm& comm, const Options& options) {
-  auto run = of.template make<Device>(comm, options);
+template <class Device, class Case, class Comm, class Options, class... Machine>
+outcome whole_run(const Case& of, Comm& comm, const Options& options, const Machine&... machine) {
+  auto run = of.template make<Device>(comm, options, machine...);
   pf::training_observer nobody;
   run.run(nobody);
   CHECK(run.switched().has_value());

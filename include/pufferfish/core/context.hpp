@@ -146,6 +146,16 @@ class context<device::cpu> {
     streams_used_ = place.streams_used;
   }
 
+  /// Calls first(), then second(). Layers compute the gradients of their weights and of their input like
+  /// this; a context of a device may compute both at the same time
+  /// (gpu::context_options::parallel_gradients).
+  template <class First, class Second>
+  void in_parallel(First&& first, Second&& second, bool = true) {
+    first();
+    second();
+  }
+  static constexpr bool parallel_gradients() { return false; }
+
   /// Records one write of a parameter's gradient, and notifies the listener if it completes the gradient.
   template <class T>
   void gradient_written(const parameter<T>& p) {

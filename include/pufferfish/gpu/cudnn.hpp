@@ -58,7 +58,6 @@ class cudnn final : public conv_library {
   /// Throws backend_error. Use it with this context only.
   explicit cudnn(const context<device::gpu>& ctx) : math_(ctx.math()), deterministic_(ctx.deterministic()) {
     check(cudnnCreate(&handle_), "cudnnCreate");
-    check(cudnnSetStream(handle_, ctx.stream()), "cudnnSetStream");
   }
   ~cudnn() override {
     plans_.clear();
@@ -245,6 +244,7 @@ class cudnn final : public conv_library {
                           .setUids(3, ids.data())
                           .setWorkspacePointer(frame.take<std::byte>(chosen.getWorkspaceSize()))
                           .build();
+    check(cudnnSetStream(handle_, ctx.stream()), "cudnnSetStream");
     const cudnnStatus_t status = cudnnBackendExecute(handle_, chosen.get_raw_desc(), pack.get_raw_desc());
     if (status != CUDNN_STATUS_SUCCESS) {
       throw cudnn_frontend::cudnnException(cudnnGetErrorString(status), status);

@@ -16,7 +16,7 @@
 #include <memory>
 #include <optional>
 
-#include <pufferfish/gpu/ops/conv.hpp>
+#include <pufferfish/gpu/ops/conv_library.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {

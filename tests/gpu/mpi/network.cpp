@@ -55,8 +55,8 @@ std::vector<std::int32_t> labels_of(int rank, int step) {
 }
 
 /// What all ranks have in the end.
-std::vector<float> train_on_devices(communicator& comm, bool captured) {
-  pf::gpu_context ctx;
+std::vector<float> train_on_devices(communicator& comm, bool captured, bool parallel = false) {
+  pf::gpu_context ctx({.parallel_gradients = parallel});
   auto net = pf::small_vgg<float, pf::device::gpu>(options());
   net.initialize(1);
   const pf::mode_scope<pf::device::gpu> training(ctx, pf::run_mode::training);
@@ -147,5 +147,6 @@ TEST_CASE("networks on devices of several ranks: direct, captured and as on the 
   if (!comm.usable_from_threads()) return;
   const std::vector<float> direct = train_on_devices(comm, false), captured = train_on_devices(comm, true);
   CHECK(same_bits(direct, captured));
+  for (const bool replayed : {false, true}) CHECK(same_bits(direct, train_on_devices(comm, replayed, true)));
   CHECK(difference(direct, train_on_hosts(comm)) < 1e-3);
 }

@@ -60,7 +60,7 @@ inline bool may_overlap(const void* kernel) {
   enum : signed char { unknown, yes, no };
   static std::atomic<signed char> waits[64];  // state of each device
   int device = 0;
-  if (!detail::overlapping_launches.load(std::memory_order_relaxed)) return false;
+  if (!launches_overlap()) return false;
   if (cudaGetDevice(&device) != cudaSuccess || device >= 64) return false;
   signed char now = waits[device].load(std::memory_order_relaxed);
   if (now == unknown) {

@@ -22,5 +22,7 @@ inline std::atomic<bool> overlapping_launches{false};
 /// convolutional networks with 128 images took 5 to 17 % longer with overlap, and those of a Transformer took
 /// 1 % less.
 inline void overlap_launches(bool on) { detail::overlapping_launches.store(on, std::memory_order_relaxed); }
+/// Whether later launches may overlap.
+inline bool launches_overlap() { return detail::overlapping_launches.load(std::memory_order_relaxed); }
 
 PUFFERFISH_KERNELS_END

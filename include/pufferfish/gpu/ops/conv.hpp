@@ -21,87 +21,13 @@
 #include <pufferfish/gpu/ops/arguments.hpp>
 #include <pufferfish/gpu/ops/collect_moments.hpp>
 #include <pufferfish/gpu/ops/conv_by_groups.hpp>
+#include <pufferfish/gpu/ops/conv_library.hpp>
 #include <pufferfish/gpu/ops/norm.hpp>  // a pending norm may be computed by its own operation
 #include <pufferfish/gpu/ops/pending_norm.hpp>
 #include <pufferfish/gpu/ops/products.hpp>
 #include <pufferfish/ops/conv/low_rank_conv.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
-namespace gpu {
-
-/// A request to a convolution library: a convolution of one group, with elements of one type (CUDA_R_32F,
-/// CUDA_R_16BF or CUDA_R_16F) and sums in float. Convolutions of several groups are never requested.
-struct conv_request {
-  kernels::conv_geometry geometry;
-  cudaDataType_t type = CUDA_R_32F;
-};
-
-/// Interface of a convolution library that replaces the built-in kernels (context::use()). A function returns
-/// false, without having done anything, if it does not support a request; the built-in kernels then compute
-/// it. Arguments are those of the operations, with elements of the requested type; gradients of weights are
-/// floats. All pointers are to memory of the context's device: x, y, dx, dy NHWC and dense, w [kernel
-/// height][kernel width][in][out]. Work is put into ctx.stream(). An implementation may throw; the operation
-/// then throws the same exception.
-///
-///     struct my_convolutions final : gpu::conv_library {
-///       bool deterministic() const override { return true; }
-///       bool forward(gpu_context& ctx, const gpu::conv_request& asked, const void* x, const void* w,
-///                    const void* bias, void* y) override {
-///         if (asked.type != CUDA_R_32F) return false;        // the built-in kernels compute it
-///         ... puts the work into ctx.stream() ...
-///         return true;
-///       }
-///       ... backward_input and backward_weight likewise ...
-///     };
-class conv_library {
- public:
-  conv_library() = default;
-  conv_library(const conv_library&) = delete;
-  conv_library& operator=(const conv_library&) = delete;
-  virtual ~conv_library() = default;
-
-  /// Whether the library computes the same bits from the same arguments.
-  virtual bool deterministic() const { return false; }
-
-  /// y = x * w + bias; bias: out_channels elements, or nullptr.
-  virtual bool forward(context<device::gpu>& ctx, const conv_request& asked, const void* x, const void* w,
-                       const void* bias, void* y) = 0;
-  /// dx = the gradient of the input, or with `add` dx += this gradient.
-  virtual bool backward_input(context<device::gpu>& ctx, const conv_request& asked, const void* dy,
-                              const void* w, void* dx, bool add) = 0;
-  /// dw = the gradient of the weight, or with `accumulate` dw += this gradient.
-  virtual bool backward_weight(context<device::gpu>& ctx, const conv_request& asked, const void* x,
-                               const void* dy, float* dw, bool accumulate) = 0;
-};
-
-}  // namespace gpu
-
-/// Sets the convolution library (see conv_library()). Takes effect at the next call of an operation; a
-/// captured step keeps the calls that it has captured. Throws value_error for a non-deterministic library in
-/// a deterministic context.
-inline void context<device::gpu>::use(gpu::conv_library* library) {
-  if (library != nullptr && deterministic_ && !library->deterministic()) {
-    pufferfish::detail::throw_error<value_error>(
-        {"context<device::gpu>::use: the library does not promise the same bits at every run, and "
-         "context_options::deterministic is on"});
-  }
-  conv_library_ = library;
-}
-
-namespace gpu {
-namespace detail {
-
-/// Calls call(library, request) if the context has a convolution library. Returns whether the library has
-/// computed the convolution.
-template <class T, class Call>
-bool done_by_library(context<device::gpu>& ctx, const kernels::conv_geometry& geometry, Call&& call) {
-  conv_library* const library = ctx.conv_library();
-  return library != nullptr && call(*library, conv_request{geometry, element<T>::type});
-}
-
-}  // namespace detail
-}  // namespace gpu
-
 namespace ops {
 
 /// Device implementation of the functions of ops/conv/, where shapes and errors are described.
@@ -261,19 +187,23 @@ struct conv_ops<device::gpu> {
     gpu::kernels::add_weight_slices(ctx.stream(), sums);
   }
 
-  /// low_rank_conv_backward_up, then conv_backward_weight with dt. One launch completes both gradients.
-  template <class T>
+  /// low_rank_conv_backward_up, then conv_backward_weight with dt. One launch completes both gradients, in
+  /// the function that `then` is called with.
+  template <class T, class Then>
   static void low_rank_conv_backward_weights(
       context<device::gpu>& ctx, const conv_shape& shape, const tensor_view<const T, 4>& x,
       const tensor_view<const T, 4>& t, const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
       const sum_target<parameter_t<T>>& dup, const tensor_view<T, 4>& dt,
-      const sum_target<parameter_t<T>>& ddown) {
+      const sum_target<parameter_t<T>>& ddown, Then&& then) {
     scratch_frame frame(ctx.scratch());
     gpu::kernels::slice_sums sums;
     up_slices<T>(ctx, frame, detail::as_rows(t), detail::as_rows(dy), up, {dup.data, up.shape()}, dup.add,
                  detail::as_rows(dt), sums);
-    weight_slices<T>(ctx, frame, shape, x, dt, ddown.data, ddown.add, sums);
-    gpu::kernels::add_weight_slices(ctx.stream(), sums);
+    then([&] {
+      scratch_frame own(ctx.scratch());
+      weight_slices<T>(ctx, own, shape, x, dt, ddown.data, ddown.add, sums);
+      gpu::kernels::add_weight_slices(ctx.stream(), sums);
+    });
   }
 
  private:

@@ -11,18 +11,16 @@
 #include <optional>
 
 #include <pufferfish/core/context.hpp>
-#include <pufferfish/gpu/kernels/reduce/column_parts.hpp>
+#include <pufferfish/gpu/kernels/overlap.hpp>
 #include <pufferfish/gpu/kernels/step.hpp>
-#include <pufferfish/gpu/runtime/blas.hpp>
 #include <pufferfish/gpu/runtime/failure.hpp>
-#include <pufferfish/gpu/runtime/memory.hpp>
+#include <pufferfish/gpu/runtime/lane.hpp>
 #include <pufferfish/gpu/runtime/scalar.hpp>
-#include <pufferfish/gpu/runtime/stream.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace gpu {
 
-class conv_library;  // gpu/ops/conv.hpp
+class conv_library;  // gpu/ops/conv_library.hpp
 
 /// Options of a context on a device. Contexts on the CPU have pufferfish::context_options.
 struct context_options {
@@ -37,6 +35,11 @@ struct context_options {
   /// of cuDNN, cuSOLVER's deterministic mode; a library without this guarantee is refused (use(), gpu::nccl
   /// with sums in NVLink switches). false: the libraries may choose faster algorithms.
   bool deterministic = true;
+  /// Whether layers compute the gradients of their weights in a second stream, while the context's stream
+  /// computes the gradient of their input. Bits do not change. Costs scratch memory for both streams, and the
+  /// gradient of a convolution's input no longer takes the memory of the input. Off, because its gain has not
+  /// been measured on a device. No effect while launches overlap (kernels::overlap_launches).
+  bool parallel_gradients = false;
 };
 
 namespace detail {
@@ -73,44 +76,75 @@ class context<device::gpu> {
   /// Throws backend_error if there is no such device. Starts step 0, in inference mode.
   explicit context(const gpu::context_options& options = {})
       : device_(options.device),
-        memory_(stream_.handle()),
-        scratch_(memory_),
-        tape_(memory_),
-        blas_(stream_.handle(), options.deterministic),
+        main_(options.deterministic),
+        tape_(main_.memory),
         step_values_(gpu::device_memory(), 1),
-        counters_(gpu::device_memory(), gpu::kernels::most_column_counters),
         seed_(options.seed),
         math_(options.math),
         deterministic_(options.deterministic) {
+    if (options.parallel_gradients) side_.emplace(options.deterministic);
     begin_step(0);
   }
   context(const context&) = delete;
   context& operator=(const context&) = delete;
-  ~context() { static_cast<void>(cudaStreamSynchronize(stream_.handle())); }
+  ~context() { static_cast<void>(cudaStreamSynchronize(main_.stream.handle())); }
 
   /// Number of the context's device.
   int device() const { return device_.number; }
-  /// The stream of all work of this context. The context owns it.
-  cudaStream_t stream() const { return stream_.handle(); }
-  /// Matrix products in this context's stream; functions of gpu/ops/products.hpp use it. The context owns it.
-  gpu::blas& blas() { return blas_; }
+  /// The stream of this context's work; within in_parallel, of the work that is put into streams now. The
+  /// context owns it.
+  cudaStream_t stream() const { return lane_->stream.handle(); }
+  /// Matrix products in stream(); functions of gpu/ops/products.hpp use it. The context owns it.
+  gpu::blas& blas() { return lane_->blas; }
   gpu::math_mode math() const { return math_; }
   bool deterministic() const { return deterministic_; }
 
   /// Convolution library used instead of the built-in kernels (gpu/cudnn.hpp), or nullptr, the default, for
   /// the built-in kernels. The context does not own it.
   gpu::conv_library* conv_library() const { return conv_library_; }
-  /// Sets the convolution library (see gpu/ops/conv.hpp); nullptr: built-in kernels. The library must exist
-  /// until another one is set, and until graphs that have captured its calls are dropped. Throws value_error
-  /// for a non-deterministic library in a deterministic context.
+  /// Sets the convolution library (see gpu/ops/conv_library.hpp); nullptr: built-in kernels. The library must
+  /// exist until another one is set, and until graphs that have captured its calls are dropped. Throws
+  /// value_error for a non-deterministic library in a deterministic context.
   void use(gpu::conv_library* library);
 
   /// Waits for all work in the stream. Throws backend_error if any of it has failed, and the failure stored
   /// in failures(), if there is one.
   void synchronize() const {
-    stream_.synchronize();
+    main_.stream.synchronize();
     failures_->rethrow();
   }
+
+  /// Calls first(), then second(). With context_options::parallel_gradients the work that first() puts into
+  /// stream() may run at the same time as that of second(): neither may write what the other one reads or
+  /// writes, nor keep scratch memory. Work after this call starts when both have ended. `independent`: false
+  /// if that does not hold, so that one runs after the other. Calls within first() or second() are allowed.
+  /// Throws what they throw, and backend_error; then, too, later work waits for both.
+  template <class First, class Second>
+  void in_parallel(First&& first, Second&& second, bool independent = true) {
+    if (!side_ || !independent || lane_ != &main_ || gpu::kernels::launches_overlap()) {
+      first();
+      second();
+      return;
+    }
+    std::exception_ptr failure;
+    const auto call = [&](auto& work, gpu::detail::lane& where) {
+      lane_ = &where;
+      try {
+        if (!failure) work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lane_ = &main_;
+    };
+    side_->blas.costs() = main_.blas.costs();
+    side_->fork_from(main_);
+    call(first, *side_);
+    call(second, main_);
+    side_->join(main_);
+    if (failure) std::rethrow_exception(failure);
+  }
+  /// Whether in_parallel uses two streams.
+  bool parallel_gradients() const { return side_.has_value(); }
 
   /// The object that stores exceptions of host functions in the stream, which have no caller to catch them.
   const std::shared_ptr<gpu::late_failure>& failures() const { return failures_; }
@@ -138,7 +172,7 @@ class context<device::gpu> {
   }
 
   /// Temporary memory on the device, to be allocated through a scratch_frame.
-  stack_arena& scratch() { return scratch_; }
+  stack_arena& scratch() { return lane_->scratch; }
   /// Temporary memory on the host for data that host code reads and writes, allocated through a
   /// scratch_frame.
   stack_arena& host_scratch() { return host_scratch_; }
@@ -164,9 +198,9 @@ class context<device::gpu> {
   /// the context. The host must not read it.
   const gpu::kernels::step_values* step_values() const { return step_values_.data(); }
 
-  /// Counters for kernels in this context's stream whose last block continues with the results of all blocks
+  /// Counters for kernels in stream() whose last block continues with the results of all blocks
   /// (kernels::column_workspace), in device memory. They are zero between kernels.
-  unsigned* counters() { return counters_.data(); }
+  unsigned* counters() { return lane_->counters.data(); }
 
   std::uint64_t seed() const { return seed_; }
   std::uint64_t step() const { return step_; }
@@ -214,12 +248,16 @@ class context<device::gpu> {
   observed_rows& rows() { return rows_; }
 
   /// Sum of the peak sizes of the tape's and the scratch memory on the device, in bytes.
-  std::size_t peak_bytes() const { return scratch_.peak_bytes() + tape_.memory().peak_bytes(); }
+  std::size_t peak_bytes() const {
+    return main_.scratch.peak_bytes() + (side_ ? side_->scratch.peak_bytes() : 0) +
+           tape_.memory().peak_bytes();
+  }
   /// Number of allocations from the system for the tape and for scratch memory of device and host. It is
   /// constant from step 2 on.
   std::size_t system_allocations() const {
-    return scratch_.system_allocations() + tape_.memory().system_allocations() +
-           tape_.notes().system_allocations() + host_scratch_.system_allocations();
+    return main_.scratch.system_allocations() + (side_ ? side_->scratch.system_allocations() : 0) +
+           tape_.memory().system_allocations() + tape_.notes().system_allocations() +
+           host_scratch_.system_allocations();
   }
 
  private:
@@ -232,13 +270,12 @@ class context<device::gpu> {
   }
 
   gpu::detail::current_device device_;
-  gpu::stream stream_;
-  gpu::stream_memory memory_;
-  stack_arena scratch_, host_scratch_;
+  gpu::detail::lane main_;
+  std::optional<gpu::detail::side_lane> side_;
+  gpu::detail::lane* lane_ = &main_;  // whose work is put into streams now
+  stack_arena host_scratch_;
   pufferfish::tape tape_;
-  gpu::blas blas_;
   memory_block<gpu::kernels::step_values> step_values_;
-  memory_block<unsigned> counters_;
   std::shared_ptr<gpu::late_failure> failures_ = std::make_shared<gpu::late_failure>();
   run_mode mode_ = run_mode::inference;
   std::optional<double> norm_momentum_;

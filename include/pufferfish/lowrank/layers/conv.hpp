@@ -205,23 +205,34 @@ class low_rank_conv {
     scratch_frame frame(ctx.scratch());
     const tensor_view<const T, 4> t = inner_activation(ctx, x, inner_shape(dy.shape()), frame);
     const tensor_view<T, 4> dt = frame.take<T>(t.shape());
+    // Once dt is there: `complete` computes what is left of the gradients of the factors.
+    const auto rest = [&](auto&& complete) {
+      const auto parameters = [&] {
+        complete();
+        ctx.gradient_written(up_);
+        if (has_bias()) {
+          ops::bias_gradient<T>(ctx, rows(dy), bias_.gradient_data(), bias_.accumulate());
+          ctx.gradient_written(bias_);
+        }
+        ctx.gradient_written(down_);
+      };
+      if (dx.is_null()) return parameters();
+      const auto input = [&] {
+        ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.template as<T>(), dx, add, sums);
+      };
+      ctx.in_parallel(parameters, input, dx.data() != x.data());
+    };
     if (shape_.groups > 1) {
       ops::grouped_low_rank_conv_backward_up<T>(ctx, shape_.groups, t, dy, up_.template as<T>(),
                                                 up_.gradient_data(), up_.accumulate(), dt);
-      ops::conv_backward_weight<T>(ctx, down_shape_, x, dt, down_.gradient_data(), down_.accumulate());
+      rest([&] {
+        ops::conv_backward_weight<T>(ctx, down_shape_, x, dt, down_.gradient_data(), down_.accumulate());
+      });
     } else {
       ops::low_rank_conv_backward_weights<T>(ctx, down_shape_, x, t, dy, up_matrix(),
                                              {up_.gradient_data(), up_.accumulate()}, dt,
-                                             {down_.gradient_data(), down_.accumulate()});
+                                             {down_.gradient_data(), down_.accumulate()}, rest);
     }
-    ctx.gradient_written(up_);
-    if (has_bias()) {
-      ops::bias_gradient<T>(ctx, rows(dy), bias_.gradient_data(), bias_.accumulate());
-      ctx.gradient_written(bias_);
-    }
-    ctx.gradient_written(down_);
-    if (!dx.is_null())
-      ops::conv_backward_input<T>(ctx, down_shape_, dt, down_.template as<T>(), dx, add, sums);
   }
 
   // t stays a null view if the tape does not keep it: the product then stores t in scratch memory.

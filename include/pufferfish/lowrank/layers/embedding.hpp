@@ -184,9 +184,11 @@ class low_rank_embedding {
     check_dense(*this, "dh", dh);
     ctx.tape().template pop<T>(drows.shape());
     ctx.gradient_written(down_);
-    ops::linear_backward_weight<T>(ctx, drows, h, up_gradient(), up_.accumulate());
-    ctx.gradient_written(up_);
-    ops::linear_forward<T>(ctx, drows, stored(up_), nullptr, dh);
+    const auto parameter = [&] {
+      ops::linear_backward_weight<T>(ctx, drows, h, up_gradient(), up_.accumulate());
+      ctx.gradient_written(up_);
+    };
+    ctx.in_parallel(parameter, [&] { ops::linear_forward<T>(ctx, drows, stored(up_), nullptr, dh); });
   }
 
   /// Draws random factors for training from scratch, each like a separate PyTorch layer: down like an

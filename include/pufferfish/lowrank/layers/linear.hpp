@@ -180,15 +180,19 @@ class low_rank_linear {
       down.push({x, dt, gradient(layer.down_), layer.down_.accumulate()});
       first.push({dt, stored(layer.down_)});
     }
-    ops::linear_maps_backward_weight<T>(ctx, up.all());
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      ctx.gradient_written(layers[i]->up_);
-      layers[i]->write_bias_gradient(ctx, dys[i]);
-    }
-    ops::linear_maps_backward_input<T>(ctx, second.all());
-    ops::linear_maps_backward_weight<T>(ctx, down.all());
-    for (const low_rank_linear* layer : layers) ctx.gradient_written(layer->down_);
-    write_input_gradients<T>(ctx, first.all(), to);
+    const auto second_parameters = [&] {
+      ops::linear_maps_backward_weight<T>(ctx, up.all());
+      for (std::size_t i = 0; i < layers.size(); ++i) {
+        ctx.gradient_written(layers[i]->up_);
+        layers[i]->write_bias_gradient(ctx, dys[i]);
+      }
+    };
+    const auto first_parameters = [&] {
+      ops::linear_maps_backward_weight<T>(ctx, down.all());
+      for (const low_rank_linear* layer : layers) ctx.gradient_written(layer->down_);
+    };
+    ctx.in_parallel(second_parameters, [&] { ops::linear_maps_backward_input<T>(ctx, second.all()); });
+    ctx.in_parallel(first_parameters, [&] { write_input_gradients<T>(ctx, first.all(), to); });
   }
 
   /// Computes forward(ctx, x, y) with a newly allocated y. Throws shape_error; state_error for a moved-from
@@ -240,15 +244,20 @@ class low_rank_linear {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 2>>(*this);
     check_backward(*this, x.shape(), dy, dx);
     const tensor_view<const T, 2> t = ctx.tape().template pop<T>(extents<2>{x.extent(0), rank_});
-    ops::linear_backward_weight<T>(ctx, t, dy, gradient(up_), up_.accumulate());
-    ctx.gradient_written(up_);
-    write_bias_gradient(ctx, dy, bias_known);
     scratch_frame frame(ctx.scratch());
     const tensor_view<T, 2> dt = frame.take<T>(t.shape());
-    ops::linear_backward_input<T>(ctx, dy, stored(up_), dt);
-    ops::linear_backward_weight<T>(ctx, x, dt, gradient(down_), down_.accumulate());
-    ctx.gradient_written(down_);
-    if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dt, stored(down_), dx, add);
+    const auto second = [&] {
+      ops::linear_backward_weight<T>(ctx, t, dy, gradient(up_), up_.accumulate());
+      ctx.gradient_written(up_);
+      write_bias_gradient(ctx, dy, bias_known);
+    };
+    ctx.in_parallel(second, [&] { ops::linear_backward_input<T>(ctx, dy, stored(up_), dt); });
+    const auto first = [&] {
+      ops::linear_backward_weight<T>(ctx, x, dt, gradient(down_), down_.accumulate());
+      ctx.gradient_written(down_);
+    };
+    if (dx.is_null()) return first();
+    ctx.in_parallel(first, [&] { ops::linear_backward_input<T>(ctx, dt, stored(down_), dx, add); });
   }
 
   // Writes the gradient of the bias, if there is one. `known`: it is written already.

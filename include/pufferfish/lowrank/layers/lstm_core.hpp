@@ -277,13 +277,16 @@ class lstm_core : public recurrent_layer<T> {
       ops::copy_rows<T>(ctx, dc, to_before.c);
     }
     const tensor_view<const T, 2> dz = kept.gates;
-    backward_hidden_weight(ctx, size, views, through_hidden, dz, dkept);
-    ops::column_sums<T>(ctx, dz, bias_.gradient_data(), bias_.accumulate());
-    ctx.gradient_written(bias_);
     const tensor_view<T, 2> dinput = take(size.rows(), input_side_.kept_width());
     input_side_.backward_kept(ctx, dz, dinput);
-    input_side_.backward_weight(ctx, size.rows_of(views.x), kept.input, dz, dinput);
-    if (!dx.is_null()) input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx));
+    const auto parameters = [&] {
+      backward_hidden_weight(ctx, size, views, through_hidden, dz, dkept);
+      ops::column_sums<T>(ctx, dz, bias_.gradient_data(), bias_.accumulate());
+      ctx.gradient_written(bias_);
+      input_side_.backward_weight(ctx, size.rows_of(views.x), kept.input, dz, dinput);
+    };
+    if (dx.is_null()) return parameters();
+    ctx.in_parallel(parameters, [&] { input_side_.backward_input(ctx, dz, dinput, size.rows_of(dx)); });
   }
 
   // The hidden side's input in step t is the hidden state before that step: h_before for t = 0, else row

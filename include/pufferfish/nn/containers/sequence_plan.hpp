@@ -154,15 +154,17 @@ class sequence_plan {
   /// Places of gradients: over the output that a gradient belongs to, if the layers allow it. Otherwise dx
   /// overwrites dy if the layer can (memory that is only written must be fetched first), or gradients use two
   /// blocks in turn. The caller owns the outermost dy; it is overwritten with dx only if `over_dy` is set.
+  /// `parallel`: layers read their x for the gradients of their weights while they compute dx.
   inner_places<T> place_gradients(scratch_frame& frame, scratch_frame& notes, const extents<4>* shapes,
-                                  const output_state* outputs, T* over_dy) const {
+                                  const output_state* outputs, T* over_dy, bool parallel) const {
     inner_places<T> places(frame, notes, size());
     places.put(size(), over_dy);
     bool may_stay = over_dy != nullptr;
     for (group g = ending_at(size()); g.begin > 0; g = ending_at(g.begin)) {
       const layer_abilities can = leader(g).abilities();
       T* const x = outputs[g.begin].kept;
-      if (can.gradient_over_input && x != nullptr && !reads_output(ending_at(g.begin))) {
+      const bool over_input = can.gradient_over_input && !(parallel && can.input_may_move);
+      if (over_input && x != nullptr && !reads_output(ending_at(g.begin))) {
         places.put(g.begin, x);
       } else if (may_stay && can.gradient_in_place && !reads_recomputed(g)) {
         places.stay(g.begin, volume<4>(shapes[g.begin]));

@@ -205,8 +205,8 @@ class Sequential {
     const extents<4>* shapes = shapes_for(notes, x_shape);
     check_output(shapes[size()], dy.shape());
     const bool over_dy = !fusion.add && !dx.is_null() && dx.data() == dy.data();
-    const detail::inner_places<T> places =
-        plan.place_gradients(frame, notes, shapes, outputs, over_dy ? dx.data() : nullptr);
+    const detail::inner_places<T> places = plan.place_gradients(
+        frame, notes, shapes, outputs, over_dy ? dx.data() : nullptr, ctx.parallel_gradients());
     tensor_view<const T, 4> gradient = dy;
     std::optional<ops::gradient_sums<T>> sums;  // over `gradient`
     for (group g = plan.ending_at(size()); g.end > 0; g = plan.ending_at(g.begin)) {

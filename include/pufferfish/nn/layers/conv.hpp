@@ -151,14 +151,18 @@ class Conv {
     const auto x = ctx.tape().template pop_value<tensor_view<const T, 4>>(*this);
     detail::check_backward(*this, x.shape(), dy, dx);
     ctx.rows()(weight_, row_kind::output_gradient, ops::detail::as_rows(dy));
-    ops::conv_backward_weight<T>(ctx, shape_, x, dy, weight_.gradient_data(), weight_.accumulate());
-    ctx.gradient_written(weight_);
-    if (has_bias()) {
+    const auto parameters = [&] {
+      ops::conv_backward_weight<T>(ctx, shape_, x, dy, weight_.gradient_data(), weight_.accumulate());
+      ctx.gradient_written(weight_);
+      if (!has_bias()) return;
       ops::bias_gradient<T>(ctx, ops::detail::as_rows(dy), bias_.gradient_data(), bias_.accumulate());
       ctx.gradient_written(bias_);
-    }
-    // Last: dx may be x.
-    if (!dx.is_null()) ops::conv_backward_input<T>(ctx, shape_, dy, weight_.template as<T>(), dx, add, sums);
+    };
+    if (dx.is_null()) return parameters();
+    const auto input = [&] {
+      ops::conv_backward_input<T>(ctx, shape_, dy, weight_.template as<T>(), dx, add, sums);
+    };
+    ctx.in_parallel(parameters, input, dx.data() != x.data());
   }
 
   // Layout of the weight. Throws shape_error for an invalid geometry.

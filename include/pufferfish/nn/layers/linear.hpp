@@ -140,12 +140,14 @@ class Linear {
       weights.push({x, dys[i], layer.gradient(), layer.weight_.accumulate()});
       inputs.push({dys[i], layer.stored()});
     }
-    ops::linear_maps_backward_weight<T>(ctx, weights.all());
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      ctx.gradient_written(layers[i]->weight_);
-      layers[i]->write_bias_gradient(ctx, dys[i]);
-    }
-    detail::write_input_gradients<T>(ctx, inputs.all(), to);
+    const auto parameters = [&] {
+      ops::linear_maps_backward_weight<T>(ctx, weights.all());
+      for (std::size_t i = 0; i < layers.size(); ++i) {
+        ctx.gradient_written(layers[i]->weight_);
+        layers[i]->write_bias_gradient(ctx, dys[i]);
+      }
+    };
+    ctx.in_parallel(parameters, [&] { detail::write_input_gradients<T>(ctx, inputs.all(), to); });
   }
 
   /// Draws weight and bias from U(+-1/sqrt(in)), PyTorch's default.
@@ -176,10 +178,13 @@ class Linear {
     detail::check_backward(*this, x.shape(), dy, dx);
     if (shows_inputs()) ctx.rows()(weight_, row_kind::input, x);
     ctx.rows()(weight_, row_kind::output_gradient, dy);
-    ops::linear_backward_weight<T>(ctx, x, dy, gradient(), weight_.accumulate());
-    ctx.gradient_written(weight_);
-    write_bias_gradient(ctx, dy, bias_known);
-    if (!dx.is_null()) ops::linear_backward_input<T>(ctx, dy, stored(), dx, add);
+    const auto parameters = [&] {
+      ops::linear_backward_weight<T>(ctx, x, dy, gradient(), weight_.accumulate());
+      ctx.gradient_written(weight_);
+      write_bias_gradient(ctx, dy, bias_known);
+    };
+    if (dx.is_null()) return parameters();
+    ctx.in_parallel(parameters, [&] { ops::linear_backward_input<T>(ctx, dy, stored(), dx, add); });
   }
 
   // Writes the gradient of the bias, if there is one. `known`: it is written already.

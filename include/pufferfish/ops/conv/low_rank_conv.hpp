@@ -127,25 +127,27 @@ PUFFERFISH_SEPARATE_OPERATION(conv, low_rank_conv_backward_up);
 
 /// Both gradients of the weights, with one group: low_rank_conv_backward_up, then conv_backward_weight of
 /// `down`, whose shape is `shape`, with x and dt. dup, ddown: where the gradients are stored or, with `add`,
-/// added. Shapes, aliasing and errors are those of the two operations. A device may share launches.
-template <class T, class Device>
+/// added. As soon as dt is computed, `then` is called with a function that it must call once, which computes
+/// the rest of both gradients: a device may share launches. Shapes, aliasing and errors are those of the two
+/// operations.
+template <class T, class Device, class Then>
 void low_rank_conv_backward_weights(context<Device>& ctx, const conv_shape& shape,
                                     const tensor_view<const T, 4>& x, const tensor_view<const T, 4>& t,
                                     const tensor_view<const T, 4>& dy, const tensor_view<const T, 2>& up,
                                     const sum_target<parameter_t<T>>& dup, const tensor_view<T, 4>& dt,
-                                    const sum_target<parameter_t<T>>& ddown) {
+                                    const sum_target<parameter_t<T>>& ddown, Then&& then) {
   if constexpr (!is_cpu<Device>) {
     const extents<2> inner = detail::as_rows(t).shape(), outer = detail::as_rows(dy).shape();
     detail::check_linear("low_rank_conv_backward_up", inner, up.shape(), outer);
     detail::check_linear("low_rank_conv_backward_up", detail::as_rows(dt).shape(), up.shape(), outer);
     detail::check_conv("conv_backward_weight", shape, x.shape(), dt.shape());
     if (!up.empty()) {
-      return conv_ops<Device>::low_rank_conv_backward_weights(ctx, shape, x, t, dy, up, dup, dt, ddown);
+      return conv_ops<Device>::low_rank_conv_backward_weights(ctx, shape, x, t, dy, up, dup, dt, ddown, then);
     }
   }
   const tensor_view<parameter_t<T>, 2> up_gradient(dup.data, up.shape());
   low_rank_conv_backward_up<T>(ctx, t, dy, up, up_gradient, dup.add, dt);
-  conv_backward_weight<T>(ctx, shape, x, dt, ddown.data, ddown.add);
+  then([&] { conv_backward_weight<T>(ctx, shape, x, dt, ddown.data, ddown.add); });
 }
 
 namespace detail {
