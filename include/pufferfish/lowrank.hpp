@@ -23,5 +23,5 @@
 #include <pufferfish/lowrank/factorization/truncation.hpp>
 #include <pufferfish/lowrank/kinds.hpp>
 #include <pufferfish/lowrank/rank.hpp>
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/lowrank/statistics/network_statistics.hpp>
 #include <pufferfish/lowrank/traits.hpp>

@@ -104,7 +104,8 @@ TEST_CASE("gpu parallel gradients: when there are two streams, each with scratch
   CHECK(places_of(two).second == two.stream());
   CHECK_FALSE(is_apart(places_of(two, false)));
   pf::gpu::kernels::overlap_launches(true);
-  CHECK_FALSE(is_apart(places_of(two)));
+  CHECK_THROWS_AS(places_of(two), pf::state_error);
+  CHECK_FALSE(is_apart(places_of(one)));
   pf::gpu::kernels::overlap_launches(false);
   places inner;
   cudaStream_t outer = nullptr;
@@ -132,6 +133,31 @@ TEST_CASE("gpu parallel gradients: exceptions; the context stays usable") {
   CHECK(ctx.stream() == main);
   ctx.synchronize();  // also for the work of the second stream
   CHECK(difference(c.fetched(), product(a.host(), b.host())) < 1e-5);
+  // What broke a capture is thrown, not that the capture is broken.
+  {
+    pf::gpu::detail::stream_capture capture(main);
+    CHECK_THROWS_WITH_AS(
+        ctx.in_parallel([&] { pf::gpu::check(cudaDeviceSynchronize(), "the wait"); }, multiplies),
+        doctest::Contains("the wait"), pf::backend_error);
+  }
+  ctx.in_parallel(multiplies, [] {});
+  ctx.synchronize();
+}
+
+TEST_CASE("gpu parallel gradients: a wait within the work is for the work of both streams") {
+  pf::gpu_context ctx(in_two_streams);
+  auto a = matrix(1), b = matrix(2), c = matrix(3);
+  std::vector<float> found(side * side);
+  ctx.in_parallel(
+      [&] {
+        multiply(ctx, a, b, c);
+        pf::gpu::check(cudaMemcpyAsync(found.data(), c.device_data(), found.size() * sizeof(float),
+                                       cudaMemcpyDeviceToHost, ctx.stream()),
+                       "cudaMemcpyAsync");
+        ctx.synchronize();
+        CHECK(difference(found, product(a.host(), b.host())) < 1e-5);
+      },
+      [] {});
 }
 
 TEST_CASE("gpu parallel gradients: costs of products are those of the context") {

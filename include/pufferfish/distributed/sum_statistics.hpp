@@ -16,7 +16,7 @@
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/record_line.hpp>
 #include <pufferfish/distributed/communicator.hpp>
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/lowrank/statistics/network_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

@@ -189,7 +189,10 @@ class cudnn final : public conv_library {
     const bool timed = !deterministic_ && capture == cudaStreamCaptureStatusNone;
 
     scratch_frame frame(ctx.scratch());
-    if (timed) trial_result(ctx, job, frame, data);
+    if (timed) {
+      check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // other streams' work would be timed, too
+      trial_result(ctx, job, frame, data);
+    }
     std::optional<plan> best;
     double least = 0.0;
     int trials = 0;

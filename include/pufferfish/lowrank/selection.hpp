@@ -160,6 +160,13 @@ inline const layer_rank* listed(const factorize_policy& policy, const std::strin
   }
   return nullptr;
 }
+inline const layer_rank* last_listed(const factorize_policy& policy, const std::string& name) {
+  const layer_rank* last = nullptr;
+  for (const layer_rank& one : *policy.ranks) {
+    if (one.name == name) last = &one;
+  }
+  return last;
+}
 
 /// Sets the ranks that the policy determines without singular values. Throws rank_error for invalid ranks.
 inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const factorize_policy& policy) {
@@ -202,9 +209,9 @@ inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const
 ///
 /// Throws value_error for a first_layer that is not the number of a layer; for an invalid ratio,
 /// fraction or budget, even if it applies to no layer; and for policy.ranks of layers that do not exist
-/// or are not dense. Throws rank_error, naming the layer, for a fixed rank outside 1 .. min(rows, cols)
-/// of a matrix; if keep_dense_if_larger is false, also for any rank whose factors do not have fewer
-/// parameters than the matrix.
+/// or are not dense, or that are listed twice. Throws rank_error, naming the layer, for a fixed rank outside
+/// 1 .. min(rows, cols) of a matrix; if keep_dense_if_larger is false, also for any rank whose factors do not
+/// have fewer parameters than the matrix.
 PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_info>& layers,
                                                         const factorize_policy& policy,
                                                         const char* caller = "factorize") {
@@ -226,6 +233,9 @@ PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_
     detail::set_known_ranks(choice, layer, policy);
   }
   for (const layer_rank& one : policy.ranks.value_or(std::vector<layer_rank>())) {
+    if (detail::listed(policy, one.name) != detail::last_listed(policy, one.name)) {
+      detail::throw_error<value_error>({caller, ": ranks of ", one.name, " are listed twice"});
+    }
     const auto is = [&](const layer_info& layer) { return layer.name == one.name && !layer.groups.empty(); };
     if (std::any_of(layers.begin(), layers.end(), is)) continue;
     detail::throw_error<value_error>({caller, ": ranks for ", one.name, ", which is no dense layer here"});

@@ -105,8 +105,10 @@ class model {
   index_t parameter_count() const { return self().store.size(); }
 
   /// Calls change(Root&), which may replace and add layers, then lays out new arenas; layers that
-  /// remain keep their values. Raises the generation. If `change` throws, it must have changed nothing.
-  /// For a model on a device, its values are copied to the host and back.
+  /// remain keep their values. Raises the generation. If `change` throws, it must have changed nothing. If
+  /// the layout throws (two parameters of one name), the generation is raised, too, and the store has no
+  /// entries: optimizers and exchanges throw state_error. For a model on a device, its values are copied to
+  /// the host and back.
   template <class Change>
   void modify(Change&& change) {
     host_scope scope(self().store);
@@ -117,7 +119,7 @@ class model {
 
   /// Calls change(root), which may replace layers but neither reads nor writes a value, and makes new arenas.
   /// Values stay on their device, which copies them to the new arenas. If memory for the new arenas runs out,
-  /// the layers are as `change` left them, on the old arenas.
+  /// the layers are as `change` left them, on the old arenas, and the store has no entries (see modify).
   template <class Change>
   void rearrange(Change&& change) {
     change(self().root);
@@ -170,7 +172,12 @@ class model {
 
   // Moves the values of the root's parameters and buffers to the arenas.
   void pack() {
-    self().store.pack([this](state_visitor<parameter_type>& visitor) { self().root.visit_state(visitor); });
+    try {
+      self().store.pack([this](state_visitor<parameter_type>& visitor) { self().root.visit_state(visitor); });
+    } catch (...) {
+      self().store.abandon();  // its entries may be of layers that are gone
+      throw;
+    }
   }
 
   // The state. Throws state_error for a model that was moved from.

@@ -90,6 +90,14 @@ class parameter_store {
     send_back(true);
   }
 
+  /// Forgets all entries, and raises the generation: the visited objects may be gone. The arenas stay,
+  /// because objects that are left still refer to them.
+  void abandon() noexcept {
+    parameters_.clear();
+    buffer_entries_.clear();
+    ++generation_;
+  }
+
   /// Whether the host may access the values now.
   bool on_host() const { return source_->on_host() || on_host_; }
 

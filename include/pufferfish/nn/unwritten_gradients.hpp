@@ -33,6 +33,20 @@ void zero_before_exchange(const parameter_store<T>& store, bool replays, Zero&& 
   }
 }
 
+/// Throws state_error, naming the optimizer and the first such parameter, if some but not all gradient writes
+/// of a step have been made: the gradient is that of a part of the step, and later steps would go on from it.
+template <class T>
+void require_whole_gradients(const char* optimizer, const parameter_store<T>& store) {
+  for (const auto& entry : store.parameters()) {
+    const int writes = entry.thing->writes();
+    if (writes == 0) continue;
+    throw_error<state_error>({optimizer, ": ", entry.name, " has had ", writes, " of ",
+                              entry.thing->writers() * store.passes(),
+                              " gradient writes of this step; make the others, or call "
+                              "micro_batches::restart before a new step"});
+  }
+}
+
 /// Before an optimizer's step, zeroes gradients that were not written in the last backward pass. If neither a
 /// layer nor an exchange has written any gradient since the last step, the arena is used unchanged: the
 /// program has filled it, or has replayed a graph.

@@ -126,9 +126,14 @@ class Adam : public arena_optimizer<T, adam_options, Device> {
  public:
   /// Starts with zero moments at step 0, for example for a network that has just been factorized. The
   /// target's arrays must exist as long as the optimizer is used. Throws shape_error if gradients or segments
-  /// do not cover the target's values exactly, value_error for options out of range.
+  /// do not cover the target's values exactly, value_error for options out of range, and for an eps that is 0
+  /// in T.
   Adam(optimizer_target<T> target, const adam_options& options)
-      : arena_optimizer<T, adam_options, Device>(std::move(target), options) {}
+      : arena_optimizer<T, adam_options, Device>(std::move(target), options) {
+    if (static_cast<T>(options.eps) == T{}) {
+      detail::throw_error<value_error>({"Adam: eps ", options.eps, " is 0 in the type of the parameters"});
+    }
+  }
 
   /// Mean of gradients, for checkpoints: one element for each value, in the memory of the device. The span is
   /// valid for the life of this object. A checkpoint stores both moments and steps(), on which the bias

@@ -163,8 +163,11 @@ class arena_optimizer {
     begin(nullptr, lr);
   }
   /// Updates elements offset .. offset + size - 1 in the step that begin_step() began. Throws value_error
-  /// unless the elements are whole parameters.
+  /// unless the elements are whole parameters, and state_error before the first begin_step or if the
+  /// network's parameters have moved to new memory.
   void step_range(context<Device>& ctx, index_t offset, index_t size) {
+    target_.require_current(rule::name);
+    if (!begun_) detail::throw_error<state_error>({rule::name, ": step_range before the first begin_step"});
     const auto range = tasks_.tasks_of(rule::name, offset, size);
     unwritten_.use(target_.store, offset, size, [&](index_t first, index_t count) {
       ops::fill<T>(ctx, {target_.store->gradients().data() + first, static_cast<std::size_t>(count)}, T{});
@@ -198,14 +201,17 @@ class arena_optimizer {
   std::span<const T> state(std::size_t number) const { return states_[number].span(); }
 
  private:
-  // Begins a step. Throws state_error if the arenas have moved, value_error unless lr is finite.
+  // Begins a step. Throws state_error if the arenas have moved or a gradient is not complete, value_error
+  // unless lr is finite.
   void begin(context<Device>* ctx, double lr) {
     target_.require_current(rule::name);
+    if (target_.store != nullptr) detail::require_whole_gradients(rule::name, *target_.store);
     if (!std::isfinite(lr)) {
       detail::throw_error<value_error>({rule::name, ": learning rate ", lr, " is not finite"});
     }
     unwritten_.begin();
     pass_.begin(ctx, options_, lr);
+    begun_ = true;
   }
 
   optimizer_target<T> target_;
@@ -214,6 +220,7 @@ class arena_optimizer {
   pass pass_;
   std::array<typename pass::array, 2> states_;
   detail::zero_before_step unwritten_;
+  bool begun_ = false;  // begin_step was called
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -202,6 +202,7 @@ class frobenius_decay {
       detail::throw_error<value_error>({"frobenius_decay: learning rate ", lr, " is not finite"});
     }
     unwritten_.begin();
+    begun_ = true;
     if (options_.strength == 0.0) return;
     for (const detail::tall_factor& factor : factors_) {
       const tensor_view<const T, 2> x = view(factor, std::as_const(*store_).values().data());
@@ -214,8 +215,10 @@ class frobenius_decay {
   /// Adds the decay of the factors in elements offset .. offset + size. Call it before the optimizer's
   /// step_range of these elements and before any other change of their values in this step, with each
   /// parameter in exactly one range per step. The order and number of ranges and the number of threads do not
-  /// change a bit of the result. Throws value_error if a factor's parameter is only partly in the range.
+  /// change a bit of the result. Throws value_error if a factor's parameter is only partly in the range, and
+  /// state_error before the first begin_step.
   void add(context<Device>& ctx, index_t offset, index_t size) {
+    if (!begun_) detail::throw_error<state_error>({"frobenius_decay: add before the first begin_step"});
     if (options_.strength == 0.0) return;
     T* const to = options_.decoupled ? store_->values().data() : store_->gradients().data();
     for (std::size_t i = first_from(offset); i < factors_.size(); ++i) {
@@ -303,6 +306,7 @@ class frobenius_decay {
   std::vector<detail::tall_factor> factors_;  // in the order of the arenas
   memory_block<T> grams_;                     // scaled by the strength (decoupled: -lr strength)
   detail::zero_before_step unwritten_;
+  bool begun_ = false;  // begin_step was called
 };
 
 template <class Root, class Device>

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <pufferfish/core/record_line.hpp>
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/lowrank/statistics/network_statistics.hpp>
 #include <pufferfish/prune/slice/slice_ranks.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN

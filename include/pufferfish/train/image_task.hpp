@@ -56,6 +56,7 @@ class image_task {
       : train_(std::move(train)),
         test_(std::move(test)),
         options_(options),
+        rank_(rank),
         ranks_(ranks),
         normalize_(train_->normalize()),
         batches_(train_->batches(loader_for(rank, ranks))),
@@ -66,6 +67,9 @@ class image_task {
         logits_(memory(), volume<4>(output_shape_)),
         gradient_(memory(), volume<4>(output_shape_)) {}
 
+  /// The place that the task was made for; a run compares it with its communicator.
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
   /// Number of global batches in an epoch.
   index_t steps_per_epoch() const { return batches_->steps_per_epoch(); }
   /// Multiply-adds of a forward pass of one image.
@@ -217,7 +221,7 @@ class image_task {
 
   std::shared_ptr<const source_type> train_, test_;
   training_options options_;
-  int ranks_;
+  int rank_, ranks_;
   normalization normalize_;
   std::unique_ptr<image_batches<T, Device>> batches_, test_batches_;  // test: made by the first test
   extents<4> shape_, output_shape_;

@@ -117,6 +117,7 @@ class language_task {
         test_(test),
         options_(options),
         dropout_(net.root().options().dropout),
+        rank_(rank),
         ranks_(ranks),
         train_(train, {options.streams, options.segment, rank, ranks}),
         place_(train_.longest_segment() * train_.local_streams()),
@@ -129,6 +130,9 @@ class language_task {
     }
   }
 
+  /// The place that the task was made for; a run compares it with its communicator.
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
   /// Number of segments of a stream.
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
 
@@ -190,7 +194,7 @@ class language_task {
   std::span<const std::int32_t> train_text_, test_;
   language_task_options options_;
   double dropout_;  // the model's dropout probability, for describe()
-  int ranks_;
+  int rank_, ranks_;
   token_streams train_;
   detail::segment_place<Device> place_;
   typename Root::state_type state_;

@@ -174,9 +174,8 @@ struct run_options {
   /// Epochs in which `compression` applies. Powerfish: PowerSGD in the dense phase.
   compression_phase phase_of_compression = compression_phase::both;
   /// A run ends with divergence_error after this many consecutive steps whose loss is not finite on one of
-  /// the ranks. 0: it never does. Several ranks compare their losses about four times a second and at the end
-  /// of an epoch, so some more steps may pass. On a device, after the first non-finite loss of an epoch all
-  /// further steps of this epoch count as non-finite.
+  /// the ranks; 0: never. Ranks compare losses about four times a second and at the end of an epoch, so some
+  /// more steps may pass. On a device, all steps of an epoch after its first such loss count.
   index_t divergence_steps = 10;
   /// On a device: repeated steps are captured into CUDA graphs, with the gradient exchange if it can be
   /// captured. False (for debugging): every kernel is launched on its own. The bits are the same.
@@ -189,8 +188,9 @@ struct run_options {
     switching.validate();
     detail::check_range(epochs >= 0, "epochs", epochs);
     detail::check_range(divergence_steps >= 0, "divergence_steps", divergence_steps);
-    detail::check_range(std::isfinite(learning_rate), "learning_rate", learning_rate);
-    detail::check_range(std::isfinite(switch_rate_factor), "switch_rate_factor", switch_rate_factor);
+    detail::check_range(learning_rate >= 0.0 && learning_rate < 1e300, "learning_rate", learning_rate);
+    detail::check_range(switch_rate_factor >= 0.0 && switch_rate_factor < 1e300, "switch_rate_factor",
+                        switch_rate_factor);
     detail::check_range(clip_norm >= 0.0 && std::isfinite(clip_norm), "clip_norm", clip_norm);
     detail::check_range(scale_sparsity >= 0.0 && scale_sparsity < 1e300, "scale_sparsity", scale_sparsity);
     if (rare) rare->validate();

@@ -256,6 +256,7 @@ class translation_task {
       : test_(&test),
         options_(options),
         shape_(net.root().options()),
+        rank_(rank),
         ranks_(ranks),
         train_(train, batches(options, seed, rank, ranks)),
         place_(train_, net.root().options()) {
@@ -263,6 +264,9 @@ class translation_task {
     detail::check_pairs("translation_task, test", test, options.special, shape_);
   }
 
+  /// The place that the task was made for; a run compares it with its communicator.
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
   index_t steps_per_epoch() const { return train_.steps_per_epoch(); }
 
   /// Loads this rank's part of the batch of epoch at.epoch, step at.step. The part may be empty.
@@ -337,7 +341,7 @@ class translation_task {
   const sentence_pairs* test_;
   translation_task_options options_;
   transformer_options shape_;  // the model's options, for describe()
-  int ranks_;
+  int rank_, ranks_;
   pair_batches train_;
   detail::pairs_place<Device> place_;
 };

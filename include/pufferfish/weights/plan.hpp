@@ -295,10 +295,11 @@ class weight_planner {
 /// the plan then only says which weights are candidates, and factorize_weights decides. No values are read
 /// here.
 ///
-/// Throws value_error for a negative budget or keep_first; for a keep_first above 1 that is not below the
-/// number of layers; for a number of groups that is below 1 or does not divide the output channels; for a
-/// budget together with embedding_rank; and the errors of choose_rank for a ratio or fraction outside (0, 1].
-/// Throws rank_error for a fixed rank below 1. Exceptions of the policy's functions are passed on.
+/// Throws value_error for a negative budget, keep_first or parameters_elsewhere; for a keep_first above 1
+/// that is not below the number of layers; for a number of groups that is below 1 or does not divide the
+/// output channels; for a budget together with embedding_rank; and the errors of choose_rank for a ratio or
+/// fraction outside (0, 1]. Throws rank_error for a fixed rank below 1. Exceptions of the policy's functions
+/// are passed on.
 ///
 /// \code
 /// std::vector<weight_tensor> tensors{{"conv1.weight", tensor_dtype::f32, {64, 3, 7, 7}},
@@ -312,6 +313,10 @@ inline std::vector<weight_decision> weight_plan(std::span<const weight_tensor> t
   if (policy.budget < 0 || policy.keep_first < 0) {
     detail::throw_error<value_error>({"weight_plan: budget ", policy.budget, ", keep_first ",
                                       policy.keep_first, "; neither may be negative"});
+  }
+  if (policy.parameters_elsewhere < 0) {
+    detail::throw_error<value_error>(
+        {"weight_plan: parameters_elsewhere ", policy.parameters_elsewhere, " is negative"});
   }
   if (policy.budget > 0 && policy.embedding_rank) {
     detail::throw_error<value_error>({"weight_plan: budget ", policy.budget, " and embedding_rank (",

@@ -17,7 +17,7 @@
 #include <pufferfish/linalg/svd/svd.hpp>
 #include <pufferfish/lowrank/factorization/factors.hpp>
 #include <pufferfish/lowrank/rank.hpp>
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/lowrank/statistics/network_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 

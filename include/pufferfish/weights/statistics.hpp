@@ -18,7 +18,7 @@
 #include <vector>
 
 #include <pufferfish/io/safetensors.hpp>
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/lowrank/statistics/network_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -150,7 +150,11 @@ inline network_statistics read_statistics(const std::string& path) {
     }
   }
   network_statistics all;
-  for (auto& [weight, layer] : by_weight) all.layers.push_back(std::move(layer));
+  for (auto& [weight, layer] : by_weight) {
+    const std::string missing = layer.matrices.front().missing();
+    if (!missing.empty()) throw_error<io_error>({path, ": ", quote_name(weight), ": ", missing});
+    all.layers.push_back(std::move(layer));
+  }
   return all;
 }
 

@@ -221,6 +221,11 @@ TEST_CASE("select: errors name the layer, the group and both values") {
   CHECK(select({matrix("only", 20, 20)}, policy)[0].reason == reason::first_layers);
   CHECK(select({matrix("only", 20, 20, layer_place::shortcut)}, policy)[0].factorize());
 
+  policy = open_policy();
+  policy.ranks = std::vector<layer_rank>{{"shortcut", 2}, {"shortcut", 3}};
+  CHECK(contains(text_of<value_error>([&] { select(network(), policy, "tool"); }),
+                 "tool: ranks of shortcut are listed twice"));
+
   // Fractions are refused also where no layer would use them, or only its singular values would show it.
   for (const rank_policy& wrong :
        {rank_policy(rank_ratio{0.0}), rank_policy(rank_ratio{1.5}), rank_policy(energy_kept{1.5}),

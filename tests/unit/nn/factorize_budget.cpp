@@ -73,6 +73,19 @@ double macs_of(const factorization& made, bool after) {
 
 }  // namespace
 
+TEST_CASE(
+    "factorize: times of another number of rank groups are refused by name, also without a limit of time") {
+  net_type net = make_net();
+  factorize_policy policy;
+  network_statistics seen = statistics_of(net, policy);
+  const std::string structure = net.structure();
+  for (const std::vector<double>& times : {std::vector<double>{}, {0.5, 0.5}}) {
+    seen.times.layers = {{"stem", 2.0, 0.1, times}};
+    CHECK_THROWS_WITH_AS(factorize(net, policy, &seen), doctest::Contains("stem: times of "), rank_error);
+  }
+  CHECK(net.structure() == structure);
+}
+
 TEST_CASE("factorize: layers share the parameters of the policy's rank where gradients are known") {
   const net_type net = make_net();
   factorize_policy policy;

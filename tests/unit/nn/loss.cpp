@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <cmath>
 #include <limits>
 
 #include <pufferfish/nn/loss.hpp>
@@ -147,6 +148,7 @@ TEST_CASE("softmax cross entropy: errors name numbers and positions, and come be
   CHECK(contains(run({1, 2}), "2 labels for 3 rows"));
   CHECK(contains(run({1, 2, 3}, 1.0), "epsilon 1"));
   CHECK(contains(run({1, 2, 3}, 0.0, 0.0), "normalizer 0"));
+  CHECK(contains(run({1, 2, 3}, 0.0, HUGE_VAL), "normalizer inf"));
   CHECK(contains(run({1, 2, 3}, std::nan("")), "epsilon nan"));
   for (float value : dz.flat()) CHECK(value == 0.0F);
   const std::vector<std::int32_t> labels{1, 2, 3};

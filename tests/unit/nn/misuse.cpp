@@ -727,6 +727,22 @@ TEST_CASE("misuse: two layers, parameters or branches of one name") {
   CHECK_NOTHROW(Residual<float>(branch, normed(3, 4), true, "skip"));
   CHECK_NOTHROW(Residual<float>{branch});
 
+  // A change that leaves two parameters of one name: what was made for the network before throws.
+  network<float> net{any_layer<float>(Sequential<float>().add("conv", BatchNorm<float>(3)))};
+  cpu_context ctx;
+  SGD<float> optimizer(make_optimizer_target(net.store()), {});
+  const std::uint64_t generation = net.generation();
+  CHECK_THROWS_AS(net.modify([](any_layer<float>& root) {
+    Sequential<float> both, one;
+    one.add("b", BatchNorm<float>(3));
+    both.add("a", one).add("a.b", BatchNorm<float>(3));
+    root = std::move(both);
+  }),
+                  value_error);
+  CHECK(net.generation() != generation);
+  CHECK_THROWS_AS(optimizer.step(ctx, 0.1), state_error);
+  CHECK(net.store().parameters().empty());
+
   // Names that become one only when they are joined.
   Sequential<float> inner, outer;
   inner.add("conv", BatchNorm<float>(3));

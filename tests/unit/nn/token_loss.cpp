@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // Token losses from logits, and fused with the output layer.
+#include <cmath>
 #include <limits>
 
 #include <pufferfish/nn/token_loss.hpp>
@@ -84,6 +85,7 @@ TEST_CASE("token_loss: errors name the target, its position and the vocabulary, 
   CHECK(contains(run({1, 2}), "2 targets for logits [3 x 10]"));
   CHECK(contains(run({1, 2, 3}, {{1.0}}), "epsilon 1"));
   CHECK(contains(run({1, 2, 3}, {}, 0.0), "normalizer 0"));
+  CHECK(contains(run({1, 2, 3}, {}, HUGE_VAL), "normalizer inf"));
   const std::vector<std::int32_t> targets{1, 2, 3};
   CHECK_THROWS_AS(ops::token_loss<float>(ctx, z, targets, {}, 1.0, odd), shape_error);
 }

@@ -172,6 +172,7 @@ TEST_CASE("Adam: stale after a new layout; errors") {
     return error_text([&] { Adam<float>(a.target(), options); });
   };
   CHECK(make(0.0, 0.98, 1e-9, 0.1).empty());
+  CHECK(contains(make(0.0, 0.98, 1e-50, 0.1), "eps 1e-50 is 0 in the type of the parameters"));
   CHECK(contains(make(1.0, 0.98, 1e-9, 0.1), "betas 1"));
   CHECK(contains(make(0.9, -0.5, 1e-9, 0.1), "-0.5"));
   CHECK_FALSE(make(0.9, 0.98, 0.0, 0.1).empty());

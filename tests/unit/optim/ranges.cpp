@@ -75,6 +75,7 @@ TEST_CASE("ranges that are no whole parameters, and rates that are no numbers") 
     arenas<float> a;
     optimizer<float> one(a.target(), options);
     cpu_context ctx;
+    CHECK_THROWS_AS(one.step_range(ctx, 0, 100), state_error);  // before the first begin_step
     one.begin_step(ctx, 0.1);
     const auto all = static_cast<index_t>(a.values.size());
     CHECK_THROWS_AS(one.step_range(ctx, 1, 99), value_error);

@@ -2,7 +2,11 @@
 // What optimizers do with gradients that backward passes have stopped writing.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include <pufferfish/distributed/exchange.hpp>
+#include <pufferfish/distributed/micro_batches.hpp>
 #include <pufferfish/optim/optimizer.hpp>
 
 #include "../support/bare_parameters.hpp"
@@ -41,6 +45,45 @@ TEST_CASE("optimizers: a parameter that layers have stopped writing has a gradie
         in_ranges);
     check([](auto& store) { return Adam<float>(make_optimizer_target(store), {}); }, in_ranges);
   }
+}
+
+TEST_CASE("optimizers: a step after a part of its passes is refused") {
+  const auto check = [](auto make) {
+    parameters net(2);
+    cpu_context ctx;
+    auto optimizer = make(net.store);
+    micro_batches passes(net.store, 3);
+    const auto write_all = [&] {
+      for (std::size_t i = 0; i < 2; ++i) net.write(ctx, i, 1.0F);
+    };
+    for (int pass = 0; pass < 3; ++pass) write_all();
+    CHECK_NOTHROW(optimizer.step(ctx, 0.1));
+    write_all();
+    net.write(ctx, 0, 1.0F);
+    const std::vector<float> before(net.store.values().begin(), net.store.values().end());
+    CHECK_THROWS_WITH_AS(optimizer.step(ctx, 0.1), doctest::Contains("p1 has had 1 of 3 gradient writes"),
+                         state_error);
+    CHECK(std::equal(before.begin(), before.end(), net.store.values().begin()));
+    CHECK(optimizer.steps() == 1);
+    passes.restart();
+    for (int pass = 0; pass < 3; ++pass) write_all();
+    CHECK_NOTHROW(optimizer.step(ctx, 0.1));
+    CHECK(net.gradient(0) == 3.0F);
+  };
+  check([](auto& store) { return SGD<float>(make_optimizer_target(store), {}); });
+  check([](auto& store) { return Adam<float>(make_optimizer_target(store), {}); });
+}
+
+TEST_CASE("optimizers: a range after a new layout is refused, also within a step") {
+  parameters net(2);
+  cpu_context ctx;
+  SGD<float> optimizer(make_optimizer_target(net.store), {});
+  optimizer.begin_step(ctx, 0.1);
+  net.store.pack([&](state_visitor<float>& visitor) {
+    visitor.on_parameter("p0", net.all[0]);
+    visitor.on_parameter("p1", net.all[1]);
+  });
+  CHECK_THROWS_AS(optimizer.step_range(ctx, 0, 40), state_error);
 }
 
 TEST_CASE("optimizers: after an exchange they use its result, also where this rank has written nothing") {

@@ -293,10 +293,27 @@ TEST_CASE("options out of their ranges are refused before the first step") {
   refused([](training_options& o) { o.epochs = -1; }, "epochs -1 ");
   refused([](training_options& o) { o.divergence_steps = -2; }, "divergence_steps -2 ");
   refused([&](training_options& o) { o.learning_rate = nan; }, "learning_rate nan ");
+  refused([](training_options& o) { o.learning_rate = -0.5; }, "learning_rate -0.5 ");
+  refused([](training_options& o) { o.switch_rate_factor = -1.0; }, "switch_rate_factor -1 ");
   refused([](training_options& o) { o.switch_rate_factor = HUGE_VAL; }, "switch_rate_factor inf ");
   refused([](training_options& o) { o.clip_norm = -1.0; }, "clip_norm -1 ");
   refused([&](training_options& o) { o.clip_norm = nan; }, "clip_norm nan ");
   refused([](training_options& o) { o.factorize.first_layer = 99; }, "first_layer 99");
+  refused([](training_options& o) { o.first_step = 1000; },
+          "first_step 1000 is after the last of 6 epochs of ");
+}
+
+TEST_CASE("a task of another rank, or of another number of ranks, is refused") {
+  const image_set train = quadrants(50, 1), test = quadrants(40, 2);
+  self comm;
+  const training_options options = small_options();
+  for (const auto& [rank, ranks] : {std::pair{0, 2}, std::pair{1, 2}}) {
+    network<float> net = tiny_net<float>(true);
+    image_task<float> task(net, train, test, options, rank, ranks);
+    using run_of_task = training_run<image_task<float>, self>;
+    CHECK_THROWS_WITH_AS(run_of_task(std::move(net), comm, std::move(task), options),
+                         doctest::Contains(" of 2, this is rank 0 of 1"), value_error);
+  }
 }
 
 TEST_CASE("a network that was never initialized is refused before its first step") {
@@ -368,6 +385,17 @@ TEST_CASE("a checkpoint of another run is refused, and nothing changes") {
   CHECK_THROWS_WITH_AS(differs.resume(folder / "checkpoint"), doctest::Contains("learning rate"),
                        state_error);
   CHECK(parameter_digest(differs) == before);
+
+  // With ranks that follow from a budget, the layers to factorize are compared.
+  training_options by_budget = small_options(), by_other_budget = small_options();
+  by_budget.factorize.budget.emplace().parameters = 1000;
+  by_other_budget.factorize.budget = by_budget.factorize.budget;
+  by_other_budget.factorize.keep_dense_if_larger = !by_budget.factorize.keep_dense_if_larger;
+  const network<float> net = tiny_net<float>(true);
+  CHECK(detail::network_lines(net, by_budget) != detail::network_lines(net, by_other_budget));
+  by_other_budget = by_budget;
+  by_other_budget.factorize.also_if = [](const std::string& name, matrix_size) { return name != "conv2"; };
+  CHECK(detail::network_lines(net, by_budget) != detail::network_lines(net, by_other_budget));
 
   run_of wider(tiny_net<float>(true, 16), comm, train, test, small_options());
   CHECK_THROWS_WITH_AS(wider.resume(folder / "checkpoint"), doctest::Contains("convolution 1 -> 16"),

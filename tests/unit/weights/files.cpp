@@ -206,6 +206,9 @@ TEST_CASE("weight plan: first and last layers") {
     policy.keep_first = keep;
     CHECK_THROWS_AS(plan_of(resnet, policy), value_error);
   }
+  policy.keep_first = 1;
+  policy.parameters_elsewhere = -5;
+  CHECK_THROWS_WITH_AS(plan_of(resnet, policy), doctest::Contains("parameters_elsewhere -5"), value_error);
 }
 
 TEST_CASE("weight plan: gates") {

@@ -228,6 +228,26 @@ TEST_CASE("statistics of weights: files that are refused") {
     refused({good, entry("a.weight.input_moment", odd, {3, 3})}, "'a.weight.input_moment'");
     refused({good, entry("a.weight.counts", odd, {7})}, "'a.weight.counts'");
   }
+  // Counts of rows without their sums.
+  const auto of = [&](std::size_t rows) {
+    static std::vector<double> counts;
+    counts.assign(7, 0.0);
+    counts[rows] = 50.0;
+    return entry("a.weight.counts", counts, {7});
+  };
+  refused({good, of(0)}, "'a.weight': 50 rows of outputs without output_moment");
+  refused({good, of(0), entry("a.weight.output_moment", numbers, {2, 2})}, "outputs without output_sum");
+  refused({good, of(1)}, "50 rows of inputs without input_moment or token_counts");
+  refused({good, of(1), entry("a.weight.input_moment", numbers, {3, 3})}, "inputs without input_sum");
+  refused({good, of(2)}, "gradients without gradient_moment or gradient_squares");
+  refused({good, of(3)}, "without tied_moment");
+  for (const char* part : {"gradient_moment", "gradient_squares"}) {
+    const std::vector<index_t> shape =
+        std::string(part) == "gradient_moment" ? std::vector<index_t>{2, 2} : std::vector<index_t>{2};
+    write_safetensors(folder / "s",
+                      std::vector{good, of(2), entry("a.weight." + std::string(part), numbers, shape)});
+    CHECK(read_statistics(folder / "s").layers.front().matrices.front().has_gradients());
+  }
   odd[4] = 1.0;
   odd[1] = -1.0;  // beside the diagonal
   write_safetensors(folder / "s", std::vector{good, entry("a.weight.input_moment", odd, {3, 3})});

@@ -24,8 +24,10 @@ struct conv_request {
 /// false, without having done anything, if it does not support a request; the built-in kernels then compute
 /// it. Arguments are those of the operations, with elements of the requested type; gradients of weights are
 /// floats. All pointers are to memory of the context's device: x, y, dx, dy NHWC and dense, w [kernel
-/// height][kernel width][in][out]. Work is put into ctx.stream(), which may be another one at every call. An
-/// implementation may throw; the operation then throws the same exception.
+/// height][kernel width][in][out]. Work is put into ctx.stream(). With context_options::parallel_gradients,
+/// calls have different streams, and their work may run at the same time: ask for the stream at every call,
+/// and take workspaces from ctx.scratch(). An implementation may throw; the operation then throws the same
+/// exception.
 ///
 ///     struct my_convolutions final : gpu::conv_library {
 ///       bool deterministic() const override { return true; }

@@ -38,7 +38,7 @@ struct context_options {
   /// Whether layers compute the gradients of their weights in a second stream, while the context's stream
   /// computes the gradient of their input. Bits do not change. Costs scratch memory for both streams, and the
   /// gradient of a convolution's input no longer takes the memory of the input. Off, because its gain has not
-  /// been measured on a device. No effect while launches overlap (kernels::overlap_launches).
+  /// been measured on a device. Not to be combined with kernels::overlap_launches.
   bool parallel_gradients = false;
 };
 
@@ -110,21 +110,26 @@ class context<device::gpu> {
   /// Waits for all work in the stream. Throws backend_error if any of it has failed, and the failure stored
   /// in failures(), if there is one.
   void synchronize() const {
+    if (lane_ != &main_) lane_->stream.synchronize();
     main_.stream.synchronize();
     failures_->rethrow();
   }
 
   /// Calls first(), then second(). With context_options::parallel_gradients the work that first() puts into
-  /// stream() may run at the same time as that of second(): neither may write what the other one reads or
-  /// writes, nor keep scratch memory. Work after this call starts when both have ended. `independent`: false
-  /// if that does not hold, so that one runs after the other. Calls within first() or second() are allowed.
-  /// Throws what they throw, and backend_error; then, too, later work waits for both.
+  /// stream() may run at the same time as that of second(). Neither may write what the other one reads or
+  /// writes; both take scratch memory from frames of their own; only first() may call gradient_written.
+  /// `independent`: false if any of this does not hold, so that one runs after the other. Work after this
+  /// call starts when both have ended. Calls within first() or second() are allowed. Throws what they throw,
+  /// after which later work still waits for both, state_error while launches overlap, and backend_error.
   template <class First, class Second>
   void in_parallel(First&& first, Second&& second, bool independent = true) {
-    if (!side_ || !independent || lane_ != &main_ || gpu::kernels::launches_overlap()) {
+    if (!side_ || !independent || lane_ != &main_) {
       first();
       second();
       return;
+    }
+    if (gpu::kernels::launches_overlap()) {
+      PUFFERFISH_THROW(state_error("context<device::gpu>: parallel_gradients while launches overlap"));
     }
     std::exception_ptr failure;
     const auto call = [&](auto& work, gpu::detail::lane& where) {
@@ -140,7 +145,11 @@ class context<device::gpu> {
     side_->fork_from(main_);
     call(first, *side_);
     call(second, main_);
-    side_->join(main_);
+    try {
+      side_->join(main_);
+    } catch (...) {
+      if (!failure) throw;  // else most likely a consequence
+    }
     if (failure) std::rethrow_exception(failure);
   }
   /// Whether in_parallel uses two streams.
@@ -228,8 +237,9 @@ class context<device::gpu> {
   }
 
   /// Records one write of a parameter's gradient, and calls the function registered with on_gradient_ready if
-  /// the gradient is complete with it. The gradient is in memory when the work that is in the stream now is
-  /// done. In a captured step the function is called at the capture, not at replays.
+  /// the gradient is complete with it. The gradient is in memory when the work that is in stream() now is
+  /// done; during the call, stream() may be the second stream (in_parallel). In a captured step the function
+  /// is called at the capture, not at replays.
   template <class T>
   void gradient_written(const parameter<T>& p) {
     if (p.written()) ready_(&p, p.id());

@@ -17,7 +17,7 @@
 #include <pufferfish/lowrank/budget/rank_table.hpp>
 #include <pufferfish/lowrank/selection.hpp>
 #include <pufferfish/lowrank/statistics/layer_times.hpp>
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/lowrank/statistics/network_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {
@@ -46,6 +46,10 @@ inline budget_layer to_budget_layer(const layer_info& layer, const network_stati
   made.name = layer.name;
   const layer_statistics* const seen = statistics == nullptr ? nullptr : statistics->find(layer.name);
   const layer_time* const time = statistics == nullptr ? nullptr : statistics->times.find(layer.name);
+  if (time != nullptr && time->ms_per_rank.size() != layer.groups.size()) {
+    throw_error<rank_error>(
+        {layer.name, ": times of ", time->ms_per_rank.size(), " ranks where it has ", layer.groups.size()});
+  }
   for (std::size_t g = 0; g < layer.groups.size(); ++g) {
     budget_group& group = made.groups.emplace_back();
     group.size = layer.groups[g].size;

@@ -96,7 +96,7 @@ struct factorize_options {
   /// The truncation to make. Empty: the most exact truncation that the statistics allow, which is two_sided
   /// with gradients, data_aware without gradients, and plain without statistics.
   std::optional<truncation> truncate = {};
-  /// Statistics of the layer's rows in training (lowrank/statistics/output_statistics.hpp), for truncations
+  /// Statistics of the layer's rows in training (lowrank/statistics/network_statistics.hpp), for truncations
   /// other than plain. Must exist during the call. nullptr: no statistics.
   const layer_statistics* statistics = nullptr;
 };

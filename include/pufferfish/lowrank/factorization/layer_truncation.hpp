@@ -13,6 +13,7 @@
 
 #include <pufferfish/lowrank/factorization/truncation.hpp>
 #include <pufferfish/lowrank/kinds.hpp>
+#include <pufferfish/lowrank/statistics/network_statistics.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
 namespace detail {

@@ -150,6 +150,8 @@ struct input_moments {
   /// empty. `centered`: moments are those about the mean.
   input_moments(const product_operand& weight, const output_statistics& seen, bool centered,
                 const std::vector<double>& bias) {
+    const std::string missing = seen.missing();
+    if (!missing.empty()) throw_error<value_error>({"a truncation needs whole statistics: ", missing});
     const double rows = seen.rows_of_sample();
     require_finite("rows and samples", {&rows, 1});
     if (seen.has_tokens()) {

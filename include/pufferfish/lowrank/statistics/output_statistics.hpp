@@ -10,12 +10,10 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <pufferfish/core/message.hpp>
 #include <pufferfish/core/tensor.hpp>
-#include <pufferfish/lowrank/statistics/layer_times.hpp>
 #include <pufferfish/lowrank/statistics/moment_sums.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
@@ -274,6 +272,30 @@ class output_statistics {
     detail::throw_error<value_error>({"output_statistics: no part is called ", name});
   }
 
+  /// What is missing: "50 rows of inputs without input_sum". Empty, the normal case, if every part is there
+  /// whose rows were counted; otherwise the sums were not made by this class.
+  std::string missing() const {
+    const auto lacks = [this](count rows, const char* what, const char* sums) {
+      return detail::message({counts_[rows], " rows of ", what, " without ", sums});
+    };
+    const auto has = [](const tensor<double, 2>& moment) { return moment.size() > 0; };
+    if (counts_[output_rows] > 0.0 && outputs_ > 0) {
+      if (!has(output_moment_)) return lacks(output_rows, "outputs", "output_moment");
+      if (output_sum_.empty()) return lacks(output_rows, "outputs", "output_sum");
+    }
+    if (counts_[input_rows] > 0.0 && inputs_ > 0 && token_counts_.empty()) {
+      if (!has(input_moment_)) return lacks(input_rows, "inputs", "input_moment or token_counts");
+      if (input_sum_.empty()) return lacks(input_rows, "inputs", "input_sum");
+    }
+    if (counts_[gradient_rows] > 0.0 && outputs_ > 0 && !has(gradient_moment_) && gradient_squares_.empty()) {
+      return lacks(gradient_rows, "gradients", "gradient_moment or gradient_squares");
+    }
+    if (counts_[tied_rows] > 0.0 && outputs_ > 0 && !has(tied_moment_)) {
+      return lacks(tied_rows, "the tied layer", "tied_moment");
+    }
+    return {};
+  }
+
   /// Number of values in the part "counts".
   static constexpr index_t count_size = 7;
 
@@ -310,40 +332,6 @@ class output_statistics {
   std::array<double, counts> counts_{};
   tensor<double, 2> output_moment_, input_moment_, gradient_moment_, tied_moment_;
   std::vector<double> output_sum_, input_sum_, token_counts_, gradient_squares_;
-};
-
-/// Statistics of one layer: one output_statistics per matrix.
-struct layer_statistics {
-  layer_statistics() = default;
-  /// Statistics of a layer with one matrix.
-  layer_statistics(output_statistics one) { matrices.push_back(std::move(one)); }
-  /// Statistics of a layer with several matrices, in the order of the layer's matrices.
-  explicit layer_statistics(std::vector<output_statistics> all) : matrices(std::move(all)) {}
-
-  std::string name;                         ///< name of the layer in its network
-  std::vector<output_statistics> matrices;  ///< in the order of the layer's matrices (see kind_traits)
-  /// Whether a batch normalization follows the layer. The normalization subtracts the mean of the outputs,
-  /// and with it the mean of their errors.
-  bool normalized = false;
-  /// The factors weight / deviation by which the batch normalization multiplies the outputs, for
-  /// truncation::data_aware. Empty: unknown.
-  std::vector<double> output_scale;
-};
-
-/// Statistics of the layers of a network. Layers that are not factorized may have only row counts, which
-/// determine their multiply-adds.
-struct network_statistics {
-  std::vector<layer_statistics> layers;
-  layer_times times;  ///< measured times, for budgets in milliseconds; empty: none
-
-  /// The statistics of the layer called `name`, or nullptr if there are none. Linear search. The pointer is
-  /// valid until `layers` changes.
-  const layer_statistics* find(const std::string& name) const {
-    for (const layer_statistics& layer : layers) {
-      if (layer.name == name) return &layer;
-    }
-    return nullptr;
-  }
 };
 
 PUFFERFISH_NAMESPACE_END

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include <pufferfish/lowrank/statistics/output_statistics.hpp>
+#include <pufferfish/lowrank/statistics/network_statistics.hpp>
 #include <pufferfish/nn/factorize.hpp>
 #include <pufferfish/nn/fold_batch_norm.hpp>
 

@@ -35,6 +35,16 @@
 #include <pufferfish/ops/elementwise/sum.hpp>
 
 PUFFERFISH_NAMESPACE_BEGIN
+namespace detail {
+
+/// Throws value_error unless the share of a residual is in 0 .. 1.
+inline void check_share(double share) {
+  if (!(share >= 0.0 && share <= 1.0)) {
+    throw_error<value_error>({"the share of a residual, ", share, ", is not in 0 .. 1"});
+  }
+}
+
+}  // namespace detail
 
 /// Layer y = inner(x) + s R x. `inner` is a low-rank convolution or linear layer, R the residual (dense
 /// weight minus product of the factors) and s its share. R and s are buffers, so that checkpoints and
@@ -61,8 +71,12 @@ class AnnealedLayer {
   std::span<parameter_t<T>> residual() { return residual_.values(); }
   /// The share s of the residual, initially 1.
   double share() const { return static_cast<double>(*share_.data()); }
-  /// Sets the share s of the residual. It is rounded to the precision of the parameters.
-  void set_share(double share) { *share_.data() = static_cast<parameter_t<T>>(share); }
+  /// Sets the share s of the residual. It is rounded to the precision of the parameters. Throws value_error
+  /// unless it is in 0 .. 1.
+  void set_share(double share) {
+    detail::check_share(share);
+    *share_.data() = static_cast<parameter_t<T>>(share);
+  }
 
   /// Text of the inner layer, with ", annealed".
   std::string describe() const { return inner_.describe() + ", annealed"; }
@@ -134,9 +148,11 @@ class AnnealedLayer {
 
 /// The share s of the residual after `done` of `steps` training steps: (1 + cos(pi done / steps)) / 2 for
 /// done < steps, then 0. It is 1 for done <= 0 and 1/2 after half of the steps. Throws value_error if steps
-/// < 1.
+/// < 1, and for a NaN.
 inline double residual_share(double done, double steps) {
-  if (!(steps >= 1.0)) detail::throw_error<value_error>({"residual_share: over ", steps, " steps"});
+  if (!(steps >= 1.0) || std::isnan(done)) {
+    detail::throw_error<value_error>({"residual_share: after ", done, " of ", steps, " steps"});
+  }
   if (done >= steps) return 0.0;
   return 0.5 * (1.0 + std::cos(std::numbers::pi * std::max(done, 0.0) / steps));
 }
@@ -178,6 +194,21 @@ class annealed_finder final : public layer_visitor<T, Device> {
   }
   std::vector<place> all;
 };
+
+/// Throws shape_error unless the matrices of a layer called `name` have the same sizes in both networks.
+template <class P>
+void check_same_weights(const std::string& name, const std::vector<weight_matrix<const P>>& net,
+                        const std::vector<weight_matrix<const P>>& dense) {
+  for (std::size_t i = 0; i < std::min(net.size(), dense.size()); ++i) {
+    if (net[i].view.shape() == dense[i].view.shape()) continue;
+    throw_error<shape_error>({"attach_residuals: ", name, " is ", net[i].view.shape(), " in the network and ",
+                              dense[i].view.shape(), " in the dense network"});
+  }
+  if (net.size() != dense.size()) {
+    throw_error<shape_error>({"attach_residuals: ", name, " has ", net.size(),
+                              " matrices in the network and ", dense.size(), " in the dense network"});
+  }
+}
 
 /// Compares the names of the layers of the network and of the dense network. If they differ, throws a
 /// shape_error that names the first difference.
@@ -266,8 +297,8 @@ void apply_residuals(model<Root, device::gpu>&, const std::vector<layer_rank>& l
 /// shortcut, that is low-rank in `net`. W is the weight of that layer in `dense`, the network before its
 /// factorization. Recurrent layers and embeddings stay unchanged. Returns the annealed layers with their
 /// ranks. Parameters keep their order and values, but move to new memory (optimizers of the old memory throw
-/// state_error when used). Throws shape_error unless net and dense have layers with weights or factors under
-/// the same names; net is unchanged then.
+/// state_error when used). Throws shape_error unless net and dense have layers with weights or factors of the
+/// same sizes under the same names; net is unchanged then.
 template <class Root>
 std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Root, device::cpu> dense) {
   using T = typename Root::value_type;
@@ -283,7 +314,9 @@ std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Ro
     if (!after.slots[i]->geometry()) continue;
     auto residual = detail::stored_weight(before.slots[i]->weights({}).matrices);
     const auto product = detail::stored_weight(after.slots[i]->weights({}).matrices);
-    if (residual.empty() || residual.size() != product.size()) continue;
+    if (residual.empty()) continue;
+    detail::check_same_weights(factors.layers[i].name, after.slots[i]->weights({}).matrices,
+                               before.slots[i]->weights({}).matrices);
     std::transform(residual.begin(), residual.end(), product.begin(), residual.begin(), std::minus<>());
     layers.push_back({factors.layers[i].name, factors.slots[i]->ranks()});
     residuals.push_back(std::move(residual));
@@ -297,9 +330,11 @@ std::vector<layer_rank> attach_residuals(model<Root, device::cpu>& net, model<Ro
 }
 
 /// Sets the share s of the residual of all annealed layers of a network; a network without annealed layers is
-/// unchanged. Parameters stay in their memory, so that optimizers remain valid.
+/// unchanged. Parameters stay in their memory, so that optimizers remain valid. Throws value_error unless the
+/// share is in 0 .. 1.
 template <class Root, class Device>
 void set_residual_share(model<Root, Device>& net, double share) {
+  detail::check_share(share);
   for (const auto& place : detail::find_annealed(net)) place.layer->set_share(share);
 }
 

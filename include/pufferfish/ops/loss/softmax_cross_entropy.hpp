@@ -221,10 +221,12 @@ class softmax_rows {
 template <class T>
 void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& smoothing, double normalizer,
                 const tensor_view<T, 2>& dlogits) {
-  if (!(smoothing.epsilon >= 0.0 && smoothing.epsilon < 1.0) || !(normalizer > 0.0)) {
-    PUFFERFISH_THROW(value_error(
-        "softmax_cross_entropy: epsilon " + pufferfish::detail::shortest_number(smoothing.epsilon) +
-        " must be in [0, 1), normalizer " + pufferfish::detail::shortest_number(normalizer) + " positive"));
+  if (!(smoothing.epsilon >= 0.0 && smoothing.epsilon < 1.0) ||
+      !(normalizer > 0.0 && std::isfinite(normalizer))) {
+    PUFFERFISH_THROW(value_error("softmax_cross_entropy: epsilon " +
+                                 pufferfish::detail::shortest_number(smoothing.epsilon) +
+                                 " must be in [0, 1), normalizer " +
+                                 pufferfish::detail::shortest_number(normalizer) + " positive and finite"));
   }
   if (!dlogits.is_null() && dlogits.shape() != logits.shape()) {
     PUFFERFISH_THROW(shape_error("softmax_cross_entropy: logits " + to_string<2>(logits.shape()) +
@@ -243,7 +245,7 @@ void check_loss(const tensor_view<const T, 2>& logits, const label_smoothing& sm
 /// alone. Finite logits of any size are safe; a NaN or +infinity among them makes the loss NaN. A row with a
 /// NaN does not count as correct. Throws shape_error if the sizes differ or a matrix is not dense;
 /// value_error, before anything is written, for an epsilon outside [0, 1) or a normalizer that is not
-/// positive.
+/// positive and finite.
 ///
 /// On the CPU, exponentials are in parameter_t<T>, summed in it over short runs, then in double; losses are
 /// summed in row order. A label out of range throws value_error with its position, before anything is

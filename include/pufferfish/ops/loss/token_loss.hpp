@@ -117,7 +117,7 @@ token_loss_result token_loss(const tensor_view<const T, 2>& logits, std::span<co
 namespace detail {
 
 /// Throws shape_error unless there is one target for each row of logits, value_error for an epsilon outside
-/// [0, 1) or a normalizer that is not positive. Does not read the values of the targets.
+/// [0, 1) or a normalizer that is not positive and finite. Does not read the values of the targets.
 inline void check_loss_options(const char* what, std::span<const std::int32_t> targets,
                                const extents<2>& logits, const token_loss_options& options,
                                double normalizer) {
@@ -125,10 +125,11 @@ inline void check_loss_options(const char* what, std::span<const std::int32_t> t
     pufferfish::detail::throw_error<shape_error>(
         {what, ": ", targets.size(), " targets for logits ", logits, " (tokens x vocabulary)"});
   }
-  if (!(options.smoothing.epsilon >= 0.0 && options.smoothing.epsilon < 1.0) || !(normalizer > 0.0)) {
+  if (!(options.smoothing.epsilon >= 0.0 && options.smoothing.epsilon < 1.0) ||
+      !(normalizer > 0.0 && std::isfinite(normalizer))) {
     pufferfish::detail::throw_error<value_error>({what, ": epsilon ", options.smoothing.epsilon,
                                                   " must be in [0, 1), normalizer ", normalizer,
-                                                  " positive"});
+                                                  " positive and finite"});
   }
 }
 

@@ -49,6 +49,8 @@ struct run_data {
         bound(how),
         steps(how) {
     all_or_none(*comm, "training_run", [this] {
+      check_place_of_task();
+      check_first_step();
       device_parts<device_type>::check_place(ctx, net.store().values().data());
       if (options.mode != training_mode::dense) check_reachable(net, switching.policy_at_switch());
       if (options.mode == training_mode::lowrank) switching.start_low_rank(ctx, net);
@@ -57,6 +59,22 @@ struct run_data {
     broadcast_state();
     record.low_rank = options.mode == training_mode::lowrank;
     bind_to_arenas();
+  }
+
+  /// Throws value_error for a task that was made for another rank, or for another number of ranks.
+  void check_place_of_task() const {
+    if constexpr (requires { task.rank(), task.ranks(); }) {
+      if (task.rank() == comm->rank() && task.ranks() == comm->size()) return;
+      throw_error<value_error>({"training_run: the task is for rank ", task.rank(), " of ", task.ranks(),
+                                ", this is rank ", comm->rank(), " of ", comm->size()});
+    }
+  }
+  /// Throws value_error for a first step after the last one of the run.
+  void check_first_step() const {
+    const auto epoch = static_cast<std::uint64_t>(std::max<index_t>(1, task.steps_per_epoch()));
+    if (options.first_step <= epoch * static_cast<std::uint64_t>(options.epochs)) return;
+    throw_error<value_error>({"training_run: first_step ", options.first_step, " is after the last of ",
+                              options.epochs, " epochs of ", epoch, " steps"});
   }
 
   /// Memory of the arenas: the host's, or the device's.

@@ -86,6 +86,24 @@ inline std::string option_lines(const run_options& options, std::size_t scalar_b
   return text;
 }
 
+/// The layers that the switch will factorize with ranks that are not known yet, and whether factors may be
+/// larger than their weights.
+template <class Root, class Device>
+std::string by_switch_lines(const model<Root, Device>& net, const factorize_policy& policy) {
+  std::string text = message(
+      {"factors that do not shrink ", policy.keep_dense_if_larger ? "stay dense" : "are errors", "\n"});
+  try {
+    const std::vector<layer_info> layers = find_slots(net).layers;
+    const std::vector<layer_choice> choices = select(layers, policy);
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      if (choices[i].factorize()) add_line(text, "factorized", layers[i].name, "by the switch");
+    }
+  } catch (const error& e) {  // the same error is thrown where the layers are factorized, on all ranks
+    text += std::string("factorized: ") + e.what() + "\n";
+  }
+  return text;
+}
+
 /// One line for each layer, with properties that its parameters' shapes do not show, such as a stride; and,
 /// unless the run stays dense, the rank policy and one line for each layer that is to be factorized, with its
 /// ranks. The latter are left out if a budget or singular values decide the ranks, which are then known only
@@ -110,7 +128,9 @@ std::string network_lines(const model<Root, Device>& net, const run_options& opt
                    policy.share ? "" : ", not shared", "\n"});
   const bool by_spectrum =
       !policy.embeddings_dense && needs_spectrum(policy.embedding_rank.value_or(policy.rank));
-  if (policy.budget || needs_spectrum(policy.rank) || by_spectrum) return text;
+  if (policy.budget || needs_spectrum(policy.rank) || by_spectrum) {
+    return text + by_switch_lines(net, policy);
+  }
   try {
     for (const layer_rank& layer : planned_ranks(net, policy)) {
       add_line(text, "factorized", layer.name, "rank", layer.ranks);

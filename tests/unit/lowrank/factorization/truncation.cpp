@@ -500,6 +500,20 @@ TEST_CASE("statistics of a layer: an output scale of too few numbers is refused"
   CHECK(svd_factorize(dense, rank_ratio{0.25}, seen).rank() == 2);
 }
 
+TEST_CASE("svd_factorize with statistics: counts of rows without their sums are refused by name") {
+  Linear<float> dense(9, 8);
+  const tensor<float, 2> y({20, 8});
+  output_statistics whole(8, 9), lacking(8, 9);
+  whole.add_outputs(tensor_view<const float, 2>(y));
+  CHECK(whole.missing().empty());
+  lacking.parts().front().values[0] = 20.0;
+  lacking.make("output_moment");
+  CHECK_THROWS_WITH_AS(svd_factorize(dense, rank_ratio{0.25}, layer_statistics(lacking)),
+                       doctest::Contains("20 rows of outputs without output_sum"), value_error);
+  lacking.make("output_sum");
+  CHECK(lacking.missing().empty());
+}
+
 TEST_CASE("svd_factorize with statistics: without rows, or not finite, they are refused by name") {
   Linear<float> dense(5, 4);
   dense.initialize({1, 1});

@@ -224,6 +224,26 @@ TEST_CASE("residuals: a dense network of other layers is refused, and nothing ha
   CHECK(net.structure() == before);
 }
 
+TEST_CASE("residuals: a dense network with layers of other sizes is refused, and nothing has changed") {
+  const auto linear = [](index_t in, index_t out) {
+    Sequential<float> layers;
+    layers.add("fc", Linear<float>(in, out));
+    network<float> net{any_layer<float>(std::move(layers))};
+    net.initialize(1);
+    return net;
+  };
+  network<float> net = linear(16, 12);
+  factorize(net, all_layers());
+  const std::string before = net.structure();
+  // As many elements, and more.
+  CHECK_THROWS_WITH_AS(attach_residuals(net, linear(12, 16)),
+                       doctest::Contains("fc is [12 x 16 x 1 x 1] in the network and [16 x 12 x 1 x 1]"),
+                       shape_error);
+  CHECK_THROWS_AS(attach_residuals(net, linear(20, 12)), shape_error);
+  CHECK(net.structure() == before);
+  CHECK(attach_residuals(net, linear(16, 12)).size() == 1);
+}
+
 TEST_CASE("residuals: the share falls from 1 to 0 by a cosine") {
   CHECK(residual_share(0, 8) == 1.0);
   CHECK(residual_share(-1, 8) == 1.0);
@@ -231,7 +251,22 @@ TEST_CASE("residuals: the share falls from 1 to 0 by a cosine") {
   CHECK(residual_share(2, 8) == doctest::Approx(0.5 + std::sqrt(0.125)));
   CHECK(residual_share(8, 8) == 0.0);
   CHECK(residual_share(9, 8) == 0.0);
-  CHECK_THROWS_WITH_AS(residual_share(0, 0), doctest::Contains("over 0 steps"), value_error);
+  CHECK_THROWS_WITH_AS(residual_share(0, 0), doctest::Contains("after 0 of 0 steps"), value_error);
+  CHECK_THROWS_AS(residual_share(std::nan(""), 8), value_error);
+  CHECK_THROWS_AS(residual_share(1, std::nan("")), value_error);
+}
+
+TEST_CASE("residuals: a share outside of 0 .. 1 is refused, and no share has changed") {
+  const network<float> dense = dense_net<float>(3);
+  network<float> net = dense;
+  factorize(net, all_layers());
+  for (const double share : {-0.1, 1.1, std::nan("")}) {
+    CHECK_THROWS_WITH_AS(set_residual_share(net, share), doctest::Contains("is not in 0 .. 1"), value_error);
+  }
+  attach_residuals(net, dense);
+  set_residual_share(net, 0.25);
+  CHECK_THROWS_AS(set_residual_share(net, 5.0), value_error);
+  for (const auto& place : detail::find_annealed(net)) CHECK(place.layer->share() == 0.25);
 }
 
 }  // namespace
