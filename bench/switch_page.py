@@ -286,7 +286,9 @@ def write_page(page, raw, jobs, known):
              "This page shows how much accuracy a network loses by the switch from dense layers to low-rank factors, for each way "
              "of truncating, of choosing ranks and of going on, so that you can choose one. *Plain* truncation keeps as much "
              "of the weights as it can, *data-aware* of the layers' outputs, *two-sided* of the loss; *shared* ranks and "
-             "budgets put ranks where they save most of it. Accuracies are those of the last epoch, never the best over epochs. "
+             "budgets put ranks where they save most of it. *Today's way* and *today's advice* are the library's way when the study "
+             "began, now `--policy paper`: plain truncation at rank ratio 1/4, in the ResNet with the first two stages dense. "
+             "*Today's parameters* are those of that network. Accuracies are those of the last epoch, never the best over epochs. "
              f"Differences are between runs of the same seed, given as mean (least to most). {MARKS}", "",
              *surroundings(known), "```sh", "meson setup build -Dbuildtype=release -Dmarch=native && ninja -C build",
              "bench/switch_study --data DIR", "```", ""]
