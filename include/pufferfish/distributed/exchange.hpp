@@ -128,9 +128,7 @@ class gradient_exchange {
   /// parameters (compared on the CPU only, and not with exchange_options::local). The first begin, and the
   /// first after set_steps, compares.
   void begin(context<Device>& ctx) {
-    if (layout_.changed()) {
-      PUFFERFISH_THROW(state_error("gradient_exchange: the network has new arenas; make a new exchange"));
-    }
+    layout_.require_unchanged("gradient_exchange");
     failure_.require_none();
     // A step that was captured only in part has called no collectives, so it need not be finished.
     if (running_ && !captured_) PUFFERFISH_THROW(state_error("gradient_exchange: begin without finish"));
@@ -156,7 +154,7 @@ class gradient_exchange {
   /// element that is not finite (gradients are then undefined, a compressor's state is unchanged). Throws
   /// value_error on all ranks for nonfinite_policy::stop, and if a compressor's result is not finite though
   /// all gradients are; the compressor's state is then unusable. Rethrows exceptions of the exchange since
-  /// begin. Throws state_error if a call since begin has failed.
+  /// begin. Throws state_error if the network has changed its arenas or a call since begin has failed.
   bool finish(context<Device>& ctx) {
     return finish(ctx, [](const gradient_bucket&) {});
   }
@@ -168,6 +166,7 @@ class gradient_exchange {
   /// step.
   template <class Arrived>
   bool finish(context<Device>& ctx, Arrived&& arrived) {
+    layout_.require_unchanged("gradient_exchange");
     failure_.require_none();
     if (!running_) PUFFERFISH_THROW(state_error("gradient_exchange: finish without begin"));
     check_capture(ctx);
@@ -251,6 +250,7 @@ class gradient_exchange {
   // Called by the context for each complete gradient: releases the buckets that are complete.
   static void on_ready(void* object, const void* parameter, int id) {
     auto& self = *static_cast<gradient_exchange*>(object);
+    if (self.layout_.changed()) return;  // finish throws
     std::size_t count = 0;
     self.guarded([&] { count = self.ready_.written(parameter, id); });
     if (!self.driver_.listens()) return;

@@ -45,16 +45,13 @@ PUFFERFISH_NAMESPACE_BEGIN
 ///
 /// theta and v have the same bits on all ranks after each outer step; so have the parameters after
 /// synchronize. Optimizer states stay those of the rank.
-///
 /// Delayed exchanges are made by a thread if threads may use the communicator, else by started sums, which
 /// progress in calls of step_done. An exchange that cannot be started (narrow wire, compressor) is made when
 /// its delay is over. While the thread has work, no other code may use the communicator; await() waits for
 /// the thread. After an exception of step_done or synchronize that came from the exchange all calls throw
 /// state_error.
-///
 /// A device's parameters are exchanged by way of the host: a fragment is copied to the host for D_w and back
 /// after the outer step, which waits for the device.
-///
 /// All ranks make the same calls in the same order; the members say which are local. The callers are one
 /// thread at a time. Host memory: theta, v (with a momentum), D and a device's values, of the arena's size.
 template <class T, class Comm, class Device = device::cpu>
@@ -87,7 +84,10 @@ class rare_exchange {
   template <compressor_options<T> Options>
   rare_exchange(parameter_store<T>& store, Comm& comm, const rare_exchange_options& options,
                 const Options& compressor)
-      : rare_exchange(store, comm, options, new_compressor(store, compressor)) {}
+      : rare_exchange(store, comm, options,
+                      detail::all_or_none(comm, "rare_exchange", [&]() -> std::optional<any_compressor<T>> {
+                        return new_compressor(store, compressor);
+                      })) {}
   rare_exchange(const rare_exchange&) = delete;
   rare_exchange& operator=(const rare_exchange&) = delete;
 
@@ -154,8 +154,9 @@ class rare_exchange {
   bool between_rounds() const { return position_ == 0; }
 
   /// Sets the parameters to theta without any message, for a rank that has lost others. Exchanges under way
-  /// are discarded. The object is unusable afterwards. Local.
+  /// are discarded. The object is unusable afterwards. Local. Throws state_error for new arenas.
   void abandon(context<Device>& ctx) {
+    layout_.require_unchanged("rare_exchange");
     for (const gradient_bucket& fragment : fragments()) outer_.adopt(ctx, fragment);
     store_->round();
   }
@@ -163,6 +164,7 @@ class rare_exchange {
   /// Takes the store's values, which must be equal on all ranks, as theta; v = 0. To be called on all ranks:
   /// the next step_done or synchronize compares theta. Throws state_error if exchanges are under way.
   void restart() {
+    layout_.require_unchanged("rare_exchange");
     if (exchanges_.any())
       PUFFERFISH_THROW(state_error("rare_exchange: restart while exchanges are under way"));
     outer_.restart();
@@ -250,9 +252,7 @@ class rare_exchange {
   // `collective`: the call may compare the ranks' states.
   template <class Work>
   void guarded(Work&& work, bool collective = true) {
-    if (layout_.changed()) {
-      PUFFERFISH_THROW(state_error("rare_exchange: the network has new arenas; make a new exchange"));
-    }
+    layout_.require_unchanged("rare_exchange");
     outer_.template check_place<state_error>(*store_);
     if (!failure_.empty()) {
       detail::throw_error<state_error>({"rare_exchange: an earlier call failed (", failure_,

@@ -83,6 +83,12 @@ class layout_watch {
   explicit layout_watch(std::shared_ptr<const std::uint64_t> count) : now_(std::move(count)), then_(*now_) {}
   /// Whether the store has another layout since the construction, was moved from, or is gone.
   bool changed() const { return *now_ != then_; }
+  /// Throws state_error, by the name of the exchange, if the layout has changed.
+  void require_unchanged(const char* exchange) const {
+    if (changed()) {
+      throw_error<state_error>({exchange, ": the network has new arenas; make a new exchange"});
+    }
+  }
   /// The number of layouts now, and at the construction.
   std::uint64_t now() const { return *now_; }
   std::uint64_t then() const { return then_; }

@@ -152,6 +152,25 @@ struct channel_options {
 
 namespace detail {
 
+/// Throws value_error without any score, and for one that is not finite.
+inline void check_scores(const std::vector<channel_scores>& scores, std::span<const double> others) {
+  if (scores.empty()) {
+    throw_error<value_error>(
+        {"prune_channels: the network has no channels that can be removed: they need a convolution, a batch "
+         "norm and one layer that reads them"});
+  }
+  for (const channel_scores& one : scores) {
+    for (std::size_t c = 0; c < one.scores.size(); ++c) {
+      if (std::isfinite(one.scores[c])) continue;
+      throw_error<value_error>(
+          {"prune_channels: channel ", c, " of ", one.layer, " has score ", one.scores[c]});
+    }
+  }
+  for (const double score : others) {
+    if (!std::isfinite(score)) throw_error<value_error>({"prune_channels: a score is ", score});
+  }
+}
+
 /// Clears the marks of `mask`[first .. last) by the rule. `others`: further scores that the reference rule
 /// sorts with them.
 inline void mark_channels(const std::vector<channel_scores>& scores, std::size_t first, std::size_t last,
@@ -189,7 +208,8 @@ inline void mark_channels(const std::vector<channel_scores>& scores, std::size_t
 /// call is refused, as options.last says; fewer channels are removed then. `others`: with
 /// channel_rule::reference, the scores that are sorted to find the threshold (all_norm_scales; the reference
 /// program sorts the scales of all batch norms); empty: `scores`. Equal networks give equal masks on all
-/// ranks. Throws value_error for a share outside 0 .. 1.
+/// ranks. Throws value_error for a share outside 0 .. 1, without scores (no channel of the network can be
+/// removed), and for a score that is not finite.
 ///
 /// \code
 /// slice_channels(net, prune_channels(norm_scales(net), {.share = 0.5}));
@@ -198,6 +218,7 @@ inline void mark_channels(const std::vector<channel_scores>& scores, std::size_t
 inline channel_mask prune_channels(const std::vector<channel_scores>& scores,
                                    const channel_options& options = {}, std::span<const double> others = {}) {
   detail::check_removal_share("prune_channels", options.share);
+  if (options.share > 0.0) detail::check_scores(scores, others);
   channel_mask mask;
   for (const channel_scores& one : scores) {
     mask.push_back({one.layer, std::vector<bool>(one.scores.size(), true)});

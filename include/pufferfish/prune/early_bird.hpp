@@ -108,7 +108,8 @@ class early_bird {
     return text;
   }
   /// Restores the state that to_text has stored; distance() is unknown until the next mask. `source`: the
-  /// file's name in errors. Throws io_error for other text; the object is unchanged then.
+  /// file's name in errors. Throws io_error for other text, and state_error for that of a search of more
+  /// masks; the object is unchanged then.
   void restore(std::string_view text, const std::string& source) {
     early_bird other(options_);
     channel_mask* current = nullptr;
@@ -128,6 +129,11 @@ class early_bird {
         for (const char bit : bits) marks.keep.push_back(bit == '1');
       }
     });
+    if (other.masks_.size() >= options_.masks) {
+      detail::throw_error<state_error>({source, ": ", other.masks_.size(),
+                                        " masks are remembered; a search of ", options_.masks,
+                                        " masks keeps fewer"});
+    }
     *this = std::move(other);
   }
 

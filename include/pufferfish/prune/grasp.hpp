@@ -247,8 +247,8 @@ index_t prune_by_grasp(context<Device>& ctx, parameter_store<T>& store, weight_m
 
 /// Draws indices of `per_class` samples of each class, without replacement, split into two halves. The
 /// first half has ceil(per_class / 2) samples of each class. labels[i] in 0 .. classes - 1 is the class of
-/// sample i. The draw depends on the arguments alone. Throws value_error for a label out of range and, naming
-/// the class, for a class that has fewer than `per_class` samples.
+/// sample i. The draw depends on the arguments alone. Throws value_error for a label out of range, for less
+/// than 1 class or sample of a class and, naming the class, for one of fewer than `per_class` samples.
 ///
 /// \code
 /// // 5 + 5 samples of each of 10 classes
@@ -258,6 +258,10 @@ template <class Label>
 std::pair<std::vector<index_t>, std::vector<index_t>> balanced_halves(std::span<const Label> labels,
                                                                       index_t classes, index_t per_class,
                                                                       std::uint64_t seed = 1) {
+  if (classes < 1 || per_class < 1) {
+    detail::throw_error<value_error>({"balanced_halves: ", per_class, " samples of each of ", classes,
+                                      " classes; both must be at least 1"});
+  }
   std::vector<index_t> found(static_cast<std::size_t>(classes), 0);
   std::pair<std::vector<index_t>, std::vector<index_t>> halves;
   const random_stream random(seed, stream_id("balanced_halves"));

@@ -183,9 +183,13 @@ class lottery {
   void restore(const std::string& text, std::span<const T> numbers, const std::string& source) {
     lottery other = *this;
     other.rows_.clear();
+    other.level_ = -1;  // no line of the state yet
     const std::string mine = describe(options_);
     detail::for_each_line(detail::shorten_numbers(text),
                           [&](std::string_view line) { other.read(line, mine, source); });
+    if (other.level_ < 0) {
+      detail::throw_error<io_error>({source, ": there is no level of a search of lottery tickets"});
+    }
     auto mask = std::make_shared<weight_mask>(*mask_);
     set_mask_numbers(*mask, numbers);
     other.mask_ = std::move(mask);

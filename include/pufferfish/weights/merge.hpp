@@ -136,7 +136,8 @@ class pair_finder {
 
  private:
   /// The factors of a weight, if the file has both and their shapes and dtypes fit: two or four extents,
-  /// equal floating-point dtypes, rank at least 1. A pair with the tensor NAME.up.bias is no embedding.
+  /// equal floating-point dtypes, rank at least 1. A pair with the tensor NAME.up.bias is no embedding, and
+  /// one with NAME.down.bias, two layers of a host, is none at all.
   std::optional<factor_pair> pair_of(const std::string& weight, bool embedding) const {
     if (weight.empty()) return std::nullopt;
     const auto down = by_name_.find(factor_name(weight, "down")),
@@ -148,6 +149,7 @@ class pair_finder {
       return std::nullopt;
     }
     if (u.shape[1] == 0) return std::nullopt;
+    if (by_name_.count(joined(joined(stem_of(weight), "down"), "bias")) > 0) return std::nullopt;
     if (embedding && by_name_.count(joined(joined(stem_of(weight), "up"), "bias")) > 0) return std::nullopt;
     std::optional<factor_pair> pair = embedding ? embedding_pair(d, u, weight) : stacked_pair(d, u, weight);
     if (!pair) return std::nullopt;

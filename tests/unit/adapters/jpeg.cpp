@@ -287,6 +287,17 @@ TEST_CASE("folder images: options that do not fit are refused") {
   CHECK_THROWS_AS(source.batches({.augment = {.pad_crop = 2}}), value_error);
   CHECK_THROWS_AS(source.batches({.augment = {.smallest_area = 0.0}}), value_error);
   CHECK_THROWS_AS(source.batches({.batch = 0}), value_error);
+  const image_folder whole = source.folder();
+  image_folder fewer = whole, other = whole;
+  fewer.labels.pop_back();
+  CHECK_THROWS_WITH_AS(folder_images<float>(fewer, {.size = 8, .resize = 8}), doctest::Contains(" labels"),
+                       value_error);
+  other.labels.front() = static_cast<std::int32_t>(other.classes.size());
+  CHECK_THROWS_WITH_AS(folder_images<float>(other, {.size = 8, .resize = 8}), doctest::Contains("has label"),
+                       value_error);
+  const auto files = static_cast<index_t>(whole.files.size());
+  CHECK_THROWS_AS(source.chosen({files}), value_error);
+  CHECK_THROWS_AS(source.chosen({-1}), value_error);
 }
 
 TEST_CASE("folder images: a network learns to tell two colours apart, and resumes from a checkpoint") {

@@ -62,6 +62,20 @@ void count_call(void* count, const void*, int) { ++*static_cast<int*>(count); }
 
 }  // namespace
 
+TEST_CASE(
+    "exchange: new arenas between begin and finish are refused, and backward passes then are not heard") {
+  for (const bool threads : {false, true}) {
+    twins comm(threads);
+    network<float> net = layers_of({3, 4});
+    cpu_context ctx;
+    exchange_type exchange(net.store(), comm, each_parameter());
+    exchange.begin(ctx);
+    net = layers_of({3, 9, 9, 4});
+    pass(net, ctx, 3);
+    CHECK_THROWS_WITH_AS(exchange.finish(ctx), doctest::Contains("new arenas"), state_error);
+  }
+}
+
 TEST_CASE("exchange: layers of other networks and of none may run between begin and finish") {
   for (const bool threads : {false, true}) {
     twins comm(threads);

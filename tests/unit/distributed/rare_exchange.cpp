@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -542,6 +543,20 @@ TEST_CASE("rare_exchange: ranks that differ are told so before anything is mixed
   });
 }
 
+TEST_CASE("rare_exchange: options of a compressor that are bad on one rank are an error on all") {
+  std::atomic<int> refused = 0;
+  thread_ranks::run(2, [&](communicator& comm) {
+    some_parameters<float> net(some_sizes);
+    const top_k_options options{.ratio = comm.rank() == 1 ? 0.0 : 0.5};
+    try {
+      const rare_exchange<float, communicator> exchange(net.store, comm, {.local_steps = 2}, options);
+    } catch (const value_error&) {
+      ++refused;
+    }
+  });
+  CHECK(refused == 2);
+}
+
 TEST_CASE("rare_exchange: states between exchanges, new arenas and calls after a failure are refused") {
   some_parameters<float> net(some_sizes);
   self alone;
@@ -557,6 +572,8 @@ TEST_CASE("rare_exchange: states between exchanges, new arenas and calls after a
   CHECK(exchange.states()[1].name == "outer.momentum");
   net.store.pack([&](state_visitor<float>& visitor) { visitor.on_parameter("p", net.all[1]); });
   CHECK_THROWS_WITH_AS(exchange.step_done(ctx), doctest::Contains("new arenas"), state_error);
+  CHECK_THROWS_WITH_AS(exchange.restart(), doctest::Contains("new arenas"), state_error);
+  CHECK_THROWS_WITH_AS(exchange.abandon(ctx), doctest::Contains("new arenas"), state_error);
 
   for (const bool threads : {false, true}) {
     some_parameters<float> other(some_sizes);

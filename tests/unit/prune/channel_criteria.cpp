@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include <cmath>
 #include <cstdio>
 
 #include <pufferfish/models/resnet.hpp>
@@ -43,7 +44,14 @@ TEST_CASE("prune_channels: exactly floor(q C) smallest, ties in the order of lay
                        doctest::Contains("a: a share of 1 removes all of its 4 channels"), value_error);
   CHECK(bits(prune_channels(ten, {.share = 0.5, .scope = removal_scope::layers})) == "1010 010101 ");
   CHECK_THROWS_AS(prune_channels(ten, {.share = 1.1}), value_error);
-  CHECK(prune_channels({}, {}).empty());
+  CHECK(prune_channels({}, {.share = 0.0}).empty());
+  CHECK_THROWS_WITH_AS(prune_channels({}, {}), doctest::Contains("no channels that can be removed"),
+                       value_error);
+  const double nan = std::nan("");
+  CHECK_THROWS_WITH_AS(prune_channels({{"a", {5, 1}}, {"b", {2, nan, 3}}}, {}),
+                       doctest::Contains("channel 1 of b has score nan"), value_error);
+  CHECK_THROWS_AS(prune_channels(ten, {.rule = channel_rule::reference}, std::vector<double>{0.1, HUGE_VAL}),
+                  value_error);
 }
 
 TEST_CASE("criteria: scales of batch norms, and L1 norms of filters, also of low-rank layers") {
@@ -153,6 +161,15 @@ TEST_CASE("early_bird: fixed scales give a ticket at the fifth mask; state in te
   CHECK(all_channels(mask) == all_channels(whole_mask(channel_groups(blocks, group_choice::select))));
   CHECK(all_channels(mask) > all_channels(whole_mask(channel_groups(blocks))));
   slice_channels(blocks, mask);
+  early_bird many({.share = 0.5, .masks = 10}), few({.share = 0.5, .masks = 2});
+  for (index_t epoch = 1; epoch <= 5; ++epoch) many.observe(blocks, epoch);
+  CHECK_THROWS_WITH_AS(few.restore(many.to_text(), "file"), doctest::Contains("file: 5 masks"), state_error);
+  CHECK(few.to_text().empty());
+  // Nothing can be removed.
+  Sequential<float> layers;
+  layers.add("fc", Linear<float>(3, 4));
+  const network<float> without{any_layer<float>(std::move(layers))};
+  CHECK_THROWS_AS(few.observe(without, 1), value_error);
   CHECK_THROWS_AS(early_bird({.masks = 1}), value_error);
   CHECK_THROWS_AS(early_bird({.share = -0.5}), value_error);
   CHECK_THROWS_AS(early_bird({.distance = 2.0}), value_error);

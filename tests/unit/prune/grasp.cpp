@@ -340,6 +340,9 @@ TEST_CASE("balanced_halves: the same number of samples of each class, none twice
                        value_error);
   CHECK_THROWS_WITH_AS(balanced_halves<int>(labels, 11, 1), doctest::Contains("class 10 has 0"), value_error);
   CHECK_THROWS_AS(balanced_halves<int>(labels, 9, 1), value_error);
+  for (const auto& [classes, per_class] : {std::pair{10, 0}, std::pair{10, -3}, std::pair{-1, 2}}) {
+    CHECK_THROWS_AS(balanced_halves<int>(labels, classes, per_class), value_error);
+  }
 }
 
 }  // namespace

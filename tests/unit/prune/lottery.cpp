@@ -177,6 +177,13 @@ TEST_CASE("lottery: what is refused") {
   CHECK(tickets.level() == 0);
   // Everything may go, and then nothing more goes.
   lottery<float> all(net.store, {.share = 1.0});
+  const std::vector<float> numbers = mask_numbers<float>(*tickets.mask());
+  for (const std::string& text :
+       {std::string(), std::string("lottery -1 0 ") + describe(tickets.options()) + "\n"}) {
+    CHECK_THROWS_WITH_AS(tickets.restore(text, numbers, "file"), doctest::Contains("file: there is no level"),
+                         io_error);
+  }
+  CHECK_NOTHROW(tickets.restore(tickets.to_text(), numbers, "file"));
   CHECK(all.prune(net.store) == small_store<float>::prunable);
   CHECK(all.prune(net.store) == 0);
 }

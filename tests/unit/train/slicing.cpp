@@ -159,6 +159,16 @@ TEST_CASE(
   CHECK_THROWS_AS(run_of(cut, comm, train, test, options), value_error);
 }
 
+TEST_CASE("scale_sparsity of a network without batch norms is refused") {
+  const image_set train = quadrants(50, 1), test = quadrants(40, 2);
+  self comm;
+  training_options options = small_options();
+  options.scale_sparsity = 1e-4;
+  CHECK_THROWS_WITH_AS(run_of(tiny_net<float>(false), comm, train, test, options),
+                       doctest::Contains("the network has no batch norm"), value_error);
+  CHECK_NOTHROW(run_of(tiny_net<float>(true), comm, train, test, options));
+}
+
 TEST_CASE("shrinking ranks: parameters and bytes fall while training goes on, resumed bit for bit") {
   const image_set train = quadrants(96, 1), test = quadrants(40, 2);
   const scratch_folder folder;

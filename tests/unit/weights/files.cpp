@@ -864,6 +864,21 @@ TEST_CASE("merge: metadata decide, and must be those of the factors") {
   check_same_tensors(folder / "odd", folder / "same");
 }
 
+TEST_CASE("merge: two layers of a host that are called down and up, with biases, are no factors") {
+  const scratch_folder folder;
+  weights w(3);
+  w.add("adapter.down.weight", tensor_dtype::f32, {4, 16});
+  w.add("adapter.down.bias", tensor_dtype::f32, {4});
+  w.add("adapter.up.weight", tensor_dtype::f32, {16, 4});
+  w.add("adapter.up.bias", tensor_dtype::f32, {16});
+  write_safetensors(folder / "host", w.entries(), {});
+  merge_weights(folder / "host", folder / "again");
+  const safetensors_file again = safetensors_file::read(folder / "again");
+  CHECK(again.tensor("adapter.down.bias").shape == std::vector<index_t>{4});
+  CHECK(again.tensor("adapter.down.weight").shape == std::vector<index_t>{4, 16});
+  CHECK(again.tensor("adapter.up.weight").shape == std::vector<index_t>{16, 4});
+}
+
 TEST_CASE("factors are added to those that a file has already") {
   const scratch_folder folder;
   weights w(29);

@@ -212,13 +212,22 @@ class folder_images final : public image_source<T, Device> {
   explicit folder_images(const std::string& root, folder_options options = {})
       : folder_images(list_image_folder(root), std::move(options)) {}
   /// Uses a list of files that the caller has made or changed, such as a part of a folder. Throws value_error
-  /// for size < 1, resize < size or threads < 0.
+  /// for size < 1, resize < size or threads < 0, and unless each file has a label of one of the classes.
   explicit folder_images(image_folder folder, folder_options options = {})
       : folder_(std::move(folder)), options_(std::move(options)) {
     if (options_.size < 1 || options_.resize < options_.size || options_.threads < 0) {
       detail::throw_error<value_error>({"folder_images: size ", options_.size, ", resize ", options_.resize,
                                         " and ", options_.threads,
                                         " threads; 1 <= size <= resize and threads >= 0 are allowed"});
+    }
+    if (folder_.labels.size() != folder_.files.size()) {
+      detail::throw_error<value_error>(
+          {"folder_images: ", folder_.files.size(), " files and ", folder_.labels.size(), " labels"});
+    }
+    for (std::size_t i = 0; i < folder_.labels.size(); ++i) {
+      if (folder_.labels[i] >= 0 && folder_.labels[i] < classes()) continue;
+      detail::throw_error<value_error>({"folder_images: ", folder_.path(i), " has label ", folder_.labels[i],
+                                        "; there are ", classes(), " classes"});
     }
   }
 
@@ -233,8 +242,8 @@ class folder_images final : public image_source<T, Device> {
   std::span<const std::int32_t> labels() const override { return folder_.labels; }
   normalization normalize() const override { return options_.normalize; }
 
-  /// Returns the given samples, unaugmented (central_window), as images in memory. Throws io_error for a file
-  /// that cannot be decoded.
+  /// Returns the given samples, unaugmented (central_window), as images in memory. Throws value_error for a
+  /// sample that does not exist, io_error for a file that cannot be decoded.
   image_set chosen(const std::vector<index_t>& samples) const override {
     image_set some{static_cast<index_t>(samples.size()), options_.size, options_.size, 3, classes(), {}, {}};
     const index_t image = options_.size * options_.size * 3;
@@ -243,6 +252,9 @@ class folder_images final : public image_source<T, Device> {
     detail::window_reader reader;
     std::uint8_t* to = some.pixels.data();
     for (const index_t sample : samples) {
+      if (sample < 0 || sample >= images()[0]) {
+        detail::throw_error<value_error>({"folder_images: sample ", sample, " of ", images()[0]});
+      }
       reader.read(
           folder_.path(static_cast<std::size_t>(sample)), options_.size,
           [share](index_t height, index_t width) { return central_window(height, width, share); }, to);

@@ -196,15 +196,15 @@ class BatchNorm {
   }
 
  private:
-  // Returns the channels. Throws shape_error for less than one, value_error for eps <= 0 or a momentum
-  // outside 0 .. 1.
+  // Returns the channels. Throws shape_error for less than one, value_error for an eps that is not positive
+  // and finite, or a momentum outside 0 .. 1.
   static index_t checked(index_t channels, double eps, double momentum) {
     if (channels < 1) {
       PUFFERFISH_THROW(shape_error("BatchNorm: " + std::to_string(channels) + " channels; at least 1"));
     }
-    if (!(eps > 0.0) || !(momentum >= 0.0 && momentum <= 1.0)) {
+    if (!(eps > 0.0 && std::isfinite(eps)) || !(momentum >= 0.0 && momentum <= 1.0)) {
       PUFFERFISH_THROW(value_error("BatchNorm " + std::to_string(channels) + ": eps " +
-                                   detail::shortest_number(eps) + " must be positive, momentum " +
+                                   detail::shortest_number(eps) + " must be positive and finite, momentum " +
                                    detail::shortest_number(momentum) + " in 0 .. 1"));
     }
     return channels;

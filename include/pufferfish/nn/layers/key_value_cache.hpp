@@ -36,9 +36,10 @@ class key_value_cache {
  public:
   key_value_cache() = default;
   /// Room for `rows` rows of `capacity` tokens: rows * capacity * (key_width + value_width) elements. start()
-  /// must be called before the first token.
+  /// must be called before the first token. Throws shape_error for a negative number of rows, and for others
+  /// below 1.
   key_value_cache(index_t rows, index_t capacity, index_t key_width, index_t value_width)
-      : capacity_(capacity),
+      : capacity_(checked(rows, capacity, key_width, value_width)),
         keys_(rows * capacity, key_width),
         values_(rows * capacity, value_width),
         used_(static_cast<std::size_t>(rows), false) {}
@@ -131,6 +132,16 @@ class key_value_cache {
   }
 
  private:
+  // Returns the capacity.
+  static index_t checked(index_t rows, index_t capacity, index_t key_width, index_t value_width) {
+    if (rows < 0 || capacity < 1 || key_width < 1 || value_width < 1) {
+      detail::throw_error<shape_error>({"key_value_cache: ", rows, " rows of ", capacity,
+                                        " tokens, keys of width ", key_width, ", values of width ",
+                                        value_width});
+    }
+    return capacity;
+  }
+
   /// Matrix in the memory of the device.
   class block {
    public:

@@ -4,6 +4,8 @@
 /// \file
 /// `LayerNorm`: normalisation of each vector over its features.
 
+#include <cmath>
+
 #include <pufferfish/core/parameter.hpp>
 #include <pufferfish/lowrank/layers/shape_check.hpp>
 #include <pufferfish/ops/linear/column_sums.hpp>
@@ -127,11 +129,13 @@ class LayerNorm {
   using record_type = ops::norm_record<T>;
   using word = typename record_type::word;
 
-  // Returns the features. Throws shape_error for less than one, value_error unless eps > 0.
+  // Returns the features. Throws shape_error for less than one, value_error unless eps is positive and
+  // finite.
   static index_t checked(index_t features, double eps) {
     if (features < 1) detail::throw_error<shape_error>({"LayerNorm: ", features, " features; at least 1"});
-    if (!(eps > 0.0)) {
-      detail::throw_error<value_error>({"LayerNorm ", features, ": eps ", eps, " must be positive"});
+    if (!(eps > 0.0 && std::isfinite(eps))) {
+      detail::throw_error<value_error>(
+          {"LayerNorm ", features, ": eps ", eps, " must be positive and finite"});
     }
     return features;
   }

@@ -63,6 +63,10 @@ struct arena_parts {
         PUFFERFISH_THROW(value_error("training_run: scale_sparsity on a device; train on a CPU"));
       }
       sparsity.emplace(store, options.scale_sparsity);
+      if (sparsity->size() == 0) {
+        detail::throw_error<value_error>(
+            {"training_run: scale_sparsity ", options.scale_sparsity, ", but the network has no batch norm"});
+      }
     }
     if (options.rare) outer.start(store, comm, options, std::exchange(compressor, std::nullopt));
     exchange.emplace(store, comm, gradients, std::move(compressor));

@@ -237,6 +237,11 @@ TEST_CASE("MultiHeadAttention: token by token with a cache, reordered on the way
   CHECK(contains(error_text([&] { layer.step(ctx, x, cache, y.view()); }), "token 7 of 6"));
   const tensor_view<const double, 2> strided(x.data(), {4, 6}, {1, 4});
   CHECK(contains(error_text([&] { layer.step(ctx, strided, cache, y.view()); }), ": x [4 x 6] has strides"));
+  using cache_type = key_value_cache<double>;
+  CHECK_THROWS_WITH_AS(cache_type(-3, 4, 4, 4), doctest::Contains("-3 rows of 4 tokens"), shape_error);
+  CHECK_THROWS_AS(cache_type(2, 0, 4, 4), shape_error);
+  CHECK_THROWS_AS(cache_type(2, 4, 0, 4), shape_error);
+  CHECK_THROWS_AS(cache_type(2, 4, 4, -1), shape_error);
   CHECK_THROWS_AS(cache.start(5), shape_error);
   CHECK_THROWS_AS(cache.start(-1), shape_error);
   CHECK_THROWS_AS(cache.reorder(ctx, std::vector<std::int32_t>{4}), shape_error);

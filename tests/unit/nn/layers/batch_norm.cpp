@@ -250,6 +250,7 @@ TEST_CASE("BatchNorm: gradient, contract, threads, errors") {
   check_threads(BatchNorm<double>(2), {7, 9, 13, 2});
   CHECK_THROWS_AS(BatchNorm<float>(0), shape_error);
   CHECK_THROWS_AS(BatchNorm<float>(3, 0.0), value_error);
+  CHECK_THROWS_AS(BatchNorm<float>(3, HUGE_VAL), value_error);
   CHECK_THROWS_AS(BatchNorm<float>(3, 1e-5, 1.5), value_error);
   cpu_context ctx;
   tensor<float, 4> x({1, 2, 2, 3}), y({1, 2, 2, 4});

@@ -177,6 +177,7 @@ TEST_CASE("LayerNorm: names, errors") {
   CHECK(norm.describe() == "LayerNorm 3");
   CHECK_THROWS_AS(LayerNorm<float>(0), shape_error);
   CHECK_THROWS_AS(LayerNorm<float>(3, 0.0), value_error);
+  CHECK_THROWS_AS(LayerNorm<float>(3, HUGE_VAL), value_error);
   CHECK_THROWS_AS(LayerNorm<float>(3, std::nan("")), value_error);
   cpu_context ctx;
   tensor<float, 4> x({1, 2, 2, 4}), y({1, 2, 2, 4}), z({1, 2, 2, 3});
