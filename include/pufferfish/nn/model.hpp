@@ -172,12 +172,15 @@ class model {
 
   // Moves the values of the root's parameters and buffers to the arenas.
   void pack() {
-    try {
-      self().store.pack([this](state_visitor<parameter_type>& visitor) { self().root.visit_state(visitor); });
-    } catch (...) {
-      self().store.abandon();  // its entries may be of layers that are gone
-      throw;
-    }
+    // If the layout throws, the store's entries may be of layers that are gone.
+    struct packing {
+      ~packing() {
+        if (store != nullptr) store->abandon();
+      }
+      parameter_store<parameter_type>* store;
+    } now{&self().store};
+    now.store->pack([this](state_visitor<parameter_type>& visitor) { self().root.visit_state(visitor); });
+    now.store = nullptr;
   }
 
   // The state. Throws state_error for a model that was moved from.
