@@ -105,7 +105,8 @@ inline void add_image_options(CLI::App& app, image_options& o, bool switches, bo
   app.add_option("--seed", o.seed, "Of everything random");
   uses.insert(uses.end(), {{"--milestones", "--schedule", "multistep"},
                            {"--blocks", "--model", "small-resnet"},
-                           {"--stem-stride", "--model", "small-resnet"}});
+                           {"--stem-stride", "--model", "small-resnet"},
+                           {"--no-batch-norm", "--model", "small-resnet", "small-vgg"}});
   refuse_without_effect(app, uses);
 }
 

@@ -57,10 +57,6 @@ inline void from_json(const nlohmann::ordered_json& j, model_choice& m) {
 template <class T = float, class Device = pufferfish::device::cpu>
 pufferfish::network<T, Device> build_model(const model_choice& m, const extents<4>& image, index_t classes) {
   using namespace pufferfish;
-  if (m.no_batch_norm && m.name != "small-vgg" && m.name != "small-resnet") {
-    throw value_error("--no-batch-norm has no effect with --model " + m.name +
-                      ", only with small-vgg and small-resnet");
-  }
   const auto width_or = [&m](index_t own) { return m.width > 0 ? m.width : own; };
   const auto make = [&]() -> network<T, Device> {
     if (m.name == "mlp") {

@@ -43,11 +43,12 @@ inline std::string check_not_negative(const std::string& given) {
   return to_number(given) >= 0.0 ? "" : given + " is not a number from 0 on";
 }
 
-/// An option that has an effect only with one value of another option.
+/// An option that has an effect only with one value of another option, or with one of two.
 struct option_use {
   const char* option;
   const char* other;
   const char* value;
+  const char* or_value = nullptr;
 };
 
 /// Rejects command lines with options that would have no effect. Call it once per program.
@@ -56,8 +57,11 @@ inline void refuse_without_effect(CLI::App& app, const std::vector<option_use>& 
     for (const option_use& use : uses) {
       const auto value = app.get_option(use.other)->as<std::string>();
       if (app.count(use.option) == 0 || value == use.value) continue;
-      throw CLI::ValidationError(use.option, std::string("has no effect with ") + use.other + " " + value +
-                                                 ", only with " + use.other + " " + use.value);
+      if (use.or_value != nullptr && value == use.or_value) continue;
+      throw CLI::ValidationError(
+          use.option, std::string("has no effect with ") + use.other + " " + value + ", only with " +
+                          use.other + " " + use.value +
+                          (use.or_value == nullptr ? std::string() : std::string(" or ") + use.or_value));
     }
   });
 }

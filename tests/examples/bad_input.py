@@ -57,6 +57,8 @@ def test(programs, folder):
         (["--frobenius-decay", "-1"], "-1 is not a number from 0 on"),
         (["--milestones", "5"], ["--milestones: has no effect with --schedule cosine", "only with --schedule multistep"]),
         (["--model", "mlp", "--stem-stride", "2"], "--stem-stride: has no effect with --model mlp"),
+        (["--model", "mlp", "--no-batch-norm"],
+         ["--no-batch-norm: has no effect with --model mlp", "only with --model small-resnet or small-vgg"]),
         (["--reflect"], "--reflect requires --pad-crop"),
         (["--device", "gpu"], "--device gpu, but"),  # there is none, or it was built without CUDA
         (["--precision", "tf32"], "--precision tf32 needs --device gpu"),

@@ -160,13 +160,6 @@ inline const layer_rank* listed(const factorize_policy& policy, const std::strin
   }
   return nullptr;
 }
-inline const layer_rank* last_listed(const factorize_policy& policy, const std::string& name) {
-  const layer_rank* last = nullptr;
-  for (const layer_rank& one : *policy.ranks) {
-    if (one.name == name) last = &one;
-  }
-  return last;
-}
 
 /// Sets the ranks that the policy determines without singular values. Throws rank_error for invalid ranks.
 inline void set_known_ranks(layer_choice& choice, const layer_info& layer, const factorize_policy& policy) {
@@ -233,7 +226,8 @@ PUFFERFISH_COLD inline std::vector<layer_choice> select(const std::vector<layer_
     detail::set_known_ranks(choice, layer, policy);
   }
   for (const layer_rank& one : policy.ranks.value_or(std::vector<layer_rank>())) {
-    if (detail::listed(policy, one.name) != detail::last_listed(policy, one.name)) {
+    const auto same = [&](const layer_rank& other) { return other.name == one.name; };
+    if (std::count_if(policy.ranks->begin(), policy.ranks->end(), same) > 1) {
       detail::throw_error<value_error>({caller, ": ranks of ", one.name, " are listed twice"});
     }
     const auto is = [&](const layer_info& layer) { return layer.name == one.name && !layer.groups.empty(); };
